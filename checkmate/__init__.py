@@ -1,0 +1,47 @@
+"""Checkmate: train TensorFlow and Keras models that do not fit, by optimal rematerialization.
+
+`checkmate.tf2.compile` makes a training step that stays within a memory budget; `checkmate.solve` plans any dataflow
+graph. TensorFlow is imported on the first touch of `checkmate.tf2`, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from checkmate.core.graph import DFGraph, Op
+from checkmate.core.memory import Floor, MemoryTimeline, floor, replay
+from checkmate.core.plan import Compute, Free, Plan, lower
+from checkmate.core.schedule import Schedule
+from checkmate.errors import (
+    BudgetError,
+    CheckmateError,
+    EvictionError,
+    GraphError,
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    PlanError,
+    PlanFileError,
+    SolverFailedError,
+    SolverUnavailableError,
+    TraceError,
+)
+from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.solve import solve
+
+if TYPE_CHECKING:
+    from checkmate import tf2
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError", "CheckmateError", "Compute", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
+    "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
+    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "solve", "tf2",
+]  # fmt: skip
+
+
+def __getattr__(name: str):
+    if name == "tf2":
+        return importlib.import_module("checkmate.tf2")
+    raise AttributeError(f"module 'checkmate' has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""Graphs and plans as JSON files: versioned, fingerprinted, read with a check of every field. Never pickle.
+
+A graph file is `{"name", "nodes": [{"name", "op", "cost", "bytes", "backward", "workspace", "output", ...}], "edges": [[u, v],
+...], "fixed_bytes"}`; the list order is the topological order. A plan file is `{"format": "checkmate-plan", "version": 1,
+"graph": FINGERPRINT, "steps": [["compute", i] | ["free", i], ...]}` and may carry more keys for people, which are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from checkmate.core.graph import DFGraph, Op
+from checkmate.core.plan import Compute, Free, Plan
+from checkmate.errors import CheckmateError, PlanFileError
+
+PLAN_FORMAT, PLAN_VERSION = "checkmate-plan", 1
+
+
+def fingerprint(graph: DFGraph) -> str:
+    """Returns what a plan depends on, as text: the ops' dependencies, sizes and permissions.
+
+    Names, costs and workspaces are left out: they are measured or made up anew in every process.
+    """
+    facts = [
+        [list(op.deps), op.output_bytes, op.recomputable, list(op.control_deps), list(op.overwrites)] for op in graph.ops
+    ]
+    text = json.dumps([facts, list(graph.outputs)], separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def save_graph(graph: DFGraph, path: str | os.PathLike) -> None:
+    """Writes `graph` so that `load_graph` reads back an equal one. A file already there is replaced whole or not at all."""
+    outputs = set(graph.outputs)
+    nodes = []
+    for i, op in enumerate(graph.ops):
+        node: dict[str, Any] = {"name": op.name, "op": op.kind, "cost": _plain(op.cost), "bytes": op.output_bytes, "backward": op.is_backward}
+        node |= {"workspace": op.workspace_bytes, "output": i in outputs}
+        if not op.recomputable:
+            node["recomputable"] = False
+        if op.control_deps:
+            node["control_deps"] = list(op.control_deps)
+        if op.overwrites:
+            node["overwrites"] = list(op.overwrites)
+        nodes.append(node)
+    edges = [list(edge) for edge in graph.edges]
+    write_json(path, {"name": graph.name, "nodes": nodes, "edges": edges, "fixed_bytes": graph.fixed_bytes})
+
+
+def load_graph(path: str | os.PathLike) -> DFGraph:
+    """Reads a graph file.
+
+    Raises:
+      PlanFileError: There is no such file, it is not JSON, or a field is missing or of the wrong type.
+      GraphError: It describes no legal graph.
+    """
+    data = read_json(path)
+    try:
+        nodes, edges = data["nodes"], data["edges"]
+        deps: list[list[int]] = [[] for _ in nodes]
+        for u, v in edges:
+            if not (type(u) is int and type(v) is int and 0 <= v < len(nodes)):
+                raise PlanFileError(f"{path}: edge [{u!r}, {v!r}] does not join two of the {len(nodes)} nodes.")
+            deps[v].append(u)
+        ops = tuple(
+            Op(
+                name=str(node["name"]),
+                deps=tuple(deps[i]),
+                cost=node["cost"],
+                output_bytes=node["bytes"],
+                workspace_bytes=node.get("workspace", 0),
+                is_backward=bool(node.get("backward", False)),
+                recomputable=bool(node.get("recomputable", True)),
+                control_deps=tuple(node.get("control_deps", ())),
+                overwrites=tuple(node.get("overwrites", ())),
+                kind=str(node.get("op", "")),
+            )
+            for i, node in enumerate(nodes)
+        )
+        outputs = tuple(i for i, node in enumerate(nodes) if node.get("output"))
+        return DFGraph(ops, outputs, data.get("fixed_bytes", 0), str(data.get("name", "")))
+    except CheckmateError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanFileError(f"{path} is no graph file: {type(error).__name__} {error}. It needs 'nodes' with name, cost and bytes, and 'edges'.") from error
+
+
+def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: Any) -> None:
+    """Writes a plan and the fingerprint of its graph. `facts` are JSON values for people (cost, budget, ...)."""
+    steps = [["compute" if isinstance(step, Compute) else "free", step.op] for step in plan.steps]
+    write_json(path, {"format": PLAN_FORMAT, "version": PLAN_VERSION, "graph": fingerprint(graph), "name": graph.name, **facts, "steps": steps})
+
+
+def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
+    """Reads a plan file for `graph` and has the judge accept it.
+
+    Raises:
+      PlanFileError: No such file, not JSON, another format or version, or made for another graph.
+      PlanError: Its steps are not legal for the graph.
+    """
+    from checkmate.core.memory import replay
+
+    data = read_json(path)
+    if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
+        found = f"format {data.get('format')!r} version {data.get('version')!r}"
+        raise PlanFileError(f"{path} has {found}; this library reads {PLAN_FORMAT!r} version {PLAN_VERSION}. Make the plan again.")
+    if data.get("graph") != fingerprint(graph):
+        made_for = f"{data.get('name') or 'a graph'} with fingerprint {str(data.get('graph'))[:23]}..."
+        raise PlanFileError(
+            f"{path} was made for {made_for}, but this is {graph.name or 'a graph'} with {len(graph)} ops and fingerprint "
+            f"{fingerprint(graph)[:23]}.... The model, its shapes or the library versions differ. Make the plan again."
+        )
+    verbs = {"compute": Compute, "free": Free}
+    steps = []
+    for k, step in enumerate(data.get("steps") or ()):
+        if not (isinstance(step, list) and len(step) == 2 and step[0] in verbs and type(step[1]) is int):
+            raise PlanFileError(f"{path}: step {k} is {step!r}; it must be ['compute', i] or ['free', i].")
+        steps.append(verbs[step[0]](step[1]))
+    plan = Plan(tuple(steps))
+    replay(graph, plan)
+    return plan
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; `PlanFileError` says what else it found."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanFileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanFileError(f"{path} is not JSON: {error}. It may be cut short or of another kind.") from error
+    if not isinstance(data, dict):
+        raise PlanFileError(f"{path} holds a JSON {type(data).__name__}; an object was expected.")
+    return data
+
+
+def write_json(path: str | os.PathLike, data: dict[str, Any]) -> None:
+    """Writes beside the target and renames, so that a file is never half written."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, separators=(",", ":"))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _plain(number: Any) -> int | float:
+    """A NumPy number as Python's, so that JSON can hold it."""
+    return number.item() if hasattr(number, "item") else number

@@ -1,0 +1,157 @@
+"""Plan: the order in which ops are evaluated and their values freed. Every solver's answer, and all that an executor needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.schedule import Schedule
+from checkmate.errors import PlanError
+
+
+class Compute(NamedTuple):
+    """Evaluate op `op`, for the first time or again; its value is in memory from here."""
+
+    op: int
+
+
+class Free(NamedTuple):
+    """Drop the value of op `op` from memory."""
+
+    op: int
+
+
+Step: TypeAlias = Compute | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in the order they happen.
+
+    No value is computed while it is in memory, and none is freed that is not: that much holds for every Plan. Whether it is
+    legal for a graph, and what it needs, only `replay` says. A plan may reorder ops; that makes it more general than R and S.
+
+    Raises:
+      PlanError: A step computes a value that is in memory or frees one that is not.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+        live: set[int] = set()
+        for k, step in enumerate(self.steps):
+            if isinstance(step, Compute):
+                if step.op in live:
+                    raise PlanError(f"Step {k} computes op {step.op}, whose value is still in memory. Free it first.")
+                live.add(step.op)
+            elif isinstance(step, Free):
+                if step.op not in live:
+                    raise PlanError(f"Step {k} frees op {step.op}, whose value is not in memory.")
+                live.remove(step.op)
+            else:
+                raise PlanError(f"Step {k} is {step!r}. A step is Compute(op=i) or Free(op=i).")
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self.computed)} evaluations, {len(self.steps)} steps)"
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The ops in the order of their evaluations, with repeats."""
+        return tuple(step.op for step in self.steps if isinstance(step, Compute))
+
+    @property
+    def recomputed(self) -> dict[int, int]:
+        """For each op that runs more than once, how many times more."""
+        counts: dict[int, int] = {}
+        for i in self.computed:
+            counts[i] = counts.get(i, -1) + 1
+        return {i: extra for i, extra in counts.items() if extra}
+
+    @classmethod
+    def from_order(cls, graph: DFGraph, order: Iterable[int]) -> Plan:
+        """Returns the plan that evaluates ops in `order` and frees each value right after its last use.
+
+        A value lives from one evaluation of its op to the last use before the next one. A repeated evaluation that nobody
+        uses is left out. The values of `graph.outputs` stay to the end.
+
+        Args:
+          order: Op indices, with repeats. Each op of the graph at least once.
+
+        Raises:
+          PlanError: An op reads a value that was never computed before, or an op is missing.
+        """
+        order = _without_unused_repeats(graph, [int(i) for i in order])
+        latest: dict[int, int] = {}  # op -> position of its latest evaluation
+        last_use = list(range(len(order)))
+        for position, i in enumerate(order):
+            for d in graph.deps[i]:
+                if d not in latest:
+                    raise PlanError(f"Op {i} {graph.ops[i].name!r} at position {position} reads op {d} {graph.ops[d].name!r}, which did not run before.")
+                last_use[latest[d]] = position
+            latest[i] = position
+        missing = [i for i in range(len(graph)) if i not in latest]
+        if missing:
+            raise PlanError(f"{len(missing)} ops never run, the first is op {missing[0]} {graph.ops[missing[0]].name!r}. Every op must run at least once.")
+        kept = {latest[i] for i in graph.outputs}
+        ending: list[list[int]] = [[] for _ in order]
+        for position, i in enumerate(order):
+            if position not in kept:
+                ending[last_use[position]].append(i)
+        steps: list[Step] = []
+        for position, i in enumerate(order):
+            steps.append(Compute(i))
+            steps.extend(Free(d) for d in ending[position])
+        return cls(tuple(steps))
+
+    @classmethod
+    def keep_all(cls, graph: DFGraph) -> Plan:
+        """Returns the plan of the plain step: every op once, in order, each value freed right after its last use."""
+        return cls.from_order(graph, range(len(graph)))
+
+
+def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
+    """Drops evaluations that are neither an op's first, nor read, nor an output's last; from the end, as dropping cascades."""
+    first: dict[int, int] = {}
+    for position, i in enumerate(order):
+        if not 0 <= i < len(graph):
+            raise PlanError(f"Position {position} names op {i}; the graph has ops 0 to {len(graph) - 1}.")
+        first.setdefault(i, position)
+    wanted = set(graph.outputs)  # ops whose value somebody later in the order still asks for
+    kept: list[int] = []
+    for position in range(len(order) - 1, -1, -1):
+        i = order[position]
+        if i in wanted or first[i] == position:
+            wanted.discard(i)
+            wanted.update(graph.deps[i])
+            kept.append(i)
+    kept.reverse()
+    return kept
+
+
+def lower(graph: DFGraph, schedule: Schedule) -> Plan:
+    """Returns the plan of a schedule: stage by stage, within a stage in topological order, freed after the last use.
+
+    A value that S retains and nobody uses again is freed at once, so the plan never needs more memory than the schedule says.
+
+    Args:
+      schedule: R and S of shape (T, n) with n = len(graph).
+
+    Raises:
+      PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained nor computed.
+    """
+    R, S = schedule.R, schedule.S
+    if R.shape[1] != len(graph):
+        raise PlanError(f"The schedule has {R.shape[1]} columns and the graph {len(graph)} ops. It belongs to another graph.")
+    order = []
+    for t in range(R.shape[0]):
+        for i in map(int, R[t].nonzero()[0]):
+            for d in graph.deps[i]:
+                if not (R[t, d] or S[t, d]):
+                    raise PlanError(
+                        f"In stage {t} op {i} {graph.ops[i].name!r} runs, but its input {d} {graph.ops[d].name!r} is neither retained nor computed."
+                    )
+            order.append(i)
+    return Plan.from_order(graph, order)

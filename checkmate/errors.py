@@ -1,0 +1,78 @@
+"""Every error this library raises on purpose.
+
+All derive from `CheckmateError`, and each also from the built-in error that a caller would catch without knowing us.
+A message has four parts: what was asked, what was found, by how much, what to do.
+"""
+
+from __future__ import annotations
+
+
+class CheckmateError(Exception):
+    """Base class: catch this to catch everything the library raises on purpose."""
+
+
+class BudgetError(CheckmateError, ValueError):
+    """A budget or an amount of bytes that cannot be understood."""
+
+
+class GraphError(CheckmateError, ValueError):
+    """A dataflow graph that is not one: a dependency that points forward, a negative cost, a name used twice."""
+
+
+class PlanError(CheckmateError, ValueError):
+    """A plan or schedule that breaks the rules of its graph: it uses what is not in memory, or recomputes what may not be."""
+
+
+class PlanFileError(CheckmateError, ValueError):
+    """A graph or plan file that cannot be read, is of another version, or belongs to another graph."""
+
+
+class InfeasibleBudgetError(CheckmateError, ValueError):
+    """It is proven that no plan fits the budget.
+
+    Attributes:
+      budget_bytes: What was asked for.
+      floor_bytes: The least number of bytes that the proof shows to be needed (a valid lower bound, not always reachable).
+      op: Index of the op that binds, or None when the proof does not single one out.
+      op_name: Its name, or "".
+    """
+
+    def __init__(self, message: str, *, budget_bytes: int, floor_bytes: int, op: int | None = None, op_name: str = ""):
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.floor_bytes = floor_bytes
+        self.op = op
+        self.op_name = op_name
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """How many bytes the budget lacks to reach the floor."""
+        return self.floor_bytes - self.budget_bytes
+
+
+class NoPlanFoundError(CheckmateError, RuntimeError):
+    """No plan within the budget was found, and none was proven impossible: time ran out, or the method is too weak.
+
+    Attributes:
+      best_peak_bytes: The lowest peak of any plan that was tried, or None when none was.
+    """
+
+    def __init__(self, message: str, *, best_peak_bytes: int | None = None):
+        super().__init__(message)
+        self.best_peak_bytes = best_peak_bytes
+
+
+class SolverUnavailableError(CheckmateError, ImportError):
+    """The solver, or the package behind it, is not known or not installed."""
+
+
+class SolverFailedError(CheckmateError, RuntimeError):
+    """The package behind a solver broke; its own error is chained."""
+
+
+class TraceError(CheckmateError, ValueError):
+    """A training step that cannot be traced into a graph, or is called with what it was not traced for."""
+
+
+class EvictionError(CheckmateError, MemoryError):
+    """Dynamic rematerialization cannot stay within its budget: what is locked does not fit."""

@@ -1,0 +1,112 @@
+"""SolveResult: what a solver found, what is proven about it, and how to say so in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import MemoryTimeline
+from checkmate.core.plan import Plan
+from checkmate.core.schedule import Schedule
+from checkmate.units import format_bytes
+
+
+class SolveStatus(Enum):
+    """The five ways a search can end. The value is the sentence for people."""
+
+    OPTIMAL = "The plan is within the budget and proven to be the cheapest."
+    FEASIBLE = "The plan is within the budget; the gap says how far from the cheapest it can be at most."
+    INFEASIBLE = "It is proven that no plan fits the budget."
+    NOT_FOUND = "No plan within the budget was found, and none was proven impossible."
+    INTERRUPTED = "The search was interrupted; the plan is the best found until then."
+
+    @property
+    def has_plan(self) -> bool:
+        """OPTIMAL, FEASIBLE and INTERRUPTED come with a plan."""
+        return self in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE, SolveStatus.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class SolveStats:
+    """How the answer came about.
+
+    Attributes:
+      solver: Name of the solver that was asked.
+      seconds: Wall-clock time of the search.
+      found_by: Which part of the solver found the plan, or "".
+      proven_by: Which part proved the bound.
+      best_peak_bytes: The lowest peak of any plan tried, also when it is above the budget; None when none was.
+      history: (seconds, cost or None, bound) each time one of them improved.
+    """
+
+    solver: str
+    seconds: float
+    found_by: str = ""
+    proven_by: str = ""
+    best_peak_bytes: int | None = None
+    history: tuple[tuple[float, float | None, float], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SolveResult:
+    """A judged answer.
+
+    Attributes:
+      status: How the search ended.
+      graph: The problem.
+      budget_bytes: The budget asked for, which counts `graph.fixed_bytes`.
+      plan: Present when the status says so; then `timeline.peak_bytes <= budget_bytes`.
+      timeline: The judge's replay of the plan.
+      bound: No plan that keeps the graph's order of first evaluations costs less within this budget (graph's cost unit).
+      stats: How it was found.
+
+    The bound speaks of plans that evaluate ops for the first time in the graph's order; a plan in another order can be cheaper.
+    """
+
+    status: SolveStatus
+    graph: DFGraph = field(repr=False)
+    budget_bytes: int
+    plan: Plan | None
+    timeline: MemoryTimeline | None
+    bound: float
+    stats: SolveStats
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of all evaluations of the plan, in the graph's unit."""
+        return self.timeline.cost if self.timeline else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The plan's peak as the judge counts it, fixed bytes included."""
+        return self.timeline.peak_bytes if self.timeline else None
+
+    @property
+    def gap(self) -> float | None:
+        """cost / bound - 1: by what share the plan can be dearer than the cheapest one, at most."""
+        if self.timeline is None:
+            return None
+        return max(0.0, self.timeline.cost / self.bound - 1) if self.bound > 0 else 0.0
+
+    @property
+    def overhead(self) -> float | None:
+        """cost / cost of evaluating every op once. 1.0 means that nothing is recomputed."""
+        if self.timeline is None:
+            return None
+        return self.timeline.cost / self.graph.total_cost if self.graph.total_cost > 0 else 1.0
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The paper's R and S of the plan, or None where the plan has no stage-wise form."""
+        return Schedule.from_plan(self.graph, self.plan) if self.plan else None
+
+    def __str__(self) -> str:
+        head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"
+        if self.timeline is None:
+            return f"{head} Budget {format_bytes(self.budget_bytes)}."
+        return (
+            f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, "
+            f"cost {100 * (self.overhead - 1):.2f} % over the plain step, at most {100 * self.gap:.2f} % above the cheapest plan."
+        )

@@ -1,0 +1,97 @@
+"""Search: the blackboard between the door and a solver. Solvers offer plans and bounds; only what the judge accepts counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import MemoryTimeline, replay
+from checkmate.core.plan import Plan
+
+OPTIMALITY_TOLERANCE = 1e-6
+"""A plan counts as optimal when its cost is within this share of the bound: what floating point leaves of equality."""
+
+
+class Solver(Protocol):
+    """A method that finds plans. It offers what it finds to the search as it goes, and returns when it can do no more.
+
+    It must return soon after `search.remaining_s` reaches zero, and may be interrupted at any time: what it offered counts.
+    It raises `SolverUnavailableError` or `SolverFailedError` for the package behind it.
+    """
+
+    name: str
+
+    def run(self, search: Search) -> None: ...
+
+
+class Search:
+    """One problem, its deadline, and the best plan and bound so far.
+
+    Args:
+      graph: The problem.
+      budget_bytes: The limit, which counts `graph.fixed_bytes`.
+      time_limit_s: Seconds from now until solvers should stop.
+      on_progress: Called with this search each time plan or bound improves.
+    """
+
+    def __init__(self, graph: DFGraph, budget_bytes: int, *, time_limit_s: float, on_progress: Callable[[Search], None] | None = None):
+        self.graph = graph
+        self.budget_bytes = budget_bytes
+        self.plan: Plan | None = None
+        self.timeline: MemoryTimeline | None = None
+        self.bound = graph.total_cost  # every op runs at least once
+        self.infeasible: str = ""  # why no plan can exist, once a solver has proven it
+        self.found_by, self.proven_by = "", "every op runs once"
+        self.best_peak_bytes: int | None = None
+        self.history: list[tuple[float, float | None, float]] = []
+        self._started = time.monotonic()
+        self._deadline = self._started + time_limit_s
+        self._on_progress = on_progress
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._started
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until solvers should stop; never below zero."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def optimal(self) -> bool:
+        """The best plan's cost meets the bound."""
+        return self.timeline is not None and self.timeline.cost <= self.bound * (1 + OPTIMALITY_TOLERANCE)
+
+    def offer(self, plan: Plan, *, by: str) -> MemoryTimeline:
+        """Has the judge replay a plan, and keeps it when it is within the budget and the cheapest so far.
+
+        Raises:
+          PlanError: The plan is not legal: a mistake of the solver that must not be hidden.
+        """
+        timeline = replay(self.graph, plan)
+        self.best_peak_bytes = min(timeline.peak_bytes, self.best_peak_bytes or timeline.peak_bytes)
+        better = self.timeline is None or (timeline.cost, timeline.peak_bytes) < (self.timeline.cost, self.timeline.peak_bytes)
+        if timeline.peak_bytes <= self.budget_bytes and better:
+            self.plan, self.timeline, self.found_by = plan, timeline, by
+            self._improved()
+        return timeline
+
+    def raise_bound(self, bound: float, *, by: str) -> None:
+        """Tells that no plan within the budget, in the graph's order of first evaluations, costs less than `bound`."""
+        if bound > self.bound:
+            self.bound, self.proven_by = bound, by
+            self._improved()
+
+    def prove_infeasible(self, why: str) -> None:
+        """Tells that no plan within the budget exists in the graph's order of first evaluations."""
+        self.infeasible = why
+
+    def _improved(self) -> None:
+        self.history.append((self.elapsed_s, self.timeline.cost if self.timeline else None, self.bound))
+        if self._on_progress:
+            self._on_progress(self)
+
+

@@ -1,0 +1,141 @@
+"""solve(): the one door to every solver. It checks the question, runs the solver, and reports only what the judge says."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import floor
+from checkmate.core.plan import Plan
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, SolverFailedError, SolverUnavailableError
+from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
+from checkmate.solvers.search import Search, Solver
+from checkmate.units import Bytes, format_bytes, parse_bytes
+
+# name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import checkmate` light.
+SOLVERS: dict[str, tuple[str, str, dict]] = {
+    "auto": ("checkmate.solvers.snapshot", "Snapshot", {}),
+    "snapshot": ("checkmate.solvers.snapshot", "Snapshot", {}),
+    "milp": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
+    "milp_cbc": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
+    "milp_scip": ("checkmate.solvers.milp", "MILP", {"engine": "scip"}),
+    "milp_highs": ("checkmate.solvers.milp", "MILP", {"engine": "highs"}),
+    "milp_cp_sat": ("checkmate.solvers.milp", "MILP", {"engine": "cp_sat"}),
+    "lp_rounding": ("checkmate.solvers.lp_rounding", "LPRounding", {}),
+    "checkpoint_all": ("checkmate.solvers.baselines", "CheckpointAll", {}),
+    "chen_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {}),
+    "chen_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {}),
+}
+
+
+def make_solver(solver: str | Solver) -> Solver:
+    """Returns the solver of this name, or the object itself. Raises `SolverUnavailableError` naming the known ones."""
+    if not isinstance(solver, str):
+        if not callable(getattr(solver, "run", None)):
+            raise SolverUnavailableError(f"{solver!r} is no solver: give a name ({', '.join(SOLVERS)}) or an object with run(search).")
+        return solver
+    key = solver.lower().replace("-", "_")
+    if key not in SOLVERS:
+        raise SolverUnavailableError(f"There is no solver {solver!r}. Known: {', '.join(SOLVERS)}.")
+    module, name, arguments = SOLVERS[key]
+    return getattr(importlib.import_module(module), name)(**arguments)
+
+
+def solve(
+    graph: DFGraph,
+    budget: Bytes,
+    *,
+    solver: str | Solver = "auto",
+    time_limit_s: float = 60,
+    throw: bool = True,
+    on_progress: Callable[[Search], None] | None = None,
+) -> SolveResult:
+    """Finds a cheap plan of `graph` whose peak is within `budget`.
+
+    Whatever the solver, the figures of the result are the judge's own (`replay`). When the plain step fits, that is
+    the answer and no solver runs. A budget below `floor(graph)` is refused with the proof. Ctrl-C during the search returns the
+    best plan found, with status INTERRUPTED; with none found yet it is raised on.
+
+    Args:
+      budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts `graph.fixed_bytes`.
+      solver: A name (see `SOLVERS`) or an object with `run(search)`.
+      time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
+      throw: False returns the two refusals as a result without a plan instead of raising them.
+      on_progress: Called with the `Search` each time plan or bound improves.
+
+    Returns:
+      The judged plan with cost and bound in the graph's cost unit.
+
+    Raises:
+      InfeasibleBudgetError: No plan exists.
+      NoPlanFoundError: The solver found none, and nothing is proven.
+      SolverUnavailableError: Unknown solver, or its package is missing.
+      SolverFailedError: The package behind the solver broke, before any plan was found.
+      BudgetError: The budget cannot be understood.
+
+    Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1.
+    """
+    engine = make_solver(solver)
+    name = solver if isinstance(solver, str) else getattr(solver, "name", type(solver).__name__)
+    keep_all = Plan.keep_all(graph)
+    plain = Search(graph, 2**63 - 1, time_limit_s=0).offer(keep_all, by="")
+    budget_bytes = parse_bytes(budget, percent_of=plain.peak_bytes)
+    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, on_progress=on_progress)
+    search.offer(keep_all, by="checkpoint-all")
+    interrupted = False
+    if search.plan is None:
+        lowest = floor(graph)
+        if budget_bytes < lowest.bytes:
+            return _refuse(_below_floor(graph, budget_bytes, lowest.bytes, lowest.op), search, name, throw)
+        try:
+            engine.run(search)
+        except KeyboardInterrupt:
+            if search.plan is None:
+                raise
+            interrupted = True
+        except PlanError as error:
+            raise SolverFailedError(f"Solver {name!r} made an illegal plan; this is a bug of the solver. {error}") from error
+        except SolverFailedError:
+            if search.plan is None:
+                raise
+    if search.plan is None:
+        if search.infeasible:
+            error = InfeasibleBudgetError(
+                f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget or use a smaller batch.",
+                budget_bytes=budget_bytes, floor_bytes=budget_bytes + 1,
+            )  # fmt: skip
+            return _refuse(error, search, name, throw)
+        return _refuse(_not_found(search, name, plain.peak_bytes), search, name, throw)
+    status = SolveStatus.OPTIMAL if search.optimal else SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
+    return _result(status, search, name)
+
+
+def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
+    stats = SolveStats(name, search.elapsed_s, search.found_by, search.proven_by, search.best_peak_bytes, tuple(search.history))
+    bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
+    return SolveResult(status, search.graph, search.budget_bytes, search.plan, search.timeline, bound, stats)
+
+
+def _refuse(error: InfeasibleBudgetError | NoPlanFoundError, search: Search, name: str, throw: bool) -> SolveResult:
+    if throw:
+        raise error
+    return _result(SolveStatus.INFEASIBLE if isinstance(error, InfeasibleBudgetError) else SolveStatus.NOT_FOUND, search, name)
+
+
+def _below_floor(graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int) -> InfeasibleBudgetError:
+    name = graph.ops[op].name
+    return InfeasibleBudgetError(
+        f"No plan fits {format_bytes(budget_bytes)}: op {op} {name!r} with its inputs and what must stay in memory needs "
+        f"{format_bytes(floor_bytes)}, {format_bytes(floor_bytes - budget_bytes)} too much. Raise the budget or use a smaller batch.",
+        budget_bytes=budget_bytes, floor_bytes=floor_bytes, op=op, op_name=name,
+    )  # fmt: skip
+
+
+def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
+    best = search.best_peak_bytes
+    message = (
+        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it "
+        f"reached is {format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much. Raise the budget, the time limit, or try solver='auto'."
+    )
+    return NoPlanFoundError(message, best_peak_bytes=best)

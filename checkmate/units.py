@@ -1,0 +1,65 @@
+"""Bytes for people: "6GiB", "80%", 1.5e9 <-> an int of bytes. The only place that knows the units."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from checkmate.errors import BudgetError
+
+Bytes: TypeAlias = int | float | str
+"""An amount of memory: a number of bytes, "6GiB", "500 MB", or, where a whole is known, "60%"."""
+
+_UNITS = {"b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+_AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
+    """Returns `amount` as a whole number of bytes.
+
+    Args:
+      amount: A number of bytes, or text such as "6GiB", "1.5 GB", "300MB" or "60%". GiB is 2^30 bytes, GB is 10^9.
+      percent_of: The bytes that 100% stands for. Without it a percentage is refused.
+
+    Raises:
+      BudgetError: `amount` is no positive amount of memory.
+
+    Example:
+      >>> parse_bytes("1.5 GiB"), parse_bytes("60%", percent_of=1000)
+      (1610612736, 600)
+    """
+    if isinstance(amount, bool) or not isinstance(amount, (int, float, str)):
+        try:
+            amount = int(amount.__index__())  # NumPy's integers, and whatever else counts as one
+        except AttributeError:
+            raise BudgetError(f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}.") from None
+    if isinstance(amount, str):
+        match = _AMOUNT.fullmatch(amount)
+        unit = match[2].lower() if match else None
+        if match is None or (unit not in _UNITS and unit not in ("", "%")):
+            raise BudgetError(f"Cannot read {amount!r} as an amount of memory. Write it like '6GiB', '500MB', '60%' or a number of bytes.")
+        number = float(match[1])
+        if unit == "%":
+            if percent_of is None:
+                raise BudgetError(f"{amount!r} is a share, and here nothing says of what. Give an amount such as '6GiB'.")
+            number *= percent_of / 100
+        else:
+            number *= _UNITS.get(unit, 1)
+    else:
+        number = amount
+    if not 0 < number < 2**63:  # also refuses nan and infinity
+        raise BudgetError(f"A budget must be more than zero bytes and less than 2^63; got {amount!r}.")
+    return int(number)
+
+
+def format_bytes(count: float) -> str:
+    """Returns `count` bytes in the binary unit that reads best: format_bytes(1610612736) == '1.50 GiB'."""
+    sign, count = ("-" if count < 0 else ""), abs(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{sign}{count:.0f} {unit}" if unit == "B" else f"{sign}{count:.2f} {unit}"
