@@ -1,0 +1,106 @@
+"""Hypothesis strategies for graphs and budgets, and the training graphs by rule from which larger tests are made."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from checkmate import DFGraph, Op, Plan, floor, replay
+
+
+def training_chain(
+    layers: int,
+    *,
+    skip: int = 0,
+    costs: tuple[float, ...] = (1.0,),
+    sizes: tuple[int, ...] = (10,),
+    gradient_bytes: int = 0,
+    updates: bool = False,
+    fixed_bytes: int = 0,
+) -> DFGraph:
+    """A chain of forward ops, their backward ops in reverse, and, if asked, a gradient and an update of the variables per layer.
+
+    Backward op k reads the gradient from above and the inputs and output of forward op k. The result does not depend on chance.
+
+    Args:
+      skip: Every so many layers the layer also reads the one `skip` before it, like the blocks of a ResNet; 0 for none.
+      costs: Cost of the forward ops, repeated in turn. A backward op costs twice its forward op.
+      sizes: Output bytes of the forward ops, repeated in turn. The gradient of a value is as large as the value.
+      gradient_bytes: Size of each layer's parameter gradient. They appear with `updates`, and may not be recomputed.
+      updates: After each backward op come a parameter gradient and an update that reads it, stands where a traced optimizer
+        would put it, overwrites the variable that the layer's two ops read, and may run only once.
+    """
+    ops: list[Op] = []
+    index: dict[str, int] = {}
+
+    def add(name: str, deps: list[str], **facts) -> None:
+        index[name] = len(ops)
+        ops.append(Op(name, tuple(sorted({index[d] for d in deps})), **facts))
+
+    inputs: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {k: [] for k in range(layers)}
+    for k in range(layers):
+        inputs[k] = [k - 1] if k else []
+        if skip and k >= skip and k % skip == 0:
+            inputs[k] = sorted({k - skip, k - 1})
+        for d in inputs[k]:
+            readers[d].append(k)
+        add(f"f{k}", [f"f{d}" for d in inputs[k]], cost=costs[k % len(costs)], output_bytes=sizes[k % len(sizes)])
+    add("loss", [f"f{layers - 1}"], cost=costs[0] / 2, output_bytes=1)
+    outputs = [index["loss"]]
+    for k in reversed(range(layers)):
+        above = [f"b{reader}" for reader in readers[k]] or ["loss"]
+        facts = {"cost": 2 * costs[k % len(costs)], "output_bytes": sizes[k % len(sizes)], "is_backward": True}
+        add(f"b{k}", [*above, f"f{k}", *(f"f{d}" for d in inputs[k])], **facts)
+        if updates:
+            add(f"g{k}", [f"b{k}", *(f"f{d}" for d in inputs[k])], output_bytes=gradient_bytes, is_backward=True, recomputable=False)
+            read_variable = (index[f"f{k}"], index[f"b{k}"])
+            add(f"u{k}", [f"g{k}"], cost=0.1, is_backward=True, recomputable=False, overwrites=read_variable)
+            outputs.append(index[f"u{k}"])
+    if not updates:
+        outputs.append(index["b0"])
+    return DFGraph(tuple(ops), tuple(outputs), fixed_bytes, f"chain{layers}")
+
+
+@st.composite
+def graphs(draw, max_ops: int = 7, min_ops: int = 1) -> DFGraph:
+    """Any small graph: several users, zero bytes, zero costs, workspace, ops that run once, order-only edges, overwrites."""
+    few = st.integers(0, 3)
+    ops = []
+    for i in range(draw(st.integers(min_ops, max_ops))):
+        before = st.lists(st.integers(0, i - 1), max_size=3, unique=True) if i else st.just([])
+        ops.append(
+            Op(
+                f"op{i}",
+                tuple(sorted(draw(before))),
+                cost=draw(st.integers(0, 9)),
+                output_bytes=draw(st.integers(0, 9)),
+                workspace_bytes=draw(st.sampled_from((0, 0, 0, 2, 5))),
+                is_backward=draw(st.booleans()),
+                recomputable=draw(few) > 0,
+                control_deps=tuple(sorted(draw(before))) if draw(few) == 0 else (),
+                overwrites=tuple(sorted(draw(before))) if draw(few) == 0 else (),
+            )
+        )
+    outputs = draw(st.lists(st.integers(0, len(ops) - 1), max_size=2, unique=True))
+    return DFGraph(tuple(ops), tuple(outputs), draw(st.sampled_from((0, 0, 3))))
+
+
+@st.composite
+def training_chains(draw, max_layers: int = 3) -> DFGraph:
+    """Small training graphs by the rule of `training_chain`; `max_layers=3` without updates has at most 7 ops."""
+    layers = draw(st.integers(1, max_layers))
+    return training_chain(
+        layers,
+        skip=draw(st.sampled_from((0, 2))),
+        costs=tuple(draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))),
+        sizes=tuple(draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))),
+        fixed_bytes=draw(st.sampled_from((0, 5))),
+    )
+
+
+@st.composite
+def problems(draw, graph_strategy: st.SearchStrategy[DFGraph] | None = None) -> tuple[DFGraph, int]:
+    """A graph and a budget between its floor and the plain step's peak: the range in which there is something to find."""
+    graph = draw(graphs() if graph_strategy is None else graph_strategy)
+    lowest = max(1, floor(graph).bytes)
+    return graph, draw(st.integers(lowest, max(lowest, replay(graph, Plan.keep_all(graph)).peak_bytes)))
