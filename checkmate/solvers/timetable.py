@@ -1,0 +1,228 @@
+"""Timetable: which ops run again in which stage, with the exact memory of every stage, kept up to date move by move.
+
+Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the paper. **Any** choice of
+ops that may run again is a legal plan: a value that a stage reads and does not compute is held from its latest evaluation. So
+the retained values follow from R, and a move, "run op i again in stage t" or its reverse, changes the holding time of the
+value of i and of its inputs only. That makes a move cost microseconds where a replay of the plan costs milliseconds, and
+every move can be taken back by its reverse.
+
+The bytes of a stage are those of the values held across it untouched, plus the peak of the evaluations inside it. Both are
+exact: for every timetable `peak_bytes` and `cost` are what `replay(graph, timetable.plan())` says (the tests compare them).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+
+
+class Timetable:
+    """A plan in stage form that changes in place.
+
+    Args:
+      graph: The problem.
+
+    Attributes:
+      again: again[t], the ops that stage t runs before op t, ascending.
+      bytes_in: (n,) int64, the most bytes in use at any moment of stage t, fixed bytes included. Read it, do not write it.
+      touched: touched[i], the stages that compute or read the value of op i, ascending. n stands for the end of an output.
+      made: made[i], the stages that compute op i; the first is i itself.
+      last_stage: last_stage[i], the last stage in which op i may run; i itself where it may run only once.
+    """
+
+    def __init__(self, graph: DFGraph):
+        n = len(graph)
+        self.graph = graph
+        self.again: list[list[int]] = [[] for _ in range(n)]
+        self.made = [{i} for i in range(n)]
+        self.last_stage = last_stages(graph)
+        self._deps = graph.deps
+        self._costs: list[float] = graph.costs.tolist()
+        self._sizes: list[int] = graph.output_bytes.tolist()
+        self._workspaces: list[int] = graph.workspace_bytes.tolist()
+        self._reads: list[dict[int, int]] = [dict.fromkeys(users, 1) for users in graph.users]  # stage -> readers in it
+        for i in graph.outputs:
+            self._reads[i][n] = 1
+        self.touched = [[i, *reads] for i, reads in enumerate(self._reads)]
+        # A stage that runs nothing again needs its op's inputs, value and workspace, whatever is held elsewhere.
+        self._alone = [self._sizes[t] + self._workspaces[t] + sum(self._sizes[d] for d in self._deps[t]) for t in range(n)]
+        self._inside = list(self._alone)
+        across = np.zeros(n + 1, dtype=np.int64)
+        for i, stages in enumerate(self.touched):
+            across[i + 1] += self._sizes[i]
+            across[stages[-1]] -= self._sizes[i] if len(stages) > 1 else 0
+            if len(stages) == 1 and i + 1 <= n:
+                across[i + 1] -= self._sizes[i]
+        held = np.cumsum(across)[:n]
+        for i, stages in enumerate(self.touched):
+            for t in stages[1:-1]:
+                held[t] -= self._sizes[i]
+        self.bytes_in = graph.fixed_bytes + held + np.array(self._alone, dtype=np.int64)
+        self.cost = graph.total_cost
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes in use at any moment."""
+        return int(self.bytes_in.max())
+
+    def overflow(self, budget_bytes: int) -> int:
+        """Sum over the stages of the bytes above the budget: what a repair brings to zero."""
+        above = self.bytes_in - budget_bytes
+        return int(above[above > 0].sum())
+
+    def may_add(self, i: int, t: int) -> bool:
+        """Whether stage t may run op i again and does not yet."""
+        return i < t <= self.last_stage[i] and t not in self.made[i]
+
+    def add(self, i: int, t: int) -> None:
+        """Runs op i again in stage t. `may_add(i, t)` must hold."""
+        insort(self.again[t], i)
+        self.cost += self._costs[i]
+        size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+        k = bisect_left(stages, t)
+        before = stages[k - 1]
+        if k < len(stages) and stages[k] == t:  # it was held until here
+            if size:
+                self.bytes_in[before + 1 : t] -= size
+        else:
+            if k < len(stages) and stages[k] not in made and size:
+                self.bytes_in[before + 1 : t + 1] -= size
+            stages.insert(k, t)
+        made.add(t)
+        for d in self._deps[i]:
+            self._read(d, t)
+        self._look_inside(before)
+        self._look_inside(t)
+
+    def remove(self, i: int, t: int) -> None:
+        """Takes `add(i, t)` back: stage t reads a value of op i that was held from before."""
+        self.again[t].remove(i)
+        self.cost -= self._costs[i]
+        size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+        k = bisect_left(stages, t)
+        before = stages[k - 1]
+        made.remove(t)
+        if t in self._reads[i]:
+            if size:
+                self.bytes_in[before + 1 : t] += size
+        else:
+            del stages[k]
+            if k < len(stages) and stages[k] not in made and size:
+                self.bytes_in[before + 1 : t + 1] += size
+        for d in self._deps[i]:
+            self._unread(d, t)
+        self._look_inside(before)
+        self._look_inside(t)
+
+    def move_to(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Makes `moves`, pairs (op, stage), the whole set of repeated evaluations."""
+        wanted, present = set(moves), set(self.moves())
+        for i, t in sorted(present - wanted):
+            self.remove(i, t)
+        for i, t in sorted(wanted - present):
+            self.add(i, t)
+
+    def moves(self) -> list[tuple[int, int]]:
+        """All repeated evaluations as pairs (op, stage), by stage."""
+        return [(i, t) for t, ops in enumerate(self.again) for i in ops]
+
+    def live_in(self, i: int, t: int) -> bool:
+        """Whether the value of op i is in memory at some moment of stage t > i."""
+        stages = self.touched[i]
+        k = bisect_left(stages, t)
+        return k < len(stages) and (stages[k] == t or stages[k] not in self.made[i])
+
+    def gap(self, i: int, t: int) -> tuple[int, int] | None:
+        """The two neighbouring stages that touch the value of op i between which it is held across stage t untouched, or None."""
+        stages = self.touched[i]
+        k = bisect_left(stages, t)
+        if not 0 < k < len(stages) or stages[k] == t or stages[k] in self.made[i]:
+            return None
+        return stages[k - 1], stages[k]
+
+    def plan(self) -> Plan:
+        """The plan, each value freed right after its last use."""
+        order: list[int] = []
+        for t, ops in enumerate(self.again):
+            order += ops
+            order.append(t)
+        return Plan.from_order(self.graph, order)
+
+    def _read(self, d: int, t: int) -> None:
+        reads, stages = self._reads[d], self.touched[d]
+        count = reads.get(t, 0)
+        reads[t] = count + 1
+        if count or t in self.made[d]:
+            return
+        k = bisect_left(stages, t)
+        size = self._sizes[d]
+        if k < len(stages) and stages[k] not in self.made[d]:
+            self.bytes_in[t] -= size  # held across it before, counted inside it now
+        elif size:
+            self.bytes_in[stages[k - 1] + 1 : t] += size
+        stages.insert(k, t)
+        self._look_inside(stages[k - 1])
+
+    def _unread(self, d: int, t: int) -> None:
+        reads, stages = self._reads[d], self.touched[d]
+        if reads[t] > 1:
+            reads[t] -= 1
+            return
+        del reads[t]
+        if t in self.made[d]:
+            return
+        k = bisect_left(stages, t)
+        del stages[k]
+        size = self._sizes[d]
+        if k < len(stages) and stages[k] not in self.made[d]:
+            self.bytes_in[t] += size
+        elif size:
+            self.bytes_in[stages[k - 1] + 1 : t] -= size
+        self._look_inside(stages[k - 1])
+
+    def _look_inside(self, t: int) -> None:
+        """Counts the peak of the evaluations inside stage t anew."""
+        inside = self._peak_inside(t) if self.again[t] else self._alone[t]
+        if inside != self._inside[t]:
+            self.bytes_in[t] += inside - self._inside[t]
+            self._inside[t] = inside
+
+    def _peak_inside(self, t: int) -> int:
+        deps, sizes, workspaces = self._deps, self._sizes, self._workspaces
+        order = [*self.again[t], t]
+        last: dict[int, int] = {}
+        for position, i in enumerate(order):
+            for d in deps[i]:
+                last[d] = position
+            last[i] = position
+        ends = [0] * len(order)
+        in_use = 0
+        for v, position in last.items():
+            size = sizes[v]
+            if size:
+                stages, made = self.touched[v], self.made[v]
+                if t not in made:
+                    in_use += size
+                after = bisect_left(stages, t) + 1
+                if after == len(stages) or stages[after] in made:  # nobody waits for it beyond this stage
+                    ends[position] += size
+        peak = 0
+        for position, i in enumerate(order):
+            in_use += sizes[i]
+            peak = max(peak, in_use + workspaces[i])
+            in_use -= ends[position]
+        return peak
+
+
+def last_stages(graph: DFGraph) -> list[int]:
+    """Returns for each op the last stage in which it may run: its own when it may run once, and none after it is overwritten."""
+    last = [len(graph) - 1 if op.recomputable else i for i, op in enumerate(graph.ops)]
+    for k, op in enumerate(graph.ops):
+        for d in op.overwrites:
+            last[d] = min(last[d], k)
+    return last
