@@ -77,7 +77,7 @@ class Timetable:
 
     def may_add(self, i: int, t: int) -> bool:
         """Whether stage t may run op i again and does not yet."""
-        return i < t <= self.last_stage[i] and t not in self.made[i]
+        return i < t <= self.last_stage[i] and t < len(self.again) and t not in self.made[i]
 
     def add(self, i: int, t: int) -> None:
         """Runs op i again in stage t. `may_add(i, t)` must hold."""
@@ -220,8 +220,11 @@ class Timetable:
 
 
 def last_stages(graph: DFGraph) -> list[int]:
-    """Returns for each op the last stage in which it may run: its own when it may run once, and none after it is overwritten."""
-    last = [len(graph) - 1 if op.recomputable else i for i, op in enumerate(graph.ops)]
+    """Returns for each op the last stage in which it may run: its own when it may run once, and none after it is overwritten.
+
+    len(graph) stands for the time after all first evaluations. A timetable has no such stage; a plan may run ops again there.
+    """
+    last = [len(graph) if op.recomputable else i for i, op in enumerate(graph.ops)]
     for k, op in enumerate(graph.ops):
         for d in op.overwrites:
             last[d] = min(last[d], k)
