@@ -13,7 +13,7 @@ exact: for every timetable `peak_bytes` and `cost` are what `replay(graph, timet
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -79,53 +79,53 @@ class Timetable:
         """Whether stage t may run op i again and does not yet."""
         return i < t <= self.last_stage[i] and t < len(self.again) and t not in self.made[i]
 
-    def add(self, i: int, t: int) -> None:
-        """Runs op i again in stage t. `may_add(i, t)` must hold."""
-        insort(self.again[t], i)
-        self.cost += self._costs[i]
-        size, stages, made = self._sizes[i], self.touched[i], self.made[i]
-        k = bisect_left(stages, t)
-        before = stages[k - 1]
-        if k < len(stages) and stages[k] == t:  # it was held until here
-            if size:
+    def add(self, moves: Sequence[tuple[int, int]]) -> None:
+        """For each (i, t) runs op i again in stage t. `may_add(i, t)` must hold for each."""
+        changed: set[int] = set()
+        for i, t in moves:
+            insort(self.again[t], i)
+            self.cost += self._costs[i]
+            size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+            k = bisect_left(stages, t)
+            before = stages[k - 1]
+            if k < len(stages) and stages[k] == t:  # it was held until here
                 self.bytes_in[before + 1 : t] -= size
-        else:
-            if k < len(stages) and stages[k] not in made and size:
-                self.bytes_in[before + 1 : t + 1] -= size
-            stages.insert(k, t)
-        made.add(t)
-        for d in self._deps[i]:
-            self._read(d, t)
-        self._look_inside(before)
-        self._look_inside(t)
+            else:
+                if k < len(stages) and stages[k] not in made:  # it was held across
+                    self.bytes_in[before + 1 : t + 1] -= size
+                stages.insert(k, t)
+            made.add(t)
+            for d in self._deps[i]:
+                self._read(d, t, changed)
+            changed.update((before, t))
+        self._look_inside(changed)
 
-    def remove(self, i: int, t: int) -> None:
-        """Takes `add(i, t)` back: stage t reads a value of op i that was held from before."""
-        self.again[t].remove(i)
-        self.cost -= self._costs[i]
-        size, stages, made = self._sizes[i], self.touched[i], self.made[i]
-        k = bisect_left(stages, t)
-        before = stages[k - 1]
-        made.remove(t)
-        if t in self._reads[i]:
-            if size:
+    def remove(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Takes `add(moves)` back: the stages read values that are held from before."""
+        changed: set[int] = set()
+        for i, t in reversed(moves):
+            self.again[t].remove(i)
+            self.cost -= self._costs[i]
+            size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+            k = bisect_left(stages, t)
+            before = stages[k - 1]
+            made.remove(t)
+            if t in self._reads[i]:
                 self.bytes_in[before + 1 : t] += size
-        else:
-            del stages[k]
-            if k < len(stages) and stages[k] not in made and size:
-                self.bytes_in[before + 1 : t + 1] += size
-        for d in self._deps[i]:
-            self._unread(d, t)
-        self._look_inside(before)
-        self._look_inside(t)
+            else:
+                del stages[k]
+                if k < len(stages) and stages[k] not in made:
+                    self.bytes_in[before + 1 : t + 1] += size
+            for d in self._deps[i]:
+                self._unread(d, t, changed)
+            changed.update((before, t))
+        self._look_inside(changed)
 
     def move_to(self, moves: Iterable[tuple[int, int]]) -> None:
         """Makes `moves`, pairs (op, stage), the whole set of repeated evaluations."""
         wanted, present = set(moves), set(self.moves())
-        for i, t in sorted(present - wanted):
-            self.remove(i, t)
-        for i, t in sorted(wanted - present):
-            self.add(i, t)
+        self.remove(sorted(present - wanted))
+        self.add(sorted(wanted - present))
 
     def moves(self) -> list[tuple[int, int]]:
         """All repeated evaluations as pairs (op, stage), by stage."""
@@ -145,6 +145,11 @@ class Timetable:
             return None
         return stages[k - 1], stages[k]
 
+    def touched_before(self, i: int, t: int) -> int:
+        """The last stage before t > i that touches the value of op i."""
+        stages = self.touched[i]
+        return stages[bisect_left(stages, t) - 1]
+
     def plan(self) -> Plan:
         """The plan, each value freed right after its last use."""
         order: list[int] = []
@@ -153,7 +158,7 @@ class Timetable:
             order.append(t)
         return Plan.from_order(self.graph, order)
 
-    def _read(self, d: int, t: int) -> None:
+    def _read(self, d: int, t: int, changed: set[int]) -> None:
         reads, stages = self._reads[d], self.touched[d]
         count = reads.get(t, 0)
         reads[t] = count + 1
@@ -166,9 +171,9 @@ class Timetable:
         elif size:
             self.bytes_in[stages[k - 1] + 1 : t] += size
         stages.insert(k, t)
-        self._look_inside(stages[k - 1])
+        changed.add(stages[k - 1])
 
-    def _unread(self, d: int, t: int) -> None:
+    def _unread(self, d: int, t: int, changed: set[int]) -> None:
         reads, stages = self._reads[d], self.touched[d]
         if reads[t] > 1:
             reads[t] -= 1
@@ -183,14 +188,15 @@ class Timetable:
             self.bytes_in[t] += size
         elif size:
             self.bytes_in[stages[k - 1] + 1 : t] -= size
-        self._look_inside(stages[k - 1])
+        changed.add(stages[k - 1])
 
-    def _look_inside(self, t: int) -> None:
-        """Counts the peak of the evaluations inside stage t anew."""
-        inside = self._peak_inside(t) if self.again[t] else self._alone[t]
-        if inside != self._inside[t]:
-            self.bytes_in[t] += inside - self._inside[t]
-            self._inside[t] = inside
+    def _look_inside(self, changed: Iterable[int]) -> None:
+        """Counts the peak of the evaluations inside stages anew."""
+        for t in changed:
+            inside = self._peak_inside(t) if self.again[t] else self._alone[t]
+            if inside != self._inside[t]:
+                self.bytes_in[t] += inside - self._inside[t]
+                self._inside[t] = inside
 
     def _peak_inside(self, t: int) -> int:
         deps, sizes, workspaces = self._deps, self._sizes, self._workspaces
@@ -214,7 +220,8 @@ class Timetable:
         peak = 0
         for position, i in enumerate(order):
             in_use += sizes[i]
-            peak = max(peak, in_use + workspaces[i])
+            if in_use + workspaces[i] > peak:
+                peak = in_use + workspaces[i]
             in_use -= ends[position]
         return peak
 
