@@ -1,0 +1,130 @@
+"""The door to the solver packages: an engine's name and a matrix problem in, an answer or one of the library's errors out.
+
+Problems of some size are solved in a process of their own. That is what keeps an engine to its wall-clock limit whatever it is busy
+with, lets Ctrl-C through, and turns a crash of the package into an error. Small ones are solved here: they end before a process
+would have started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import numpy as np
+
+from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailableError
+from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
+
+# engine -> (package, backend module). The backend imports the package inside its function.
+ENGINES: dict[str, tuple[str, str]] = {
+    "cbc": ("cylp", "checkmate.solvers.backends.cbc"),
+    "clp": ("cylp", "checkmate.solvers.backends.cbc"),
+    "scip": ("ortools", "checkmate.solvers.backends.ortools"),
+    "highs": ("ortools", "checkmate.solvers.backends.ortools"),
+    "cp_sat": ("ortools", "checkmate.solvers.backends.ortools"),
+    "glop": ("ortools", "checkmate.solvers.backends.ortools"),
+    "pdlp": ("ortools", "checkmate.solvers.backends.ortools"),
+}
+SMALL = 1500
+"""Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
+
+
+def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None) -> Answer:
+    """Solves `problem` with the package behind `engine`, on one thread.
+
+    Args:
+      engine: One of `ENGINES`.
+      time_limit_s: Wall-clock seconds. An engine that is not back after a tenth more (and a second) is ended, and its answer lost.
+      start: A feasible x. Engines that can, begin with it; it is the answer where they find none.
+
+    Raises:
+      SolverUnavailableError: The engine is not known or its package is not installed.
+      SolverFailedError: The package broke; its own error is chained where there is one.
+    """
+    if engine not in ENGINES:
+        raise SolverUnavailableError(f"There is no engine {engine!r}. Known: {', '.join(ENGINES)}.")
+    package, _ = ENGINES[engine]
+    question = {"problem": problem, "engine": engine, "time_limit_s": time_limit_s, "start": start}
+    try:
+        importlib.import_module(package)
+        if time_limit_s <= 0:
+            answer = Answer(AnswerStatus.UNKNOWN)
+        elif len(problem.value) <= SMALL:
+            answer = _ask(question)
+        else:
+            answer = _ask_in_child(question, time_limit_s)
+    except ImportError as error:
+        names = ", ".join(installed_engines()) or "none"
+        raise SolverUnavailableError(f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error}). Installed: {names}.") from error
+    except CheckmateError:
+        raise
+    except Exception as error:
+        rows, columns = problem.shape
+        size = f"{rows} rows and {columns} columns"
+        raise SolverFailedError(f"Engine {engine!r} broke on {size}: {type(error).__name__} {error}. Try another engine.") from error
+    if answer.x is None and answer.status is AnswerStatus.UNKNOWN and start is not None:
+        return Answer(AnswerStatus.FEASIBLE, start, answer.bound)
+    return answer
+
+
+def installed_engines() -> tuple[str, ...]:
+    """The engines whose package is installed."""
+    return tuple(engine for engine, (package, _) in ENGINES.items() if _is_installed(package))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # somebody has put None in its place
+        return False
+
+
+def _ask(question: dict) -> Answer:
+    return importlib.import_module(ENGINES[question["engine"]][1]).solve(**question)
+
+
+def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
+    """Asks in a new process. Its own session, so that the terminal's Ctrl-C comes here and not there."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    try:
+        try:
+            output, errors = child.communicate(pickle.dumps(question), timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)  # CBC stops on it and keeps its best x; the others are about to stop by themselves
+            try:
+                output, errors = child.communicate(timeout=0.1 * time_limit_s + 1)
+            except subprocess.TimeoutExpired:
+                return Answer(AnswerStatus.UNKNOWN)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+    if child.returncode or not output:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise SolverFailedError(f"The process of engine {question['engine']!r} ended with code {child.returncode}: {last[0]}. Try another engine.")
+    answer = pickle.loads(output)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def answer_parent() -> None:
+    """What the child does: reads a question from standard input and writes the answer, or the error, to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print what they like
+    try:
+        answer: Answer | Exception = _ask(pickle.loads(sys.stdin.buffer.read()))
+    except Exception as error:
+        answer = error
+    pickle.dump(answer, pipe)
+    pipe.flush()
+    os._exit(0)  # the packages' own shutdown is not waited for

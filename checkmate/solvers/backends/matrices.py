@@ -1,0 +1,74 @@
+"""What a solver package is asked and what it answers: a linear problem and a solution as plain arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+LP_ENGINES = ("clp", "glop", "pdlp")
+"""Engines that solve the relaxation: they do not look at `MatrixProblem.integer`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatrixProblem:
+    """Minimize cost @ x subject to row_lower <= A x <= row_upper, lower <= x <= upper, x[integer] whole.
+
+    Args:
+      cost: (columns,) objective.
+      lower: (columns,) least values.
+      upper: (columns,) greatest values.
+      integer: (columns,) bool; LP engines ignore it.
+      start: (rows + 1,) where each row of A begins in `column` and `value` (CSR, columns ascending in a row).
+      column: (nonzeros,) column of each entry.
+      value: (nonzeros,) value of each entry.
+      row_lower: (rows,) may be -inf.
+      row_upper: (rows,) may be +inf.
+    """
+
+    cost: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    integer: np.ndarray
+    start: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return len(self.row_lower), len(self.cost)
+
+    def violation(self, x: np.ndarray) -> float:
+        """The most by which x breaks a row or a bound; integrality is not looked at."""
+        row = np.repeat(np.arange(len(self.row_lower)), np.diff(self.start))
+        activity = np.bincount(row, self.value * x[self.column], minlength=len(self.row_lower))
+        excess = [self.lower - x, x - self.upper, self.row_lower - activity, activity - self.row_upper]
+        return max(0.0, *(float(part.max(initial=0.0)) for part in excess))
+
+
+class AnswerStatus(Enum):
+    """How an engine ended. The value is the sentence for people."""
+
+    OPTIMAL = "x is proven optimal"
+    FEASIBLE = "x is feasible; time ran out before it was proven optimal"
+    INFEASIBLE = "it is proven that no x exists"
+    UNKNOWN = "time ran out, or the engine gave up, before there was an x"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What an engine found.
+
+    Attributes:
+      status: How it ended.
+      x: (columns,) values, present iff OPTIMAL or FEASIBLE.
+      bound: No x has a lower objective, up to the engine's tolerances (about 1e-6); -inf when nothing is known.
+    """
+
+    status: AnswerStatus
+    x: np.ndarray | None = None
+    bound: float = -np.inf

@@ -1,0 +1,60 @@
+"""The engines inside OR-tools: SCIP, HiGHS and CP-SAT for integer problems, GLOP and PDLP for relaxations.
+
+They are called through `model_builder_helper`, which takes a whole matrix at once. All of them keep to wall-clock limits; HiGHS
+looks at the clock seldom while it presolves. CP-SAT works on whole numbers and scales what is not, to about 1e-6; PDLP ends with
+errors of that size. MathOpt is not used: imported before TensorFlow it breaks TensorFlow's import.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from checkmate.errors import SolverFailedError
+from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
+
+# engine -> (OR-tools' name, parameters in that engine's own notation: quiet, one thread, and no gap left on purpose)
+_SOLVERS = {
+    "scip": ("scip", "limits/gap = 1e-7"),
+    "highs": ("highs", "output_flag=false,threads=1,mip_rel_gap=1e-7"),
+    "cp_sat": ("sat", "num_workers:1 relative_gap_limit:1e-7 mip_var_scaling:1e6"),
+    "glop": ("glop", ""),
+    "pdlp": ("pdlp", "num_threads:1"),
+}
+
+
+def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None) -> Answer:
+    """Solves with the engine of OR-tools of this name."""
+    from ortools.linear_solver.python import model_builder_helper as builder
+    from scipy.sparse import csr_matrix
+
+    model = builder.ModelBuilderHelper()
+    matrix = csr_matrix((problem.value, problem.column, problem.start), shape=problem.shape)
+    model.fill_model_from_sparse_data(problem.lower, problem.upper, problem.cost, problem.row_lower, problem.row_upper, matrix)
+    if engine not in LP_ENGINES:
+        for column in np.flatnonzero(problem.integer):
+            model.set_var_integrality(int(column), True)
+        for column, value in enumerate(() if start is None else start):
+            model.add_hint(column, float(value))
+    name, parameters = _SOLVERS[engine]
+    solver = builder.ModelSolverHelper(name)
+    solver.enable_output(False)
+    solver.set_time_limit_in_seconds(time_limit_s)
+    if parameters:
+        solver.set_solver_specific_parameters(parameters)
+    solver.solve(model)
+    return _answer(solver, builder.SolveStatus, problem, engine)
+
+
+def _answer(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
+    status = solver.status()
+    if status == statuses.INFEASIBLE:
+        return Answer(AnswerStatus.INFEASIBLE)
+    if status not in (statuses.OPTIMAL, statuses.FEASIBLE, statuses.NOT_SOLVED, statuses.UNKNOWN_STATUS, statuses.CANCELLED_BY_USER):
+        raise SolverFailedError(f"Engine {engine!r} ended with {status.name}: {solver.status_string() or 'no reason given'}. Try another engine.")
+    relaxed, optimal = engine in LP_ENGINES, status == statuses.OPTIMAL
+    if not solver.has_solution() or (relaxed and not optimal):
+        return Answer(AnswerStatus.UNKNOWN)
+    x = np.array(solver.variable_values())
+    # LP engines report no bound; where they prove x optimal it is its own.
+    bound = float(problem.cost @ x) if relaxed else solver.best_objective_bound()
+    return Answer(AnswerStatus.OPTIMAL if optimal else AnswerStatus.FEASIBLE, x, bound)
