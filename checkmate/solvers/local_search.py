@@ -21,6 +21,12 @@ from checkmate.solvers.timetable import Timetable
 SLACK = 0.02
 """An eviction is taken when none is known to be better by more than this share: it saves most of the second looks."""
 
+RUIN = 40
+"""At most so many neighbouring evaluations are taken back at once."""
+
+MISPRICING = (1.0, 1.0, 0.5, 2.0)
+"""Factors on the costs, drawn per op and round."""
+
 Moves = list[tuple[int, int]]
 """Repeated evaluations: pairs (op, stage)."""
 
@@ -66,50 +72,59 @@ class Repair:
       out_of_time: Asked now and then; True stops.
     """
 
-    def __init__(self, timetable: Timetable, budget_bytes: int, out_of_time: Callable[[], bool]):
+    def __init__(self, timetable: Timetable, budget_bytes: int, out_of_time: Callable[[], bool], prices: Sequence[float] | None = None):
         self.timetable = timetable
         self.budget = budget_bytes
         self.out_of_time = out_of_time
         graph = timetable.graph
         self._sizes = graph.output_bytes.tolist()
-        self._costs = graph.costs.tolist()
+        self._costs = graph.costs.tolist() if prices is None else prices
         self._evictable = [i for i, size in enumerate(self._sizes) if size and timetable.last_stage[i] > i]
         # A free recomputation still has a price, so that among free ones the larger relief wins.
         self._least = 1e-7 * graph.total_cost / max(1, len(graph)) or 1.0
         self._heap: list[tuple[float, int, int]] = []
+        self._first_over = self._last_over = 0
 
     def run(self) -> bool:
         """Returns whether every stage is within the budget now."""
-        overflow = self.timetable.overflow(self.budget)
-        while overflow:
-            if not self._heap:
-                self._collect()
+        timetable = self.timetable
+        overflow = timetable.overflow(self.budget)
+        fresh = False  # whether the heap holds every gap that crosses an overflow now
+        while overflow and not self.out_of_time():
             best = self._take_best(overflow)
             if best is None:
-                return False
-            self.timetable.add(best)
-            after = self.timetable.overflow(self.budget)
-            if after >= overflow or self.out_of_time():
-                return after == 0
-            overflow = after
-            for i in {i for i, _ in best} | {d for i, _ in best for d in self.timetable.graph.deps[i]}:
+                if fresh:
+                    return False
+                self._collect()
+                fresh = True
+                continue
+            fresh = False
+            timetable.add(best)
+            overflow = timetable.overflow(self.budget)
+            for i in {i for i, _ in best} | {d for i, _ in best for d in timetable.graph.deps[i]}:
                 self._push_gaps(i)
-        return True
+        return not overflow
 
     def _collect(self) -> None:
+        over = np.flatnonzero(self.timetable.bytes_in > self.budget)
+        self._first_over, self._last_over = int(over[0]), int(over[-1])
         for i in self._evictable:
-            self._push_gaps(i)
+            if i < self._last_over:
+                self._push_gaps(i)
 
     def _push_gaps(self, i: int) -> None:
         timetable, size = self.timetable, self._sizes[i]
         if timetable.last_stage[i] <= i or not size:
             return
-        stages = timetable.touched[i]
-        for a, b in zip(stages, stages[1:]):
-            if b - a > 1 and timetable.may_add(i, b):
+        a = i
+        for b in timetable.touched[i][1:]:
+            if b > self._first_over and b - a > 1 and timetable.may_add(i, b):
                 most = self._most_relief(size, a, b)
                 if most:
                     heapq.heappush(self._heap, (max(self._costs[i], self._least) / most, i, b))
+            if b >= self._last_over:
+                break
+            a = b
 
     def _most_relief(self, size: int, a: int, b: int) -> int:
         """The overflow that goes away at most when `size` bytes are not held between stages a and b."""
@@ -169,33 +184,56 @@ def closure(timetable: Timetable, i: int, t: int, keep: Callable[[int], bool]) -
     return moves
 
 
-def trim(timetable: Timetable, budget_bytes: int) -> None:
-    """Takes back evaluations, the dearest first, as long as the plan stays within the budget (or does not get worse)."""
-    costs = timetable.graph.costs
+def trim(timetable: Timetable, budget_bytes: int, moves: Moves | None = None) -> None:
+    """Takes back evaluations, the dearest first, as long as the plan stays within the budget (or does not get worse).
+
+    Args:
+      timetable: Changed in place.
+      budget_bytes: The limit, which counts the fixed bytes.
+      moves: What to try; all repeated evaluations when left out.
+    """
+    graph = timetable.graph
+    costs, sizes = graph.costs, graph.output_bytes
     limit = max(budget_bytes, timetable.peak_bytes)
-    for i, t in sorted(timetable.moves(), key=lambda move: (-costs[move[0]], move)):
+    for i, t in sorted(timetable.moves() if moves is None else moves, key=lambda move: (-costs[move[0]], move)):
+        # Held instead, the value fills the stages since it was touched; its inputs may be free there in return.
+        since = timetable.touched_before(i, t) + 1
+        surely = int(sizes[i]) - sum(int(sizes[d]) for d in graph.deps[i])
+        if since < t and int(timetable.bytes_in[since:t].max()) + surely > limit:
+            continue
         timetable.remove([(i, t)])
         if timetable.peak_bytes > limit:
             timetable.add([(i, t)])
 
 
-def improve(timetable: Timetable, budget_bytes: int, *, rounds: int, seed: int, out_of_time: Callable[[], bool]) -> None:
-    """Takes some evaluations back by chance, repairs what that breaks, and keeps what is cheaper (ruin and recreate)."""
+def improve(timetable: Timetable, budget_bytes: int, *, work: int, seed: int, out_of_time: Callable[[], bool]) -> None:
+    """Takes some evaluations back by chance, repairs what that breaks, and keeps what is cheaper (ruin and recreate).
+
+    Args:
+      timetable: Changed in place; within the budget before and after.
+      budget_bytes: The limit, which counts the fixed bytes.
+      work: Stops after this many moves of the timetable.
+      seed: Of the chances taken.
+      out_of_time: Asked now and then; True stops.
+    """
     chance = random.Random(seed)
+    costs = timetable.graph.costs.tolist()
     best_cost, best = timetable.cost, timetable.moves()
-    for _ in range(rounds):
-        if out_of_time():
-            break
-        moves = timetable.moves()
-        if not moves:
-            break
-        centre = chance.choice(moves)[1]
-        nearby = sorted(moves, key=lambda move: (abs(move[1] - centre), move))[: chance.randint(1, 2 + len(moves) // 4)]
-        timetable.remove(chance.sample(nearby, chance.randint(1, min(len(nearby), 12))))
-        if Repair(timetable, budget_bytes, out_of_time).run():
-            trim(timetable, budget_bytes)
-        if timetable.peak_bytes <= budget_bytes and timetable.cost < best_cost - 1e-12 * abs(best_cost):
-            best_cost, best = timetable.cost, timetable.moves()
-        else:
-            timetable.move_to(best)
-    timetable.move_to(best)
+    work += timetable.work
+    while best and timetable.work < work and not out_of_time():
+        centre = chance.choice(best)[1]
+        nearby = sorted(best, key=lambda move: (abs(move[1] - centre), move))[: chance.randint(1, min(len(best), RUIN))]
+        bytes_before = timetable.bytes_in.copy()
+        timetable.remove(chance.sample(nearby, chance.randint(1, len(nearby))))
+        # Without wrong prices the repair would put back what was just taken away.
+        prices = [cost * factor for cost, factor in zip(costs, chance.choices(MISPRICING, k=len(costs)), strict=True)]
+        hopeless = best_cost + 0.2 * (best_cost - timetable.cost)
+        if Repair(timetable, budget_bytes, lambda: out_of_time() or timetable.cost > hopeless, prices).run():  # noqa: B023
+            # Only what is held across a stage that became emptier can fit now where it did not before.
+            emptier = np.concatenate(([0], np.cumsum(timetable.bytes_in < bytes_before)))
+            trim(timetable, budget_bytes, [(i, t) for i, t in timetable.moves() if emptier[t + 1] > emptier[timetable.touched_before(i, t)]])
+            if timetable.cost < best_cost * (1 - 1e-12):
+                best_cost, best = timetable.cost, timetable.moves()
+                continue
+        timetable.work += 1  # so that a round without moves counts too
+        timetable.move_to(best)

@@ -32,6 +32,7 @@ class Timetable:
       bytes_in: (n,) int64, the most bytes in use at any moment of stage t, fixed bytes included. Read it, do not write it.
       touched: touched[i], the stages that compute or read the value of op i, ascending. n stands for the end of an output.
       made: made[i], the stages that compute op i; the first is i itself.
+      work: Moves made so far, those taken back included: a clock that runs alike on every machine.
       last_stage: last_stage[i], the last stage in which op i may run; i itself where it may run only once.
     """
 
@@ -64,6 +65,7 @@ class Timetable:
                 held[t] -= self._sizes[i]
         self.bytes_in = graph.fixed_bytes + held + np.array(self._alone, dtype=np.int64)
         self.cost = graph.total_cost
+        self.work = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -81,6 +83,7 @@ class Timetable:
 
     def add(self, moves: Sequence[tuple[int, int]]) -> None:
         """For each (i, t) runs op i again in stage t. `may_add(i, t)` must hold for each."""
+        self.work += len(moves)
         changed: set[int] = set()
         for i, t in moves:
             insort(self.again[t], i)
@@ -102,6 +105,7 @@ class Timetable:
 
     def remove(self, moves: Sequence[tuple[int, int]]) -> None:
         """Takes `add(moves)` back: the stages read values that are held from before."""
+        self.work += len(moves)
         changed: set[int] = set()
         for i, t in reversed(moves):
             self.again[t].remove(i)
