@@ -43,8 +43,8 @@ class Formulation:
       graph: What it was made from.
       problem: The matrices. Costs are shares of `graph.total_cost`, memory is in shares of `capacity_bytes`.
       capacity_bytes: The budget without the fixed bytes.
-      R: (n, n) column of R[t, i], or `ABSENT`.
-      S: (n + 1, n) column of S[t, i], or `ABSENT`.
+      R: (stages, n) column of R[t, i], or `ABSENT`. There are n stages, and one more in a relaxation.
+      S: (stages + 1, n) column of S[t, i], or `ABSENT`.
       U: (n, n) column of U[t, k], or `ABSENT`; all absent in a relaxation.
       FREE: (n, edges) column of FREE[t, i, k] for edge (i, k), or `ABSENT`; all absent in a relaxation.
     """
@@ -62,7 +62,7 @@ class Formulation:
         return objective * (self.graph.total_cost or 1.0)
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns R and S of a solution vector: (n, n) floats, 0 where there is no column."""
+        """Returns R and S of a solution vector: (stages, n) floats, 0 where there is no column."""
         return tuple(np.where(columns >= 0, x[columns], 0.0) for columns in (self.R, self.S[:-1]))
 
     def schedule(self, x: np.ndarray) -> Schedule:
@@ -96,7 +96,7 @@ def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
     """Returns the paper's program: the cheapest frontier-advancing schedule within the budget (equation 9)."""
     columns, rows = _Columns(), _Rows()
     n, capacity, size, workspace = _scaled(graph, budget_bytes)
-    R, S = _letters(columns, graph)
+    R, S = _letters(columns, graph, n)
     U = columns.add(R >= 0)
     for t in range(n):
         columns.upper[U[t, t]] -= workspace[t]  # equation 9, and the workspace of the op that runs for the first time
@@ -141,25 +141,31 @@ def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
     """Returns a program whose optimum is a lower bound for every plan in the graph's order of first evaluations.
 
     R[t, i] now reads "op i runs at least once between the first evaluations of ops t - 1 and t", and memory is counted only
-    while an op runs for the first time: its inputs, its value, its workspace, and what is retained beyond it. However often and
-    in whatever order a plan recomputes, its R and S satisfy these rows and its cost is at least theirs.
+    while an op runs for the first time: its inputs, its value, its workspace, and what is retained beyond it. A last stage, after
+    the last op's first run, is there for outputs that are computed again at the end. However often and in whatever order
+    a plan recomputes, its R and S satisfy these rows and its cost is at least theirs.
     """
     columns, rows = _Columns(), _Rows()
     n, capacity, size, workspace = _scaled(graph, budget_bytes)
-    R, S = _letters(columns, graph)
+    R, S = _letters(columns, graph, n + 1)
     _dependencies(rows, graph, R, S)
     _first_runs(rows, graph, S, size, workspace)
-    none = np.full((n, n), ABSENT)
-    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, none, np.full((n, len(graph.edges)), ABSENT))
+    U, FREE = np.full((n, n), ABSENT), np.full((n, len(graph.edges)), ABSENT)
+    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE)
 
 
-def may_run(graph: DFGraph) -> np.ndarray:
-    """(n, n) bool: op i may run in stage t. It must in stage i; later only if it is recomputable and what it reads is not overwritten."""
+def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
+    """(stages, n) bool: op i may run in stage t. It must in stage i; later only if it is recomputable and what it reads is not overwritten.
+
+    Args:
+      stages: n unless something else is said.
+    """
     n = len(graph)
-    allowed = np.tril(np.ones((n, n), bool)) & graph.recomputable
+    stages = n if stages is None else stages
+    allowed = np.tri(stages, n, dtype=bool) & graph.recomputable
     for k, op in enumerate(graph.ops):
         allowed[k + 1 :, list(op.overwrites)] = False
-    return allowed | np.eye(n, dtype=bool)
+    return allowed | np.eye(stages, n, dtype=bool)
 
 
 def retained(graph: DFGraph, R: np.ndarray) -> np.ndarray:
@@ -181,13 +187,13 @@ def _scaled(graph: DFGraph, budget_bytes: int) -> tuple[int, int, np.ndarray, np
     return len(graph), capacity, *(np.where(share < NEGLIGIBLE, 0.0, share) for share in shares)
 
 
-def _letters(columns: _Columns, graph: DFGraph) -> tuple[np.ndarray, np.ndarray]:
+def _letters(columns: _Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray, np.ndarray]:
     """R and S: 0 or 1 (equation 1f), lower triangular, op t in stage t (equation 8); S at the end is what the outputs are."""
     n = len(graph)
-    R = columns.add(may_run(graph), integer=True)
-    S = columns.add(np.tril(np.ones((n + 1, n), bool), -1), integer=True)
+    R = columns.add(may_run(graph, stages), integer=True)
+    S = columns.add(np.tri(stages + 1, n, -1, dtype=bool), integer=True)
     columns.lower[R.diagonal()] = 1
-    columns.lower[S[n]] = columns.upper[S[n]] = np.isin(np.arange(n), graph.outputs)
+    columns.lower[S[-1]] = columns.upper[S[-1]] = np.isin(np.arange(n), graph.outputs)
     return R, S
 
 
@@ -199,7 +205,7 @@ def _dependencies(rows: _Rows, graph: DFGraph, R: np.ndarray, S: np.ndarray) -> 
         rows.add(np.stack([R[stages, j], R[stages, i], S[stages, i]], 1), [1.0, -1.0, -1.0], -np.inf, 0.0)
     # Equation 1c: S[t + 1, i] <= S[t, i] + R[t, i]. In stage i itself R is 1, so nothing needs saying.
     for i in range(n):
-        stages = np.arange(i + 1, n)
+        stages = np.arange(i + 1, len(R))
         rows.add(np.stack([S[stages + 1, i], S[stages, i], R[stages, i]], 1), [1.0, -1.0, -1.0], -np.inf, 0.0)
 
 

@@ -1,0 +1,167 @@
+"""Checkpoint-all and the two sublinear schemes of Chen et al.: what a planner has to beat.
+
+Method: some forward values are retained until their last use (the checkpoints); the others are dropped when the forward pass leaves
+their segment, run again when the backward pass asks for them, and dropped when it goes on to the next segment. What may not run again is
+always retained. Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the cheapest plan within
+the budget counts.
+
+Sources: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016): section 4 for segments of equal length,
+algorithm 3 for the greedy ones. Checkmate (Jain et al., MLSys 2020, section 6.2 and appendix B) takes them from chains to graphs: checkpoints
+are articulation points of the forward graph ("AP") or any op of its linear order ("linearized"). Both are tried here.
+Guarantee: the plans are legal. None on their cost, and often none of them fits a tight budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.solvers.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAll:
+    """Every op once: what a framework does by itself."""
+
+    name: str = "checkpoint_all"
+
+    def run(self, search: Search) -> None:
+        search.offer(Plan.keep_all(search.graph), by=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChenSqrtN:
+    """Segments of equal length: every k-th candidate is a checkpoint, for k from 1 to well past the square root of their number."""
+
+    name: str = "chen_sqrt_n"
+
+    def run(self, search: Search) -> None:
+        _offer_all(search, self.name, _equal_segments)
+
+
+@dataclass(frozen=True, slots=True)
+class ChenGreedy:
+    """Segments of equal memory: a candidate becomes a checkpoint once the values since the last one exceed a threshold.
+
+    Args:
+      thresholds: How many thresholds are tried, from the largest single value to the sum of all in equal ratios.
+    """
+
+    thresholds: int = 24
+    name: str = "chen_greedy"
+
+    def run(self, search: Search) -> None:
+        _offer_all(search, self.name, lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds))
+
+
+def _offer_all(search: Search, name: str, segments) -> None:
+    tried = set()
+    for candidates in _candidates(search.graph):
+        for checkpoints in segments(search.graph, candidates):
+            for crossing in (False, True):
+                for steady in (True, False):
+                    if search.remaining_s == 0:
+                        return
+                    plan = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
+                    if plan.computed not in tried:
+                        tried.add(plan.computed)
+                        search.offer(plan, by=name)
+
+
+def _candidates(graph: DFGraph) -> Iterator[list[int]]:
+    """Where checkpoints may stand: articulation points of the forward graph if it has any, and every forward op."""
+    import networkx as nx
+
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    inside = set(forward)
+    undirected = nx.Graph((d, i) for d, i in graph.edges if d in inside and i in inside)
+    articulation = sorted(nx.articulation_points(undirected))
+    if articulation and len(articulation) < len(forward):
+        yield articulation
+    if forward:
+        yield forward
+
+
+def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
+    steps = sorted({max(1, round(len(candidates) ** (k / 16))) for k in range(17)} | {max(1, math.isqrt(len(candidates)))})
+    for step in steps:
+        yield list(candidates[step - 1 :: step])
+
+
+def _greedy_segments(graph: DFGraph, candidates: Sequence[int], thresholds: int) -> Iterator[list[int]]:
+    """Chen et al., algorithm 3, for one threshold after the other."""
+    size = graph.output_bytes
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    total, largest = int(size[forward].sum()), max(1, int(size[forward].max()))
+    allowed = set(candidates)
+    for threshold in np.geomspace(largest, max(total, largest), thresholds):
+        checkpoints, since = [], 0
+        for i in forward:
+            since += int(size[i])
+            if since > threshold and i in allowed:
+                checkpoints.append(i)
+                since = 0
+        yield checkpoints
+
+
+def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool) -> Plan:
+    """Returns the plan that retains `checkpoints` and runs the other forward ops again where the backward pass reads them.
+
+    Args:
+      checkpoints: Forward ops, ascending; each is the last of its segment.
+      crossing: Also retain every value that is read across the end of its segment, so that a segment's recomputation needs nothing from
+        before it. Without it a skip connection is recomputed from further back.
+      steady: The backward pass stays with a segment until it no longer reads from it, even if it reads an earlier one in between.
+    """
+    segment = np.searchsorted(np.asarray(checkpoints, int), np.arange(len(graph)))
+    forward = np.array([not op.is_backward for op in graph.ops])
+    kept = set(checkpoints) | {i for i, op in enumerate(graph.ops) if not op.recomputable or op.is_backward}
+    if crossing:
+        kept.update(d for d, i in graph.edges if forward[i] and segment[i] > segment[d])
+    while True:
+        period = _periods(graph, segment, kept, steady)
+        order, expired = _order(graph, kept, period)
+        if not expired:
+            return Plan.from_order(graph, order)
+        kept |= expired  # it cannot run again when it is asked for, so it must stay
+
+
+def _periods(graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool) -> list[tuple[bool, int]]:
+    """For each op whether it is backward, and the segment that the step is at when it runs."""
+    at = [max((int(segment[d]) for d in op.deps if d not in kept), default=-1) if op.is_backward else int(segment[i]) for i, op in enumerate(graph.ops)]
+    backward = [i for i, op in enumerate(graph.ops) if op.is_backward]
+    here = -1
+    for i in reversed(backward) if steady else backward:
+        here = max(here, at[i]) if steady else here if at[i] < 0 else at[i]
+        at[i] = here
+    return [(op.is_backward, at[i]) for i, op in enumerate(graph.ops)]
+
+
+def _order(graph: DFGraph, kept: set[int], period: Sequence[tuple[bool, int]]) -> tuple[list[int], set[int]]:
+    """Returns the order of evaluations, and the ops that it runs again after something overwrote what they read."""
+    last_forward_use = [max((j for j in users if not graph.ops[j].is_backward), default=-1) for users in graph.users]
+    order: list[int] = []
+    available: set[int] = set()
+    overwritten: set[int] = set()
+    expired: set[int] = set()
+    for t, op in enumerate(graph.ops):
+        if t and period[t] != period[t - 1]:
+            available = {i for i in available if i in kept or last_forward_use[i] >= t}
+        missing, stack = set(), [d for d in op.deps if d not in available]
+        while stack:
+            i = stack.pop()
+            if i not in missing:
+                missing.add(i)
+                stack.extend(d for d in graph.deps[i] if d not in available)
+        expired |= missing & overwritten
+        order.extend(sorted(missing))
+        order.append(t)
+        available |= missing
+        available.add(t)
+        overwritten.update(op.overwrites)
+    return order, expired
