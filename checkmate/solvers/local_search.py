@@ -39,12 +39,12 @@ def lift(timetable: Timetable, snapshots: Sequence[int], dropped: Sequence[Itera
     graph = timetable.graph
     gone = [False] * len(graph)
     next_snapshot = 0
-    for t in range(snapshots[0] + 1, len(graph)):
+    for t in range(snapshots[0] + 1, len(graph) + 1):
         while next_snapshot < len(snapshots) and snapshots[next_snapshot] < t:
             for i in dropped[next_snapshot]:
                 gone[i] = True
             next_snapshot += 1
-        stack = [d for d in graph.deps[t] if gone[d]]
+        stack = [d for d in (graph.deps[t] if t < len(graph) else graph.outputs) if gone[d]]
         for i in stack:
             gone[i] = False
         moves = []

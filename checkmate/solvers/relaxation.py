@@ -207,7 +207,7 @@ class SnapshotModel:
 
     def _implies(self, x: int, a: int, b: int) -> None:
         """The row x <= a + b, left out where it always holds."""
-        if ONE in (a, b) or x in (ZERO, a, b) and x != ONE:
+        if ONE in (a, b) or (x in (ZERO, a, b) and x != ONE):
             return
         terms = [(x, 1.0), (a, -1.0), (b, -1.0)]
         columns = [column for column, _ in terms if column >= 0]

@@ -88,7 +88,7 @@ class _Run:
     def _refine(self) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
         search, graph = self.search, self.search.graph
-        chosen = [int(Timetable(graph).bytes_in.argmax())]
+        chosen = [int(Timetable(graph).bytes_in[: len(graph)].argmax())]
         while not self._finished():
             model = SnapshotModel(graph, search.budget_bytes, chosen)
             if len(chosen) > 1 and model.size > MODEL_SIZE:
@@ -102,8 +102,8 @@ class _Run:
                 return
             self.timetable.move_to(())
             lift(self.timetable, model.snapshots, found.dropped)
-            over = self.timetable.bytes_in - search.budget_bytes
-            if over.max() <= 0:
+            over = self.timetable.bytes_in[: len(graph)] - search.budget_bytes
+            if self.timetable.peak_bytes <= search.budget_bytes:
                 self._offer(by="lifted snapshot")
                 return
             self._settle(by="repaired snapshot")

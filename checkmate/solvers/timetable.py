@@ -1,7 +1,7 @@
 """Timetable: which ops run again in which stage, with the exact memory of every stage, kept up to date move by move.
 
-Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the paper. **Any** choice of
-ops that may run again is a legal plan: a value that a stage reads and does not compute is held from its latest evaluation. So
+Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the paper. Stage n, at the end, only
+runs ops again: an output may be dropped and made once more. **Any** choice of ops that may run again is a legal plan: a value that a stage reads and does not compute is held from its latest evaluation. So
 the retained values follow from R, and a move, "run op i again in stage t" or its reverse, changes the holding time of the
 value of i and of its inputs only. That makes a move cost microseconds where a replay of the plan costs milliseconds, and
 every move can be taken back by its reverse.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,8 +30,8 @@ class Timetable:
 
     Attributes:
       again: again[t], the ops that stage t runs before op t, ascending.
-      bytes_in: (n,) int64, the most bytes in use at any moment of stage t, fixed bytes included. Read it, do not write it.
-      touched: touched[i], the stages that compute or read the value of op i, ascending. n stands for the end of an output.
+      bytes_in: (n + 1,) int64, the most bytes in use at any moment of stage t, fixed bytes included. Read it, do not write it.
+      touched: touched[i], the stages that compute or read the value of op i, ascending. Outputs are read in stage n.
       made: made[i], the stages that compute op i; the first is i itself.
       work: Moves made so far, those taken back included: a clock that runs alike on every machine.
       last_stage: last_stage[i], the last stage in which op i may run; i itself where it may run only once.
@@ -39,7 +40,7 @@ class Timetable:
     def __init__(self, graph: DFGraph):
         n = len(graph)
         self.graph = graph
-        self.again: list[list[int]] = [[] for _ in range(n)]
+        self.again: list[list[int]] = [[] for _ in range(n + 1)]
         self.made = [{i} for i in range(n)]
         self.last_stage = last_stages(graph)
         self._deps = graph.deps
@@ -50,20 +51,13 @@ class Timetable:
         for i in graph.outputs:
             self._reads[i][n] = 1
         self.touched = [[i, *reads] for i, reads in enumerate(self._reads)]
-        # A stage that runs nothing again needs its op's inputs, value and workspace, whatever is held elsewhere.
-        self._alone = [self._sizes[t] + self._workspaces[t] + sum(self._sizes[d] for d in self._deps[t]) for t in range(n)]
+        # A stage that runs nothing again needs its op's inputs, value and workspace, and stage n then needs nothing.
+        self._alone = [self._sizes[t] + self._workspaces[t] + sum(self._sizes[d] for d in self._deps[t]) for t in range(n)] + [0]
         self._inside = list(self._alone)
-        across = np.zeros(n + 1, dtype=np.int64)
-        for i, stages in enumerate(self.touched):
-            across[i + 1] += self._sizes[i]
-            across[stages[-1]] -= self._sizes[i] if len(stages) > 1 else 0
-            if len(stages) == 1 and i + 1 <= n:
-                across[i + 1] -= self._sizes[i]
-        held = np.cumsum(across)[:n]
-        for i, stages in enumerate(self.touched):
-            for t in stages[1:-1]:
-                held[t] -= self._sizes[i]
-        self.bytes_in = graph.fixed_bytes + held + np.array(self._alone, dtype=np.int64)
+        self.bytes_in = np.array(self._alone, dtype=np.int64) + graph.fixed_bytes
+        for size, stages in zip(self._sizes, self.touched, strict=True):
+            for before, after in pairwise(stages):
+                self.bytes_in[before + 1 : after] += size
         self.cost = graph.total_cost
         self.work = 0
 
@@ -79,7 +73,7 @@ class Timetable:
 
     def may_add(self, i: int, t: int) -> bool:
         """Whether stage t may run op i again and does not yet."""
-        return i < t <= self.last_stage[i] and t < len(self.again) and t not in self.made[i]
+        return i < t <= self.last_stage[i] and t not in self.made[i]
 
     def add(self, moves: Sequence[tuple[int, int]]) -> None:
         """For each (i, t) runs op i again in stage t. `may_add(i, t)` must hold for each."""
@@ -159,7 +153,8 @@ class Timetable:
         order: list[int] = []
         for t, ops in enumerate(self.again):
             order += ops
-            order.append(t)
+            if t < len(self.graph):
+                order.append(t)
         return Plan.from_order(self.graph, order)
 
     def _read(self, d: int, t: int, changed: set[int]) -> None:
@@ -204,13 +199,15 @@ class Timetable:
 
     def _peak_inside(self, t: int) -> int:
         deps, sizes, workspaces = self._deps, self._sizes, self._workspaces
-        order = [*self.again[t], t]
+        order = [*self.again[t], t] if t < len(deps) else self.again[t]
         last: dict[int, int] = {}
         for position, i in enumerate(order):
             for d in deps[i]:
                 last[d] = position
             last[i] = position
-        ends = [0] * len(order)
+        if t == len(deps):
+            last.update(dict.fromkeys(self.graph.outputs, len(order)))
+        ends = [0] * (len(order) + 1)
         in_use = 0
         for v, position in last.items():
             size = sizes[v]
@@ -233,7 +230,7 @@ class Timetable:
 def last_stages(graph: DFGraph) -> list[int]:
     """Returns for each op the last stage in which it may run: its own when it may run once, and none after it is overwritten.
 
-    len(graph) stands for the time after all first evaluations. A timetable has no such stage; a plan may run ops again there.
+    len(graph) is the stage after all first evaluations.
     """
     last = [len(graph) if op.recomputable else i for i, op in enumerate(graph.ops)]
     for k, op in enumerate(graph.ops):

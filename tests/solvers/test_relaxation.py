@@ -1,0 +1,69 @@
+"""The bound is a bound: compared with brute force for any choice of snapshots, whatever the graph may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate import DFGraph, Op
+from checkmate.solvers.relaxation import SnapshotModel, _stands_for
+
+
+def _check_bound(problem, data):
+    graph, budget = problem
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=3, unique=True))
+    model = SnapshotModel(graph, budget, snapshots)
+    bound = model.solve(time_limit_s=10)
+    cheapest = oracles.cheapest(graph, budget)
+    if cheapest is not None:
+        assert graph.total_cost <= bound.cost <= cheapest
+        assert model.solve(time_limit_s=10, relaxed=True).cost <= bound.cost + 1e-3
+
+
+@settings(max_examples=250, deadline=None)
+@given(strategies.problems(), st.data())
+def test_never_above_the_cheapest_plan(problem, data):
+    _check_bound(problem, data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(strategies.problems(strategies.training_chains()), st.data())
+def test_never_above_the_cheapest_plan_of_training_graphs(problem, data):
+    _check_bound(problem, data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.problems(), st.data())
+def test_kept_in_its_place_costs_the_same(problem, data):
+    """The second reduction of the module's docstring changes no optimum."""
+    graph, budget = problem
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=2, unique=True))
+    reduced = SnapshotModel(graph, budget, snapshots).solve(time_limit_s=10)
+
+    class Unreduced(SnapshotModel):
+        def _add_variables(self):
+            self._stands_for = [-1] * len(self.graph)
+            super()._add_variables()
+
+    full = Unreduced(graph, budget, snapshots).solve(time_limit_s=10)
+    assert np.isclose(reduced.cost, full.cost, rtol=1e-5) or reduced.cost == full.cost
+
+
+def test_one_snapshot_is_worked_out_by_hand():
+    # a -> b -> c, and d reads a and c. Beside c at its input b, 3 bytes are free: a (4 bytes) must go and run again for d.
+    graph = DFGraph((Op("a", (), 7, 4), Op("b", (0,), 1, 2), Op("c", (1,), 1, 2), Op("d", (0, 2), 1, 1)), outputs=(3,))
+    bound = SnapshotModel(graph, 7, [2]).solve(time_limit_s=10)
+    assert 16.9 < bound.cost <= 17
+    assert bound.dropped == ((0,),)
+    assert bound.exact
+    assert SnapshotModel(graph, 8, [2]).solve(time_limit_s=10).cost == graph.total_cost
+    assert SnapshotModel(graph, 6, [3]).solve(time_limit_s=10).cost == float("inf")  # a, c and d together
+
+
+def test_who_is_kept_in_whose_place():
+    ops = (Op("conv", (), 5, 8), Op("norm", (0,), 1, 8), Op("relu", (1,), 1, 4), Op("pool", (2,), 1, 6), Op("last", (3, 2), 1, 1))
+    assert _stands_for(DFGraph(ops)) == [1, 2, -1, -1, -1]  # relu has two users, pool's user reads two
+    assert _stands_for(DFGraph(ops, outputs=(0,))) == [-1, 2, -1, -1, -1]

@@ -1,0 +1,164 @@
+"""The default solver: legal, within the budget, bounded, near brute force, fast on deep graphs and the same every time."""
+
+from __future__ import annotations
+
+import time
+
+import oracles
+import pytest
+import strategies
+from hypothesis import assume, given, settings
+
+from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
+from checkmate.solvers.local_search import Repair, trim
+from checkmate.solvers.search import Search
+from checkmate.solvers.snapshot import Snapshot
+from checkmate.solvers.timetable import Timetable
+
+
+def _budget(graph: DFGraph, share: float) -> int:
+    lowest = floor(graph).bytes
+    return int(lowest + share * (replay(graph, Plan.keep_all(graph)).peak_bytes - lowest))
+
+
+def _resnet_like(blocks: int) -> DFGraph:
+    return strategies.training_chain(3 * blocks, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50), updates=True, gradient_bytes=2, fixed_bytes=300)
+
+
+@settings(max_examples=250, deadline=None)
+@given(strategies.problems())
+def test_against_brute_force(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest(graph, budget)
+    result = solve(graph, budget, throw=False)
+    if cheapest is None:
+        assert result.plan is None
+        return
+    assert result.status is not SolveStatus.INFEASIBLE
+    if result.plan is not None:
+        assert result.bound <= cheapest
+        assert cheapest - 1e-9 <= result.cost
+        assert result.peak_bytes <= budget
+        oracles.run_plan(graph, result.plan)
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.problems(strategies.training_chains()))
+def test_training_graphs_against_brute_force(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest(graph, budget)
+    assume(cheapest is not None)
+    result = solve(graph, budget, throw=False)
+    assert result.plan is not None
+    assert result.bound <= cheapest <= result.cost + 1e-9
+    assert result.cost <= 1.35 * cheapest
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
+def test_deep_graph_is_nearly_proven(share):
+    graph = _resnet_like(24)
+    result = solve(graph, _budget(graph, share))
+    assert result.gap < 0.02
+    assert result.plan.recomputed
+    assert Schedule.from_plan(graph, result.plan) is not None
+    oracles.run_plan(graph, result.plan)
+
+
+def test_tight_budget_of_a_deep_graph():
+    graph = _resnet_like(24)
+    result = solve(graph, _budget(graph, 0.08))
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.overhead < 1.5
+
+
+def test_thousand_ops_in_seconds():
+    graph = _resnet_like(84)
+    assert len(graph) > 1000
+    started = time.process_time()
+    result = solve(graph, _budget(graph, 0.5))
+    assert time.process_time() - started < 15  # about 1 on an idle machine
+    assert result.gap < 0.02
+
+
+def test_larger_budget_never_costs_more():
+    """Exact where plans are proven; a search may miss by a little, and by how little is said here."""
+    graph = _resnet_like(8)
+    costs = [solve(graph, _budget(graph, share / 10)).cost for share in range(2, 11)]
+    for tighter, looser in zip(costs, costs[1:], strict=False):
+        assert looser <= tighter * 1.005
+
+
+def test_same_question_same_plan():
+    graph = _resnet_like(8)
+    budget = _budget(graph, 0.2)
+    assert solve(graph, budget).plan == solve(graph, budget).plan
+
+
+def test_no_time_gives_an_answer_soon():
+    graph = _resnet_like(40)
+    started = time.monotonic()
+    result = solve(graph, _budget(graph, 0.5), time_limit_s=0.0, throw=False)
+    assert time.monotonic() - started < 2
+    assert result.status in (SolveStatus.NOT_FOUND, SolveStatus.FEASIBLE)
+
+
+def test_interruption_passes_through():
+    graph = _resnet_like(8)
+
+    def interrupt(search):
+        raise KeyboardInterrupt
+
+    search = Search(graph, _budget(graph, 0.5), time_limit_s=60, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Snapshot().run(search)
+    assert search.plan is not None
+    result = solve(graph, _budget(graph, 0.5), on_progress=interrupt)
+    assert result.status in (SolveStatus.INTERRUPTED, SolveStatus.OPTIMAL)
+    assert result.plan is not None
+
+
+def test_what_may_not_run_again_is_held():
+    # c needs a and b; holding both beside the large middle op is the only way, and too much.
+    ops = (
+        Op("a", (), 1, 4, recomputable=False),
+        Op("b", (0,), 1, 4, recomputable=False),
+        Op("big", (1,), 1, 8),
+        Op("c", (0, 1, 2), 1, 1),
+    )
+    graph = DFGraph(ops, outputs=(3,))
+    with pytest.raises(InfeasibleBudgetError, match="No plan fits"):
+        solve(graph, 15)
+
+
+def test_relaxation_proves_what_the_floor_does_not():
+    # Running `a` again needs `state`, which runs once: at `big`, either of the two must be held.
+    ops = (
+        Op("state", (), 1, 4, recomputable=False),
+        Op("a", (0,), 1, 4),
+        Op("big", (), 1, 8),
+        Op("end", (1, 2), 1, 1),
+    )
+    graph = DFGraph(ops, outputs=(3,))
+    assert floor(graph).bytes <= 13
+    tight = DFGraph((*ops[:2], Op("big", (), 1, 10), Op("shrunk", (2,), 1, 0), Op("end", (1, 3), 1, 1)), outputs=(4,))
+    with pytest.raises(InfeasibleBudgetError, match="big"):
+        solve(tight, 12)
+    assert solve(tight, 14).cost == tight.total_cost
+
+
+def test_repair_and_trim_keep_what_they_promise():
+    graph = _resnet_like(12)
+    budget = _budget(graph, 0.3)
+    timetable = Timetable(graph)
+    assert Repair(timetable, budget, lambda: False).run()
+    repaired = timetable.cost
+    trim(timetable, budget)
+    assert timetable.peak_bytes <= budget
+    assert timetable.cost <= repaired
+
+
+def test_options_are_fields():
+    graph = _resnet_like(6)
+    quick = solve(graph, _budget(graph, 0.3), solver=Snapshot(snapshots=1, rounds=0))
+    assert quick.peak_bytes <= quick.budget_bytes
+    assert quick.stats.solver == "snapshot"
