@@ -26,9 +26,7 @@ def fingerprint(graph: DFGraph) -> str:
 
     Names, costs and workspaces are left out: they are measured or made up anew in every process.
     """
-    facts = [
-        [list(op.deps), op.output_bytes, op.recomputable, list(op.control_deps), list(op.overwrites)] for op in graph.ops
-    ]
+    facts = [[list(op.deps), op.output_bytes, op.recomputable, list(op.control_deps), list(op.overwrites)] for op in graph.ops]
     text = json.dumps([facts, list(graph.outputs)], separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -38,7 +36,13 @@ def save_graph(graph: DFGraph, path: str | os.PathLike) -> None:
     outputs = set(graph.outputs)
     nodes = []
     for i, op in enumerate(graph.ops):
-        node: dict[str, Any] = {"name": op.name, "op": op.kind, "cost": _plain(op.cost), "bytes": op.output_bytes, "backward": op.is_backward}
+        node: dict[str, Any] = {
+            "name": op.name,
+            "op": op.kind,
+            "cost": _plain(op.cost),
+            "bytes": op.output_bytes,
+            "backward": op.is_backward,
+        }
         node |= {"workspace": op.workspace_bytes, "output": i in outputs}
         if not op.recomputable:
             node["recomputable"] = False
@@ -86,13 +90,17 @@ def load_graph(path: str | os.PathLike) -> DFGraph:
     except CheckmateError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanFileError(f"{path} is no graph file: {type(error).__name__} {error}. It needs 'nodes' with name, cost and bytes, and 'edges'.") from error
+        raise PlanFileError(
+            f"{path} is no graph file: {type(error).__name__} {error}. It needs 'nodes' with name, cost and bytes, and 'edges'."
+        ) from error
 
 
 def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: Any) -> None:
     """Writes a plan and the fingerprint of its graph. `facts` are JSON values for people (cost, budget, ...)."""
     steps = [["compute" if isinstance(step, Compute) else "free", step.op] for step in plan.steps]
-    write_json(path, {"format": PLAN_FORMAT, "version": PLAN_VERSION, "graph": fingerprint(graph), "name": graph.name, **facts, "steps": steps})
+    write_json(
+        path, {"format": PLAN_FORMAT, "version": PLAN_VERSION, "graph": fingerprint(graph), "name": graph.name, **facts, "steps": steps}
+    )
 
 
 def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:

@@ -78,7 +78,9 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
             elif not op.recomputable:
                 raise PlanError(f"Step {k} runs op {i} {op.name!r} again; it may run only once.")
             elif i in expired:
-                raise PlanError(f"Step {k} runs op {i} {op.name!r} again after op {expired[i]} {ops[expired[i]].name!r} overwrote what it reads.")
+                raise PlanError(
+                    f"Step {k} runs op {i} {op.name!r} again after op {expired[i]} {ops[expired[i]].name!r} overwrote what it reads."
+                )
             for d in op.deps:
                 if d not in live:
                     raise PlanError(f"Step {k} runs op {i} {op.name!r}, but its input {d} {ops[d].name!r} is not in memory.")

@@ -89,12 +89,16 @@ class Plan:
         for position, i in enumerate(order):
             for d in graph.deps[i]:
                 if d not in latest:
-                    raise PlanError(f"Op {i} {graph.ops[i].name!r} at position {position} reads op {d} {graph.ops[d].name!r}, which did not run before.")
+                    raise PlanError(
+                        f"Op {i} {graph.ops[i].name!r} at position {position} reads op {d} {graph.ops[d].name!r}, which did not run before."
+                    )
                 last_use[latest[d]] = position
             latest[i] = position
         missing = [i for i in range(len(graph)) if i not in latest]
         if missing:
-            raise PlanError(f"{len(missing)} ops never run, the first is op {missing[0]} {graph.ops[missing[0]].name!r}. Every op must run at least once.")
+            raise PlanError(
+                f"{len(missing)} ops never run, the first is op {missing[0]} {graph.ops[missing[0]].name!r}. Every op must run at least once."
+            )
         kept = {latest[i] for i in graph.outputs}
         ending: list[list[int]] = [[] for _ in order]
         for position, i in enumerate(order):

@@ -1,0 +1,1 @@
+"""Tables that anyone can reproduce: `checkmate bench NAME`. Ratios are of two things measured in one run."""

@@ -1,0 +1,81 @@
+"""The models that benchmarks and the demo train, on made-up batches: one function per model, returning what a step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model with a batch to train it on."""
+
+    model: keras.Model
+    loss: Callable[[Any, Any], Any]
+    inputs: tf.Tensor
+    labels: tf.Tensor
+
+
+def application(name: str, *, batch: int, size: int = 224, classes: int = 1000) -> Workload:
+    """A model of keras.applications by its class name, untrained, on random images."""
+    model = getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=classes)
+    images = tf.random.stateless_normal((batch, size, size, 3), seed=(1, 2))
+    labels = tf.random.stateless_uniform((batch,), seed=(3, 4), maxval=classes, dtype=tf.int32)
+    return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
+
+
+def unet(*, batch: int, size: int = 160, classes: int = 10, widths: tuple[int, ...] = (32, 64, 128, 256, 512)) -> Workload:
+    """A U-Net (Ronneberger et al., 2015) with BatchNormalization and a prediction per pixel."""
+    layers = keras.layers
+
+    def block(x, width):
+        for _ in range(2):
+            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same", use_bias=False)(x)))
+        return x
+
+    inputs = keras.Input((size, size, 3))
+    x, skips = inputs, []
+    for width in widths[:-1]:
+        x = block(x, width)
+        skips.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = block(x, widths[-1])
+    for width, skip in zip(widths[-2::-1], reversed(skips), strict=True):
+        x = block(layers.Concatenate()([layers.Conv2DTranspose(width, 2, strides=2)(x), skip]), width)
+    model = keras.Model(inputs, layers.Conv2D(classes, 1, activation="softmax")(x), name="unet")
+    images = tf.random.stateless_normal((batch, size, size, 3), seed=(1, 2))
+    labels = tf.random.stateless_uniform((batch, size, size), seed=(3, 4), maxval=classes, dtype=tf.int32)
+    return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
+
+
+def transformer(*, batch: int, length: int = 128, width: int = 256, heads: int = 8, depth: int = 6, words: int = 1000) -> Workload:
+    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token."""
+    layers = keras.layers
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(words, width)(tokens)
+    for _ in range(depth):
+        y = layers.LayerNormalization()(x)
+        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y)
+        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+        y = layers.LayerNormalization()(x)
+        y = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(y))
+        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+    model = keras.Model(tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer")
+    inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
+    labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
+    return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "mobilenet": lambda: application("MobileNet", batch=16),
+    "resnet50": lambda: application("ResNet50", batch=8),
+    "unet": lambda: unet(batch=4),
+    "vgg16": lambda: application("VGG16", batch=4),
+    "transformer": lambda: transformer(batch=16),
+    "densenet121": lambda: application("DenseNet121", batch=4),
+    "efficientnetb0": lambda: application("EfficientNetB0", batch=8),
+}

@@ -1,0 +1,80 @@
+"""The device that trains: which one it is, how much memory it has, and what its allocator says."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+AUTO_RESERVE = 0.1
+"""Share of the free memory that `budget="auto"` leaves to others: the input pipeline, the CUDA context, fragmentation."""
+
+
+def training_device() -> str:
+    """Returns "GPU:0" when TensorFlow sees a GPU, else "CPU:0"."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def describe(device: str) -> str:
+    """Returns what decides how fast ops are there, as text: the key of measured costs."""
+    if device.startswith("GPU"):
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        return f"{details.get('device_name', 'GPU')} compute {details.get('compute_capability')}"
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+    settings = [f"{name}={os.environ[name]}" for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_CPU_ALLOCATOR_USE_BFC") if name in os.environ]
+    return " ".join([_cpu_name(), f"{threads} threads", *settings])
+
+
+def allocator_reports(device: str) -> bool:
+    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with TF_CPU_ALLOCATOR_USE_BFC=true."""
+    try:
+        tf.config.experimental.get_memory_info(device)
+    except (ValueError, tf.errors.OpError):
+        return False
+    return True
+
+
+def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
+    """Calls `call` and returns (its result, bytes in use before, the most bytes in use meanwhile), by the allocator's count."""
+    tf.config.experimental.reset_memory_stats(device)
+    before = tf.config.experimental.get_memory_info(device)["current"]
+    result = call()
+    synchronize()
+    return result, before, tf.config.experimental.get_memory_info(device)["peak"]
+
+
+def synchronize() -> None:
+    """Waits until the device has done what it was told; kernels on a GPU run behind the program's back."""
+    tf.test.experimental.sync_devices()
+
+
+def free_bytes(device: str) -> int:
+    """Returns how many bytes a training step could use now, what this process already holds on the device included."""
+    if device.startswith("GPU"):
+        return _gpu_free_bytes(device)
+    limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
+    if limit and allocator_reports(device):
+        return int(limit) * 2**20
+    import psutil
+
+    held = psutil.Process().memory_info().rss
+    return psutil.virtual_memory().available + held
+
+
+def _gpu_free_bytes(device: str) -> int:
+    import pynvml  # the package nvidia-ml-py, part of the extra "gpu"
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.split(":")[1]))
+    return pynvml.nvmlDeviceGetMemoryInfo(handle).free + tf.config.experimental.get_memory_info(device)["current"]
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()

@@ -1,0 +1,86 @@
+"""What kind of thing each TensorFlow op type is, for planning: the table behind `trace`.
+
+An op that is not in the table is a kernel. A kernel may be recomputed when TensorFlow itself declares it stateless
+(`OpDef.is_stateful`) and ships it (`tf.raw_ops`); an op of a custom library, or with state, runs exactly once.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import tensorflow as tf
+
+
+class Role(Enum):
+    """What the executor does with an op.
+
+    ALIAS: its k-th output is its k-th input: no op is made, readers take the input itself.
+    VIEW: shares its input's buffer: made afresh for every reader, since a view that lingers keeps the buffer alive.
+    SHAPE: depends on its input's shape only: a constant where the shape is static.
+    SOURCE: an argument, a constant, or the read of a variable: resident anyway.
+    KERNEL: allocates or computes.
+    """
+
+    ALIAS = "alias"
+    VIEW = "view"
+    SHAPE = "shape"
+    SOURCE = "source"
+    KERNEL = "kernel"
+
+
+_ROLES: dict[str, Role] = {
+    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape"), Role.ALIAS),
+    **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Bitcast"), Role.VIEW),
+    **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank"), Role.SHAPE),
+    **dict.fromkeys(
+        ("Placeholder", "PlaceholderWithDefault", "Const", "ReadVariableOp", "VariableShape", "VarHandleOp", "NoOp"), Role.SOURCE
+    ),
+}
+
+# These only read their resource, although they are registered as stateful (as every op is that takes a handle).
+PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+
+# Declared stateless, yet not to be repeated: they call back into Python or into another process.
+_NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute", "CheckNumerics", "CheckNumericsV2"})
+
+
+def role(operation: tf.Operation) -> Role:
+    """Returns the role of an op."""
+    return _ROLES.get(operation.type, Role.KERNEL)
+
+
+def source(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that aliases lead back to."""
+    while role(tensor.op) is Role.ALIAS:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def is_stateful(operation: tf.Operation) -> bool:
+    """True when it may change or depend on something beyond its inputs; reading a variable does not count."""
+    return operation.op_def.is_stateful and operation.type not in PURE_READS
+
+
+def is_known(operation: tf.Operation) -> bool:
+    """True for the ops that TensorFlow ships."""
+    return hasattr(tf.raw_ops, operation.type)
+
+
+def may_repeat(operation: tf.Operation) -> bool:
+    """True when running it again on the same inputs gives the same outputs and nothing else happens."""
+    return (
+        is_known(operation)
+        and not is_stateful(operation)
+        and operation.type not in _NEVER_AGAIN
+        and not any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
+    )
+
+
+def static_shape(operation: tf.Operation, output: int):
+    """Returns the value of output `output` of a SHAPE op as a list or int, or None where a dimension is unknown."""
+    shape = operation.inputs[output if operation.type == "ShapeN" else 0].shape
+    if operation.type == "Rank":
+        return shape.rank
+    if not shape.is_fully_defined():
+        return None
+    return shape.num_elements() if operation.type == "Size" else shape.as_list()

@@ -1,0 +1,323 @@
+"""From a step and its shapes to the function that runs: trace, measure, solve, build, and check against the allocator.
+
+The judge counts the bytes that ops ask for; the allocator adds rounding and fragmentation of its own. So a plan is first made
+for the budget less a reserve, and where the allocator reports it is then run once on made-up data and made again for
+a corrected budget until what was measured is within the limit. The step's variables are put back as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import floor, replay
+from checkmate.core.plan import Plan
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError
+from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import Solver
+from checkmate.solvers.solve import solve
+from checkmate.tf2 import device as devices
+from checkmate.tf2.execute import replay_in_graph
+from checkmate.tf2.profile import CostModel, some_value, with_costs
+from checkmate.tf2.progress import Progress
+from checkmate.tf2.report import Report
+from checkmate.tf2.trace import TracedStep, trace
+from checkmate.units import Bytes, format_bytes, parse_bytes
+
+log = logging.getLogger("checkmate")
+
+ALLOCATOR_RESERVE = 0.1
+"""Share of what the budget leaves for activations that the first plan does not use: what the allocator is expected to lose."""
+
+CHECK_ROUNDS = 4
+"""How many plans are made at most to bring the measured peak within the budget."""
+
+UNUSED_SHARE = 0.05
+"""A plan that recomputes and leaves more than this share of the budget unused is made again for more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A step for one set of shapes, ready to run.
+
+    Attributes:
+      run: Takes the flattened arguments and returns what the step returns.
+      result: The solver's judged answer, or None where the step runs as it is.
+    """
+
+    traced: TracedStep
+    graph: DFGraph
+    plan: Plan
+    result: SolveResult | None
+    run: Callable[..., Any] = field(repr=False)
+    report: Report = field(repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Planner:
+    """What was asked for, independent of shapes.
+
+    Attributes:
+      budget_bytes: The budget in bytes, known once the first shapes are planned.
+    """
+
+    step: Callable
+    name: str
+    budget: Bytes
+    solver: str | Solver
+    cost_model: str | CostModel
+    time_limit_s: float
+    verbose: bool
+    budget_bytes: int = 0
+
+    def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None) -> Planned:
+        """Plans the step for these shapes; with `like`, under the same plan where it fits."""
+        clock = _Clock()
+        with Progress(self.name, enabled=self.verbose) as progress:
+            with clock.phase("tracing"), progress.phase("tracing"):
+                traced = trace(self.step, *specs, name=self.name, like=like.traced if like else None)
+            if like is not None and (same := self._under_same_plan(traced, specs, like)):
+                return same
+            with clock.phase("measuring ops"), progress.phase("measuring ops"):
+                graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
+            plain = replay(graph, traced.plain_plan())
+            self.budget_bytes = self.budget_bytes or self._resolve(plain.peak_bytes)
+            attempt = _Attempt(self, traced, graph, specs, clock, progress)
+            planned = attempt.as_it_is(plain.peak_bytes) or attempt.within_budget(plain.peak_bytes)
+        log.info("%s", planned.report)
+        return planned
+
+    def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:
+        """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
+        if main.result is None:
+            return replace(main, traced=traced, graph=traced.graph, run=_unchanged(traced, specs))
+        if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:
+            return None
+        try:
+            if replay(traced.graph, main.plan).peak_bytes > self.budget_bytes:
+                return None
+        except PlanError:
+            return None
+        return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan))
+
+    def _resolve(self, plain_peak_bytes: int) -> int:
+        if self.budget == "auto":
+            return int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE))
+        return parse_bytes(self.budget, percent_of=plain_peak_bytes)
+
+
+class _Clock:
+    """Seconds per phase; a phase that comes again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """The way from a measured graph to a function within the budget."""
+
+    planner: Planner
+    traced: TracedStep
+    graph: DFGraph
+    specs: tuple[Any, ...]
+    clock: _Clock
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+    def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
+        """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
+        if plain_peak_bytes + self._reserve() > self.planner.budget_bytes:
+            return None
+        run = _unchanged(self.traced, self.specs)
+        measured = self._measured(run)
+        if measured is not None and measured > self.planner.budget_bytes:
+            return None
+        return self._planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured)
+
+    def within_budget(self, plain_peak_bytes: int) -> Planned:
+        """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
+        budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes
+        target = budget - self._reserve()  # what the solver is asked for
+        too_low, too_high = 0, budget + 1  # targets at which no plan was found, and whose plan took more than the budget
+        best: Planned | None = None
+        refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+        for _ in range(CHECK_ROUNDS):
+            try:
+                result = self._solve(target)
+            except (InfeasibleBudgetError, NoPlanFoundError) as error:
+                refusal, too_low = error, target
+                if best is not None or not devices.allocator_reports(devices.training_device()):
+                    break
+                target = (target + too_high) // 2
+                continue
+            with self.clock.phase("building"), self.progress.phase("building"):
+                run = replayed(self.traced, result.plan)
+            measured = self._measured(run)
+            planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
+            if measured is None:
+                return planned
+            if measured <= budget:
+                if best is None or result.cost < best.result.cost:
+                    best = planned
+                if budget - measured <= UNUSED_SHARE * budget or not result.plan.recomputed:
+                    break
+                too_low = target
+            else:
+                too_high = target
+                refusal = NoPlanFoundError(
+                    f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
+                    f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
+                    best_peak_bytes=measured,
+                )
+            # What the allocator adds grows with what is allocated.
+            target = fixed + int((result.peak_bytes - fixed) * (budget - fixed) / max(1, measured - fixed))
+            if not too_low < target < too_high:
+                target = (too_low + too_high) // 2
+            if too_high - too_low < UNUSED_SHARE * (budget - fixed):
+                break
+        return best or self._refused(refusal, plain_peak_bytes)
+
+    def _reserve(self) -> int:
+        return int(ALLOCATOR_RESERVE * max(0, self.planner.budget_bytes - self.graph.fixed_bytes))
+
+    def _solve(self, budget_bytes: int) -> SolveResult:
+        with self.clock.phase("solving"), self.progress.phase("solving"):
+            return solve(
+                self.graph,
+                max(1, budget_bytes),
+                solver=self.planner.solver,
+                time_limit_s=self.planner.time_limit_s,
+                on_progress=self.progress.improved,
+            )
+
+    def _measured(self, run: Callable[..., Any]) -> int | None:
+        """The step's real peak in the budget's terms, or None where nobody can tell."""
+        device = devices.training_device()
+        if not devices.allocator_reports(device):
+            return None
+        with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
+            above = peak_above_resting(run, self.traced, device)
+        if above is None:
+            self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
+            return None
+        return self.graph.fixed_bytes + above
+
+    def _planned(
+        self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
+    ) -> Planned:
+        notes = (*self.traced.notes, *self.notes)
+        if measured is None:
+            notes += (
+                "This device's allocator does not report what is in use, so nothing could be measured and the reserve stands in for it.",
+            )
+        report = Report(
+            name=self.planner.name,
+            budget_bytes=self.planner.budget_bytes,
+            fixed_bytes=self.graph.fixed_bytes,
+            plain_peak_bytes=plain_peak_bytes,
+            measured_peak_bytes=measured,
+            reserve_bytes=reserve,
+            result=result,
+            ops=len(self.graph),
+            tensorflow_ops=len(self.traced.function.graph.get_operations()),
+            seconds=dict(self.clock.seconds),
+            notes=notes,
+        )
+        return Planned(self.traced, self.graph, plan, result, run, report)
+
+    def _refused(self, error: InfeasibleBudgetError | NoPlanFoundError, plain_peak_bytes: int) -> Planned:
+        """Raises the refusal in the user's terms; under budget="auto" the step runs as it is: what trains without us trains with us."""
+        if self.planner.budget == "auto":
+            self.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
+            log.warning(self.notes[-1])
+            return self._planned(None, self.traced.plain_plan(), _unchanged(self.traced, self.specs), plain_peak_bytes, None)
+        if isinstance(error, InfeasibleBudgetError):
+            raise self._explained(error) from None
+        raise error
+
+    def _explained(self, error: InfeasibleBudgetError) -> InfeasibleBudgetError:
+        """The refusal with the reserve in it, and the batch that could fit where that can be told."""
+        budget, lowest = self.planner.budget_bytes, floor(self.graph)
+        reserve = budget - error.budget_bytes
+        needed = error.floor_bytes + reserve
+        op = self.graph.ops[lowest.op]
+        batch = self._batch_that_fits(needed)
+        advice = (
+            "or use a smaller batch."
+            if batch is None
+            else f"or use a batch of at most {batch}."
+            if batch
+            else "not even a batch of 1 would fit."
+        )
+        message = (
+            f"No plan for {self.planner.name!r} fits {format_bytes(budget)}: op {lowest.op} {op.name!r} with its inputs and what must stay in memory "
+            f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} reserved for the "
+            f"allocator), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
+        )
+        return InfeasibleBudgetError(message, budget_bytes=budget, floor_bytes=needed, op=lowest.op, op_name=op.name)
+
+    def _batch_that_fits(self, needed_bytes: int) -> int | None:
+        """The largest batch whose floor is within the budget, floors taken to grow in a straight line; None where that cannot be told."""
+        flat = tf.nest.flatten(self.specs)
+        sizes = {spec.shape[0] for spec in flat if spec.shape.rank}
+        if len(sizes) != 1:
+            return None
+        batch = sizes.pop()
+        if batch == 1:
+            return 0
+        single = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, self.specs
+        )
+        try:
+            least = floor(trace(self.planner.step, *single, name=self.planner.name).graph).bytes
+        except CheckmateError:
+            return None
+        per_example = max((needed_bytes - least) / (batch - 1), 1)
+        return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - least) // per_example)))
+
+
+def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
+    """Returns the function that runs a plan of a traced step, on flattened arguments."""
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
+    return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
+
+
+def peak_above_resting(run: Callable[..., Any], traced: TracedStep, device: str) -> int | None:
+    """Runs a step twice on made-up data and returns the allocator's peak above what was in use before.
+
+    The variables it writes to are saved on the host and put back. None when the step cannot run on such data.
+    """
+    variables = traced.function.variables
+    saved = [variable.numpy() for variable in variables]
+    batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+    most = 0
+    try:
+        for _ in range(2):  # the second run finds the memory as the first left it, as in a training loop
+            _, before, peak = devices.peak_above(device, lambda: run(*batch))
+            most = max(most, peak - before)
+    except tf.errors.ResourceExhaustedError:
+        most = tf.config.experimental.get_memory_info(device)["peak"]
+    except tf.errors.OpError:
+        return None
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)
+    return most
+
+
+def _unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
+    return lambda *flat: traced.function(*tf.nest.pack_sequence_as(specs, flat))

@@ -1,0 +1,311 @@
+"""Cost models: what each op of a traced step costs in seconds, and how much memory it uses while it runs.
+
+"profile" runs every distinct op (types, shapes, dtypes, attributes) on the device that trains, warm and repeated, and takes the
+median; where the allocator reports, it also reads the workspace. "roofline" runs nothing and derives seconds from FLOPs and
+bytes. "unit" counts every op as 1, which is what the paper calls unit cost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import platformdirs
+import tensorflow as tf
+
+from checkmate.core.files import read_json, write_json
+from checkmate.core.graph import DFGraph
+from checkmate.errors import BudgetError, PlanFileError
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import op_rules
+from checkmate.tf2.execute import copy_operation
+from checkmate.tf2.op_rules import Role
+from checkmate.tf2.trace import TracedStep, tensor_bytes
+
+CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 1
+REPEATS, REPEAT_FOR_S = 3, 0.03
+"""Each op is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds together."""
+
+# A roofline needs two figures of a device. Only their ratio matters to a plan; seconds from it are rough.
+_ROOFLINE = {"CPU": (5e10, 8e9), "GPU": (1e13, 7e11)}  # FLOP/s, bytes/s
+_LAUNCH_S = {"CPU": 5e-6, "GPU": 5e-6}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Seconds of one evaluation, and bytes in use while it runs beyond its inputs and its value."""
+
+    seconds: float
+    workspace_bytes: int
+
+
+CostModel = Callable[[TracedStep, Callable[[int, int], None]], "list[Measurement]"]
+
+
+def with_costs(
+    traced: TracedStep, cost_model: str | CostModel = "profile", *, on_progress: Callable[[int, int], None] | None = None
+) -> DFGraph:
+    """Returns the step's graph with costs in seconds (or in units, for "unit") and workspaces.
+
+    Args:
+      cost_model: "profile", "roofline", "unit", or a function (traced, on_progress) -> a `Measurement` per op.
+      on_progress: Called with (ops done, ops in all) while ops are measured.
+    """
+    models: dict[str, CostModel] = {"profile": profile, "roofline": roofline, "unit": unit}
+    if isinstance(cost_model, str) and cost_model not in models:
+        raise BudgetError(f"There is no cost model {cost_model!r}. Known: {', '.join(models)}, or a function.")
+    model = models[cost_model] if isinstance(cost_model, str) else cost_model
+    measured = model(traced, on_progress or (lambda done, total: None))
+    ops = (
+        replace(op, cost=found.seconds, workspace_bytes=found.workspace_bytes) for op, found in zip(traced.graph.ops, measured, strict=True)
+    )
+    return replace(traced.graph, ops=tuple(ops))
+
+
+def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
+    """Every TensorFlow op costs 1."""
+    return [Measurement(float(len(group)), _inner_bytes(group)) for group in traced.groups]
+
+
+def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
+    """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op."""
+    kind = devices.training_device().split(":")[0]
+    return [Measurement(sum(_roofline_s(operation, kind) for operation in group), _inner_bytes(group)) for group in traced.groups]
+
+
+def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
+    """Runs every distinct op on the training device; falls back to the roofline for what cannot be run on its own.
+
+    Ops with a variable, a list or a string among their inputs are not run. Figures are kept per process and on disk,
+    by device and TensorFlow version, in the user's cache folder (or $CHECKMATE_CACHE_DIR); a file that is damaged is
+    ignored and written anew.
+    """
+    device = devices.training_device()
+    estimates = roofline(traced, on_progress)
+    isolated = [_Isolated(group) for group in traced.groups]
+    keys = [each.signature() if each.runs else None for each in isolated]
+    with _Cache(device) as cache:
+        missing = {key: each for key, each in zip(keys, isolated, strict=True) if key is not None and key not in cache.entries}
+        reports = devices.allocator_reports(device)
+        overhead = _call_overhead_s(device) if missing else 0.0
+        for done, (key, each) in enumerate(missing.items()):
+            on_progress(done, len(missing))
+            cache.entries[key] = each.measure(device, reports, overhead)
+        if missing:
+            on_progress(len(missing), len(missing))
+        found = []
+        for key, estimate in zip(keys, estimates, strict=True):
+            measured = cache.entries.get(key) if key is not None else None
+            found.append(measured or estimate)
+        return found
+
+
+class _Isolated:
+    """A group of TensorFlow ops as a function of its own, with an argument for every tensor that comes from outside."""
+
+    def __init__(self, group: tuple[tf.Operation, ...]):
+        # A final write to a variable moves no data of its own that the roofline would not know.
+        self.group = group[:-1] if len(group) > 1 and _touches_resource(group[-1]) else group
+        self.arguments: list[tf.Tensor] = []
+        self._index: dict[Any, int] = {}
+        for operation in self.group:
+            for tensor in operation.inputs:
+                self._collect(tensor)
+        self.runs = all(_can_be_made(tensor) for tensor in self.arguments) and not any(
+            _touches_resource(o) or op_rules.is_stateful(o) or any(t.dtype == tf.variant for t in o.outputs) for o in self.group
+        )
+
+    def signature(self) -> str:
+        """What decides about time and memory, as a digest."""
+        position = {operation: k for k, operation in enumerate(self.group)}
+        parts = [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def measure(self, device: str, reports: bool, overhead_s: float) -> Measurement | None:
+        """Runs it; None when TensorFlow refuses."""
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
+        try:
+            with tf.device(device):
+                function = tf.function(self._build, autograph=False).get_concrete_function(*specs)
+                values = [some_value(spec) for spec in specs]
+                result = function(*values)  # warm: kernels are created, memory is mapped
+                workspace = 0
+                if reports:
+                    del result
+                    result, before, peak = devices.peak_above(device, lambda: function(*values))
+                    own = sum(tensor_bytes(tensor) or 0 for tensor in self.group[-1].outputs)
+                    workspace = max(0, peak - before - own)
+                seconds = []
+                while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < 50):
+                    started = time.perf_counter()
+                    del result
+                    result = function(*values)
+                    devices.synchronize()
+                    seconds.append(time.perf_counter() - started)
+        except (tf.errors.OpError, ValueError, TypeError):
+            return None
+        if not reports:
+            workspace = _inner_bytes(self.group)
+        return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
+
+    def _build(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        made: dict[tf.Operation, tf.Operation] = {}
+        for operation in self.group:
+            made[operation] = copy_operation(
+                operation, [self._value(tensor, arguments, made) for tensor in operation.inputs], operation.name
+            )
+        return list(made[self.group[-1]].outputs)
+
+    def _value(self, tensor: tf.Tensor, arguments: tuple[tf.Tensor, ...], made: dict[tf.Operation, tf.Operation]) -> tf.Tensor:
+        tensor = op_rules.source(tensor)
+        if tensor.op in made:
+            return made[tensor.op].outputs[tensor.value_index]
+        if tensor.ref() in self._index:
+            return arguments[self._index[tensor.ref()]]
+        if (shape := _shape_value(tensor)) is not None:
+            return tf.constant(shape, tensor.dtype)
+        inputs = [self._value(each, arguments, made) for each in tensor.op.inputs]
+        return copy_operation(tensor.op, inputs, tensor.op.name).outputs[tensor.value_index]
+
+    def _collect(self, tensor: tf.Tensor) -> None:
+        tensor = op_rules.source(tensor)
+        role = op_rules.role(tensor.op)
+        if tensor.op in self.group or tensor.op.type == "Const" or _shape_value(tensor) is not None:
+            return
+        if role is Role.VIEW:
+            for each in tensor.op.inputs:
+                self._collect(each)
+        elif tensor.ref() not in self._index:
+            self._index[tensor.ref()] = len(self.arguments)
+            self.arguments.append(tensor)
+
+    def _describe(self, tensor: tf.Tensor, position: dict[tf.Operation, int]) -> Any:
+        tensor = op_rules.source(tensor)
+        if tensor.op in position:
+            return ["made", position[tensor.op], tensor.value_index]
+        if tensor.ref() in self._index:
+            return ["given", self._index[tensor.ref()], tensor.dtype.name, str(tensor.shape)]
+        if (shape := _shape_value(tensor)) is not None:
+            return ["shape", shape]
+        return [tensor.op.type, _attributes(tensor.op), [self._describe(each, position) for each in tensor.op.inputs]]
+
+
+class _Cache:
+    """Measurements by signature: one dictionary per device for the process, and a file behind it."""
+
+    _of_process: ClassVar[dict[str, dict[str, Measurement | None]]] = {}
+
+    def __init__(self, device: str):
+        self.key = f"{devices.describe(device)} / TensorFlow {tf.__version__}"
+        folder = os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate")
+        self.path = Path(folder) / f"profile-{hashlib.sha256(self.key.encode()).hexdigest()[:12]}.json"
+        self.known = -1
+
+    def __enter__(self) -> _Cache:
+        self.entries = self._of_process.setdefault(self.key, {})
+        if not self.entries:
+            self.entries.update(self._read())
+        self.known = len(self.entries)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Writes what is new, also when measuring was interrupted; a folder that cannot be written costs only the next run's time."""
+        if len(self.entries) == self.known:
+            return
+        rows = {key: [found.seconds, found.workspace_bytes] for key, found in (self._read() | self.entries).items() if found}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, {"format": CACHE_FORMAT, "version": CACHE_VERSION, "device": self.key, "entries": rows})
+        except OSError:
+            pass
+
+    def _read(self) -> dict[str, Measurement | None]:
+        try:
+            data = read_json(self.path)
+            if (data["format"], data["version"], data["device"]) != (CACHE_FORMAT, CACHE_VERSION, self.key):
+                return {}
+            return {str(key): Measurement(float(seconds), int(workspace)) for key, (seconds, workspace) in data["entries"].items()}
+        except (PlanFileError, KeyError, TypeError, ValueError, AttributeError):
+            return {}
+
+
+def _call_overhead_s(device: str) -> float:
+    """What calling any function costs, measured on one that does nothing: it is not part of an op's cost."""
+    with tf.device(device):
+        nothing = tf.function(lambda x: x + 1.0, autograph=False).get_concrete_function(tf.TensorSpec((), tf.float32))
+        value = tf.constant(1.0)
+        seconds = []
+        for _ in range(30):
+            started = time.perf_counter()
+            nothing(value)
+            devices.synchronize()
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def some_value(spec: tf.TensorSpec) -> tf.Tensor:
+    """A value an op can run on: halves for numbers (no kernel is slow on them), zeros for indices."""
+    if spec.dtype.is_floating or spec.dtype.is_complex:
+        return tf.fill(spec.shape, tf.constant(0.5, spec.dtype))
+    return tf.zeros(spec.shape, spec.dtype)
+
+
+def _can_be_made(tensor: tf.Tensor) -> bool:
+    return tensor.shape.is_fully_defined() and (
+        tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool or tensor.dtype.is_complex
+    )
+
+
+def _touches_resource(operation: tf.Operation) -> bool:
+    return any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.inputs)
+
+
+def _shape_value(tensor: tf.Tensor) -> Any:
+    return op_rules.static_shape(tensor.op, tensor.value_index) if op_rules.role(tensor.op) is Role.SHAPE else None
+
+
+def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
+    attributes = operation.node_def.attr
+    return [
+        (key, hashlib.sha256(attributes[key].SerializeToString()).hexdigest()[:16]) for key in sorted(attributes) if not key.startswith("_")
+    ]
+
+
+def _inner_bytes(group: Iterable[tf.Operation]) -> int:
+    """An estimate of a group's workspace where nothing can be measured: its largest inner value, computed in place from there."""
+    return max((sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in tuple(group)[:-1]), default=0)
+
+
+def _roofline_s(operation: tf.Operation, kind: str) -> float:
+    flop_rate, bandwidth = _ROOFLINE[kind]
+    touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
+    return _LAUNCH_S[kind] + max(_flops(operation) / flop_rate, touched / bandwidth)
+
+
+def _flops(operation: tf.Operation) -> float:
+    """Multiply-adds counted twice for the ops that are bound by them; 0 for all others, which memory bounds."""
+    kind = operation.type
+    shapes = [tensor.shape.as_list() if tensor.shape.is_fully_defined() else None for tensor in operation.inputs]
+    outputs = [tensor.shape.num_elements() or 0 for tensor in operation.outputs]
+    try:
+        if kind in ("MatMul", "_FusedMatMul"):
+            return 2.0 * outputs[0] * shapes[0][0 if operation.get_attr("transpose_a") else 1]
+        if kind.startswith("BatchMatMul"):
+            return 2.0 * outputs[0] * shapes[0][-2 if operation.get_attr("adj_x") else -1]
+        if kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
+            return 2.0 * outputs[0] * np.prod(shapes[1][: -2 if "Depthwise" in kind else -1])
+        if kind in ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"):
+            return 2.0 * np.prod(shapes[2]) * np.prod(shapes[1][: -2 if "Depthwise" in kind else -1])
+        if kind in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"):
+            kernel = operation.outputs[0].shape.as_list()
+            return 2.0 * np.prod(shapes[2]) * np.prod(kernel[: -2 if "Depthwise" in kind else -1])
+    except (TypeError, IndexError, ValueError):
+        return 0.0  # a shape that is not known: bytes decide
+    return 0.0

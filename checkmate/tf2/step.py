@@ -1,0 +1,221 @@
+"""compile(): one line from a Keras model to a training step that stays within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.errors import TraceError
+from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import Solver
+from checkmate.solvers.solve import make_solver
+from checkmate.tf2.planning import Planner
+from checkmate.tf2.profile import CostModel
+from checkmate.tf2.report import Report
+from checkmate.units import Bytes, format_bytes, parse_bytes
+
+
+def compile(
+    model: keras.Model,
+    loss: Any,
+    optimizer: Any,
+    input_spec: Any,
+    label_spec: Any,
+    *,
+    budget: Bytes = "auto",
+    solver: str | Solver = "auto",
+    cost_model: str | CostModel = "profile",
+    time_limit_s: float = 30,
+    verbose: bool = True,
+) -> PlannedStep:
+    """Makes a training step of a Keras model that keeps its memory within a budget.
+
+    The step computes what Keras's own would: prediction in training mode, loss (with the losses of layers and regularizers
+    added), gradients, and the optimizer's update. The numbers are the model's own; only when values are kept or computed
+    again differs. It is traced, its ops are measured on the training device, planned and built here; calling it
+    then costs no planning.
+
+    Args:
+      model: A Keras 3 model, built or not.
+      loss: A `keras.losses.Loss`, a function (label, prediction) -> scalar tensor, or the name of a Keras loss.
+      optimizer: A `keras.optimizers.Optimizer` or its name. It is built if it is not yet.
+      input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them.
+      label_spec: The same for labels.
+      budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
+        activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
+        step's predicted peak, or "auto": what is free on the device, less a tenth.
+      solver: See `checkmate.solve`.
+      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
+      time_limit_s: The most seconds that the solver takes.
+      verbose: Show progress on a terminal. Without a terminal nothing is shown.
+
+    Returns:
+      A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and `report()`.
+
+    Raises:
+      TraceError: Specs that do not fit the model, a loss that is not a scalar, no trainable variables.
+      BudgetError: A budget that cannot be read.
+      InfeasibleBudgetError: No plan fits; the message names the op that binds and the batch that could fit.
+      NoPlanFoundError: The solver found none in its time.
+
+    Example:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="2GiB")  # doctest: +SKIP
+      >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
+    """
+    optimizer = keras.optimizers.get(optimizer)
+    specs = (as_spec(input_spec), as_spec(label_spec))
+    _build(model, specs[0])
+    if not model.trainable_variables:
+        raise TraceError(f"Model {model.name!r} has no trainable variables, so there is nothing to train. Set trainable=True on a layer.")
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    loss_function = _scalar_loss(loss)
+
+    def train_step(inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            prediction = model(inputs, training=True)
+            loss_value = loss_function(labels, prediction)
+            if loss_value.shape.rank != 0:
+                raise TraceError(
+                    f"The loss must be one number per batch; got shape {loss_value.shape}. Reduce it, for example with tf.reduce_mean."
+                )
+            if model.losses:
+                loss_value += tf.add_n([tf.cast(extra, loss_value.dtype) for extra in model.losses])
+            scaled = optimizer.scale_loss(loss_value)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, variables), variables)
+        return prediction, loss_value
+
+    planner = Planner(train_step, model.name, budget, solver, cost_model, time_limit_s, verbose)
+    return PlannedStep(planner, specs)
+
+
+class PlannedStep:
+    """A training step under a memory budget. Call it like the step it was made from.
+
+    A batch smaller than the planned one runs too, under the same plan or, where its graph differs, one made for it. A larger
+    one is refused.
+    """
+
+    def __init__(self, planner: Planner, specs: tuple[Any, ...]):
+        make_solver(planner.solver)  # refused now rather than after tracing, as is the budget
+        if planner.budget != "auto":
+            parse_bytes(planner.budget, percent_of=1 << 40)
+        self._planner, self._specs, self._flat_specs = planner, specs, tf.nest.flatten(specs)
+        for spec in self._flat_specs:
+            if not spec.shape.is_fully_defined():
+                raise TraceError(f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch size you train with.")
+        self._main = planner.plan(specs)
+        self._by_shape = {_shapes(self._flat_specs): self._main}
+
+    @property
+    def plan(self) -> Plan:
+        """The `Plan` that is replayed for the planned batch."""
+        return self._main.plan
+
+    @property
+    def result(self) -> SolveResult | None:
+        """The solver's answer, or None when the step fits as it is and runs unchanged."""
+        return self._main.result
+
+    @property
+    def graph(self) -> DFGraph:
+        """The `DFGraph` of the step, with measured costs."""
+        return self._main.graph
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        return self._planner.budget_bytes
+
+    def report(self) -> Report:
+        """Returns what was asked, what was found and what it costs; print it."""
+        return self._main.report
+
+    def __call__(self, *batch: Any) -> Any:
+        """Runs one step.
+
+        Raises:
+          TraceError: The batch has another structure, another shape beyond the first dimension, or is larger than planned.
+        """
+        flat = self._flatten(batch)
+        planned = self._by_shape.get(_shapes(flat))
+        if planned is None:
+            planned = self._by_shape[_shapes(flat)] = self._planner.plan(self._smaller(flat), like=self._main)
+        return planned.run(*flat)
+
+    def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:
+        try:
+            tf.nest.assert_same_structure(self._specs, batch)
+        except (ValueError, TypeError) as error:
+            raise TraceError(f"The step was planned for {_shown(self._specs)} and is called with another structure: {error}") from error
+        flat = []
+        for spec, value in zip(self._flat_specs, tf.nest.flatten(batch), strict=True):
+            try:
+                flat.append(tf.cast(value, spec.dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, spec.dtype))
+            except (ValueError, TypeError) as error:
+                raise TraceError(f"An argument cannot be turned into {spec.dtype.name}{spec.shape.as_list()}: {error}") from error
+        return flat
+
+    def _smaller(self, flat: list[tf.Tensor]) -> tuple[Any, ...]:
+        """The specs of a batch that differs from the planned one in its first dimension only, and is smaller."""
+        for spec, value in zip(self._flat_specs, flat, strict=True):
+            planned, found = spec.shape.as_list(), value.shape.as_list()
+            if len(planned) != len(found) or planned[1:] != found[1:]:
+                raise TraceError(f"The step was planned for shape {planned} and is called with {found}. Make a step for that shape.")
+            if planned and found[0] > planned[0]:
+                raise TraceError(
+                    f"The step was planned for a batch of {planned[0]} and is called with {found[0]}, which may not fit "
+                    f"{format_bytes(self.budget_bytes)}. Plan with the largest batch you use."
+                )
+        return tf.nest.pack_sequence_as(self._specs, [tf.TensorSpec(value.shape, value.dtype) for value in flat])
+
+
+def as_spec(value: Any) -> Any:
+    """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
+
+    def one(leaf: Any) -> tf.TensorSpec:
+        if isinstance(leaf, tf.TensorSpec):
+            return leaf
+        if isinstance(leaf, keras.KerasTensor):
+            return tf.TensorSpec(leaf.shape, leaf.dtype)
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
+        if isinstance(leaf, (bool, int, float, np.generic)):
+            return tf.TensorSpec((), tf.convert_to_tensor(leaf).dtype)
+        raise TraceError(f"A spec is a tensor, an array, a tf.TensorSpec, or a nest of them; found {leaf!r}.")
+
+    return tf.nest.map_structure(one, value)
+
+
+def _build(model: keras.Model, input_spec: Any) -> None:
+    """Creates the variables of a model that has none yet, by calling it on symbolic inputs."""
+    if model.built:
+        return
+    try:
+        tf.function(lambda inputs: model(inputs, training=True)).get_concrete_function(input_spec)
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise TraceError(f"Model {model.name!r} cannot be built for inputs {_shown(input_spec)}: {error}") from error
+
+
+def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
+    if isinstance(loss, str):
+        per_example = keras.losses.get(loss)
+        return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
+    if not callable(loss):
+        raise TraceError(f"A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name; got {loss!r}.")
+    return lambda labels, prediction: tf.convert_to_tensor(loss(labels, prediction))
+
+
+def _shapes(flat: list[Any]) -> tuple:
+    return tuple(tuple(each.shape.as_list()) for each in flat)
+
+
+def _shown(specs: Any) -> str:
+    return str(tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs))

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="checkmate-tf",
+    version="0.1.0",
+    description="Train TensorFlow and Keras models that do not fit: optimal rematerialization within a memory budget",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["checkmate", "checkmate.*"]),
+    package_data={"checkmate": ["py.typed"]},
+    install_requires=[
+        "tensorflow>=2.18",
+        "numpy",
+        "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
+        "networkx>=3.0",  # articulation points, import and export of graphs
+        "cylp>=0.93",  # CBC and CLP
+        "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
+        "click>=8.1",  # the command line
+        "rich>=13",  # progress bars and tables in a terminal
+        "psutil>=5.9",  # free memory, for budget="auto" on a CPU
+        "platformdirs>=4",  # where measured costs are kept between runs
+    ],
+    extras_require={
+        "test": ["pytest>=8", "pytest-timeout", "hypothesis>=6.100", "ruff", "mypy"],
+        "gpu": ["tensorflow[and-cuda]>=2.18", "nvidia-ml-py"],  # nvidia-ml-py: free GPU memory, for budget="auto"
+    },
+    entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
