@@ -1,8 +1,8 @@
 """Checkpoint-all and the two sublinear schemes of Chen et al.: what a planner has to beat.
 
 Method: some forward values are retained until their last use (the checkpoints); the others are dropped when the forward pass leaves
-their segment, run again when the backward pass asks for them, and dropped when it goes on to the next segment. What may not run again is
-always retained. Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the cheapest plan within
+their segment, run again when the backward pass asks for them, and dropped when it goes on to another segment. What may not run again
+is always retained. Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the cheapest plan within
 the budget counts.
 
 Sources: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016): section 4 for segments of equal length,
@@ -52,7 +52,7 @@ class ChenGreedy:
       thresholds: How many thresholds are tried, from the largest single value to the sum of all in equal ratios.
     """
 
-    thresholds: int = 24
+    thresholds: int = 16
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
@@ -125,7 +125,7 @@ def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, 
         kept.update(d for d, i in graph.edges if forward[i] and segment[i] > segment[d])
     while True:
         period = _periods(graph, segment, kept, steady)
-        order, expired = _order(graph, kept, period)
+        order, expired = _order(graph, kept, segment, period)
         if not expired:
             return Plan.from_order(graph, order)
         kept |= expired  # it cannot run again when it is asked for, so it must stay
@@ -142,8 +142,11 @@ def _periods(graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool) 
     return [(op.is_backward, at[i]) for i, op in enumerate(graph.ops)]
 
 
-def _order(graph: DFGraph, kept: set[int], period: Sequence[tuple[bool, int]]) -> tuple[list[int], set[int]]:
-    """Returns the order of evaluations, and the ops that it runs again after something overwrote what they read."""
+def _order(graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence[tuple[bool, int]]) -> tuple[list[int], set[int]]:
+    """Returns the order of evaluations, and the ops that it runs again after something overwrote what they read.
+
+    On the way into another segment everything is dropped but checkpoints, what the forward pass still reads, and that segment's own.
+    """
     last_forward_use = [max((j for j in users if not graph.ops[j].is_backward), default=-1) for users in graph.users]
     order: list[int] = []
     available: set[int] = set()
@@ -151,7 +154,7 @@ def _order(graph: DFGraph, kept: set[int], period: Sequence[tuple[bool, int]]) -
     expired: set[int] = set()
     for t, op in enumerate(graph.ops):
         if t and period[t] != period[t - 1]:
-            available = {i for i in available if i in kept or last_forward_use[i] >= t}
+            available = {i for i in available if i in kept or last_forward_use[i] >= t or segment[i] == period[t][1]}
         missing, stack = set(), [d for d in op.deps if d not in available]
         while stack:
             i = stack.pop()

@@ -42,21 +42,16 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
 def _load(problem: MatrixProblem, start: np.ndarray | None):
     from cylp.cy import CyClpSimplex, CyCoinPackedMatrix
 
+    if start is not None:
+        problem = problem.no_worse_than(start)
     rows, columns = problem.shape
     row = np.repeat(np.arange(rows), np.diff(problem.start))
-    column, value = problem.column, problem.value
-    row_lower, row_upper = problem.row_lower, problem.row_upper
-    if start is not None:
-        objective = np.flatnonzero(problem.cost)
-        row, column = np.append(row, np.full(len(objective), rows)), np.append(column, objective)
-        value = np.append(value, problem.cost[objective])
-        row_lower, row_upper = np.append(row_lower, -np.inf), np.append(row_upper, problem.cost @ start)
     # CLP takes the matrix's shape from its entries: a zero in the corner gives it the right one.
-    row, column, value = np.append(row, len(row_lower) - 1), np.append(column, columns - 1), np.append(value, 0.0)
-    matrix = CyCoinPackedMatrix(True, row.astype(np.int32), column.astype(np.int32), value)
+    entries = (np.append(row, rows - 1).astype(np.int32), np.append(problem.column, columns - 1).astype(np.int32), np.append(problem.value, 0.0))
+    matrix = CyCoinPackedMatrix(True, *entries)
     simplex = CyClpSimplex()
     simplex.logLevel = 0
     infinity = simplex.getCoinInfinity()
-    bounds = np.maximum(row_lower, -infinity), np.minimum(row_upper, infinity)
+    bounds = np.maximum(problem.row_lower, -infinity), np.minimum(problem.row_upper, infinity)
     simplex.loadProblem(matrix, problem.lower, problem.upper, problem.cost, *bounds)
     return simplex

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -48,6 +48,18 @@ class MatrixProblem:
         activity = np.bincount(row, self.value * x[self.column], minlength=len(self.row_lower))
         excess = [self.lower - x, x - self.upper, self.row_lower - activity, activity - self.row_upper]
         return max(0.0, *(float(part.max(initial=0.0)) for part in excess))
+
+    def no_worse_than(self, x: np.ndarray) -> MatrixProblem:
+        """Returns the problem with one more row, cost @ y <= cost @ x: what can be done with a start where an engine takes none."""
+        column = np.flatnonzero(self.cost)
+        return replace(
+            self,
+            start=np.append(self.start, self.start[-1] + len(column)).astype(np.int32),
+            column=np.append(self.column, column).astype(np.int32),
+            value=np.append(self.value, self.cost[column]),
+            row_lower=np.append(self.row_lower, -np.inf),
+            row_upper=np.append(self.row_upper, self.cost @ x),
+        )
 
 
 class AnswerStatus(Enum):

@@ -27,13 +27,16 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
     from ortools.linear_solver.python import model_builder_helper as builder
     from scipy.sparse import csr_matrix
 
+    hints = start if engine in ("scip", "cp_sat") else None
+    if start is not None and hints is None:
+        problem = problem.no_worse_than(start)  # HiGHS crashes on a hint
     model = builder.ModelBuilderHelper()
     matrix = csr_matrix((problem.value, problem.column, problem.start), shape=problem.shape)
     model.fill_model_from_sparse_data(problem.lower, problem.upper, problem.cost, problem.row_lower, problem.row_upper, matrix)
     if engine not in LP_ENGINES:
         for column in np.flatnonzero(problem.integer):
             model.set_var_integrality(int(column), True)
-        for column, value in enumerate(() if start is None else start):
+        for column, value in enumerate(() if hints is None else hints):
             model.add_hint(column, float(value))
     name, parameters = _SOLVERS[engine]
     solver = builder.ModelSolverHelper(name)
