@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import TypeAlias
 
@@ -31,11 +32,8 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
       >>> parse_bytes("1.5 GiB"), parse_bytes("60%", percent_of=1000)
       (1610612736, 600)
     """
-    if isinstance(amount, bool) or not isinstance(amount, (int, float, str)):
-        try:
-            amount = int(amount.__index__())  # NumPy's integers, and whatever else counts as one
-        except AttributeError:
-            raise BudgetError(f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}.") from None
+    if isinstance(amount, bool) or not isinstance(amount, (numbers.Real, str)):  # NumPy's numbers are Real too
+        raise BudgetError(f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}.")
     if isinstance(amount, str):
         match = _AMOUNT.fullmatch(amount)
         unit = match[2].lower() if match else None

@@ -123,9 +123,11 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
             f"{fingerprint(graph)[:23]}.... The model, its shapes or the library versions differ. Make the plan again."
         )
     verbs = {"compute": Compute, "free": Free}
-    steps = []
-    for k, step in enumerate(data.get("steps") or ()):
-        if not (isinstance(step, list) and len(step) == 2 and step[0] in verbs and type(step[1]) is int):
+    written, steps = data.get("steps") or [], []
+    if not isinstance(written, list):
+        raise PlanFileError(f"{path}: its steps are a JSON {type(written).__name__}; a list was expected.")
+    for k, step in enumerate(written):
+        if not (isinstance(step, list) and len(step) == 2 and isinstance(step[0], str) and step[0] in verbs and type(step[1]) is int):
             raise PlanFileError(f"{path}: step {k} is {step!r}; it must be ['compute', i] or ['free', i].")
         steps.append(verbs[step[0]](step[1]))
     plan = Plan(tuple(steps))

@@ -31,6 +31,7 @@ class CheckpointAll:
     name: str = "checkpoint_all"
 
     def run(self, search: Search) -> None:
+        """Offers the plain step."""
         search.offer(Plan.keep_all(search.graph), by=self.name)
 
 
@@ -41,6 +42,7 @@ class ChenSqrtN:
     name: str = "chen_sqrt_n"
 
     def run(self, search: Search) -> None:
+        """Offers a plan for every segment length."""
         _offer_all(search, self.name, _equal_segments)
 
 
@@ -56,6 +58,7 @@ class ChenGreedy:
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
+        """Offers a plan for every threshold."""
         _offer_all(search, self.name, lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds))
 
 
@@ -133,7 +136,8 @@ def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, 
 
 def _periods(graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool) -> list[tuple[bool, int]]:
     """For each op whether it is backward, and the segment that the step is at when it runs."""
-    at = [max((int(segment[d]) for d in op.deps if d not in kept), default=-1) if op.is_backward else int(segment[i]) for i, op in enumerate(graph.ops)]
+    reads = [max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops]
+    at = [reads[i] if op.is_backward else int(segment[i]) for i, op in enumerate(graph.ops)]
     backward = [i for i, op in enumerate(graph.ops) if op.is_backward]
     here = -1
     for i in reversed(backward) if steady else backward:

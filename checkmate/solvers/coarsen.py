@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def _merge(graph: DFGraph, groups: Sequence[range], target: int) -> list[range]:
         return cost[stop] - cost[start] + leaving + MIXED * mixed
 
     groups = list(groups)
-    weights = [weight(*pair) for pair in zip(groups[:-1], groups[1:], strict=True)]
+    weights = [weight(*pair) for pair in pairwise(groups)]
     while len(groups) > min(target, n):
         k = int(np.argmin(weights))
         groups[k : k + 2] = [range(groups[k].start, groups[k + 1].stop)]

@@ -24,6 +24,7 @@ plans: an op may run twice between two first evaluations, and in any order. `rel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -113,7 +114,7 @@ def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
         present = np.flatnonzero(R[t] >= 0)
         first = present[0]
         rows.add([[U[t, first], R[t, first], *S[t]]], [1.0, -size[first], *-size], 0.0, np.inf)
-        for before, k in zip(present[:-1], present[1:], strict=True):
+        for before, k in pairwise(present):
             freed = edges_of_consumer[before]
             rows.add([[U[t, k], U[t, before], R[t, k], *FREE[t, freed]]], [1.0, -1.0, -size[k], *size[producer[freed]]], 0.0, np.inf)
 

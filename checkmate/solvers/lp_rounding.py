@@ -53,6 +53,7 @@ class LPRounding:
     name: str = "lp_rounding"
 
     def run(self, search: Search) -> None:
+        """Offers every rounding, and the relaxation's value as a bound."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.graph is search.graph:
             self._bound(search)
@@ -77,7 +78,7 @@ class LPRounding:
 
     def _roundings(self, S: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
         """Phase one. Thresholds are quantiles of the fractions that are neither 0 nor 1, and 1/2."""
-        between = S[(S > 1e-6) & (S < 1 - 1e-6)]
+        between = S[(S * (1 - S)) > 1e-6]
         quantiles = np.quantile(between, np.linspace(0, 1, self.thresholds)) if len(between) else []
         for threshold in sorted({0.5, *quantiles}):
             yield S >= threshold

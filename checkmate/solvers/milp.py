@@ -46,9 +46,11 @@ class MILP:
 
     @property
     def name(self) -> str:
+        """The engine, after "milp_"."""
         return f"milp_{self.engine}"
 
     def run(self, search: Search) -> None:
+        """Offers what the relaxation, the baselines and the program find, one after the other."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         inner = Search(coarse.graph, search.budget_bytes, time_limit_s=search.remaining_s)
         self._relaxation(search, coarse, inner)

@@ -166,7 +166,9 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
             print("interrupted", time.monotonic() - began < 20, children[0].poll() is not None)
     """
     path = os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *sys.path])
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=60
+    )
     assert done.stdout.strip() == "interrupted True True", done.stderr
 
 

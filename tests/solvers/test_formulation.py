@@ -124,7 +124,12 @@ def repeat_by_hand(order):
 
 
 def test_workspace_counts_when_an_op_runs_again():
-    ops = [Op("a", cost=1, output_bytes=4, workspace_bytes=3), Op("b", (0,), output_bytes=4), Op("c", (1,), output_bytes=2), Op("d", (0, 2), output_bytes=2)]
+    ops = [
+        Op("a", cost=1, output_bytes=4, workspace_bytes=3),
+        Op("b", (0,), output_bytes=4),
+        Op("c", (1,), output_bytes=2),
+        Op("d", (0, 2), output_bytes=2),
+    ]
     graph = DFGraph(tuple(ops), (3,))
     # a again beside c needs 4 + 3 + 2 = 9; keeping a beside b and c needs 10; the plain step's b needs 8.
     assert optimum(formulate(graph, 9)).bound * graph.total_cost == pytest.approx(5)

@@ -65,7 +65,7 @@ def check(result):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
 def test_laws_1_to_5(name, problem):
     graph, budget_bytes = problem
@@ -82,7 +82,7 @@ def test_laws_1_to_5(name, problem):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(problem=tight_problems(max_ops=5))
 def test_law_6(name, problem):
     graph, budget_bytes = problem
@@ -100,7 +100,10 @@ def test_law_6(name, problem):
 @given(graph=training_chains())
 def test_law_7(name, graph):
     lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
-    costs = [ask(graph, budget_bytes, name).cost or float("inf") for budget_bytes in range(max(1, lowest), peak + 1, max(1, (peak - lowest) // 4))]
+    costs = [
+        ask(graph, budget_bytes, name).cost or float("inf")
+        for budget_bytes in range(max(1, lowest), peak + 1, max(1, (peak - lowest) // 4))
+    ]
     assert costs == sorted(costs, reverse=True)
 
 

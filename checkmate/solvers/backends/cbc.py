@@ -47,7 +47,11 @@ def _load(problem: MatrixProblem, start: np.ndarray | None):
     rows, columns = problem.shape
     row = np.repeat(np.arange(rows), np.diff(problem.start))
     # CLP takes the matrix's shape from its entries: a zero in the corner gives it the right one.
-    entries = (np.append(row, rows - 1).astype(np.int32), np.append(problem.column, columns - 1).astype(np.int32), np.append(problem.value, 0.0))
+    entries = (
+        np.append(row, rows - 1).astype(np.int32),
+        np.append(problem.column, columns - 1).astype(np.int32),
+        np.append(problem.value, 0.0),
+    )
     matrix = CyCoinPackedMatrix(True, *entries)
     simplex = CyClpSimplex()
     simplex.logLevel = 0

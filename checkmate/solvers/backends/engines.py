@@ -60,7 +60,9 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
             answer = _ask_in_child(question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
-        raise SolverUnavailableError(f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error}). Installed: {names}.") from error
+        raise SolverUnavailableError(
+            f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error}). Installed: {names}."
+        ) from error
     except CheckmateError:
         raise
     except Exception as error:
@@ -109,7 +111,9 @@ def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
             child.communicate()
     if child.returncode or not output:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise SolverFailedError(f"The process of engine {question['engine']!r} ended with code {child.returncode}: {last[0]}. Try another engine.")
+        raise SolverFailedError(
+            f"The process of engine {question['engine']!r} ended with code {child.returncode}: {last[0]}. Try another engine."
+        )
     answer = pickle.loads(output)
     if isinstance(answer, Exception):
         raise answer

@@ -53,7 +53,9 @@ def _answer(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     if status == statuses.INFEASIBLE:
         return Answer(AnswerStatus.INFEASIBLE)
     if status not in (statuses.OPTIMAL, statuses.FEASIBLE, statuses.NOT_SOLVED, statuses.UNKNOWN_STATUS, statuses.CANCELLED_BY_USER):
-        raise SolverFailedError(f"Engine {engine!r} ended with {status.name}: {solver.status_string() or 'no reason given'}. Try another engine.")
+        raise SolverFailedError(
+            f"Engine {engine!r} ended with {status.name}: {solver.status_string() or 'no reason given'}. Try another engine."
+        )
     relaxed, optimal = engine in LP_ENGINES, status == statuses.OPTIMAL
     if not solver.has_solution() or (relaxed and not optimal):
         return Answer(AnswerStatus.UNKNOWN)

@@ -1,0 +1,169 @@
+"""Graph and plan files: equal after a round trip, and every broken or foreign file is named for what it is."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import graphs, training_chain
+
+from checkmate import DFGraph, GraphError, Op, Plan, PlanError, PlanFileError
+from checkmate.core.files import fingerprint, load_plan, save_graph, save_plan
+
+
+@given(graph=graphs(max_ops=10))
+def test_graph_round_trip(graph, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "graph.json"
+    graph.save(path)
+    assert DFGraph.load(path) == graph
+    assert fingerprint(DFGraph.load(path)) == fingerprint(graph)
+
+
+@given(graph=graphs(max_ops=10))
+def test_plan_round_trip(graph, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "plan.json"
+    plan = Plan.keep_all(graph)
+    save_plan(plan, path, graph=graph, cost=1.5)
+    assert load_plan(path, graph=graph) == plan
+    assert json.loads(path.read_text())["cost"] == 1.5
+
+
+@given(graph=graphs(max_ops=6, min_ops=2), data=st.data())
+def test_the_fingerprint_is_of_what_a_plan_depends_on(graph, data):
+    i = data.draw(st.integers(0, len(graph) - 1))
+    change = data.draw(st.sampled_from(["cost", "workspace_bytes", "name", "output_bytes", "recomputable", "outputs"]))
+    op = graph.ops[i]
+    facts = {
+        key: getattr(op, key)
+        for key in ("name", "deps", "cost", "output_bytes", "workspace_bytes", "recomputable", "control_deps", "overwrites")
+    }
+    outputs = graph.outputs
+    if change == "outputs":
+        outputs = tuple({i} ^ set(outputs))
+    else:
+        facts[change] = not op.recomputable if change == "recomputable" else op.name + "_" if change == "name" else facts[change] + 1
+    changed = DFGraph((*graph.ops[:i], Op(**facts), *graph.ops[i + 1 :]), outputs, graph.fixed_bytes)
+    assert (fingerprint(changed) == fingerprint(graph)) == (change in ("cost", "workspace_bytes", "name"))
+
+
+def write(path, data):
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+NODE = {"name": "a", "cost": 1, "bytes": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not JSON"),
+        ('{"nodes": [', "is not JSON"),
+        ("[1, 2]", "holds a JSON list"),
+        ({"edges": []}, "KeyError 'nodes'"),
+        ({"nodes": [NODE]}, "KeyError 'edges'"),
+        ({"nodes": [{"name": "a", "cost": 1}], "edges": []}, "KeyError 'bytes'"),
+        ({"nodes": [NODE], "edges": [[0]]}, "ValueError"),
+        ({"nodes": [NODE], "edges": [[0, 5]]}, r"edge \[0, 5\] does not join two of the 1 nodes"),
+        ({"nodes": [NODE], "edges": [["a", 0]]}, "does not join"),
+        ({"nodes": 3, "edges": []}, "TypeError"),
+        ({"nodes": [3], "edges": []}, "TypeError"),
+    ],
+)
+def test_files_that_are_no_graph(content, message, tmp_path):
+    with pytest.raises(PlanFileError, match=message) as caught:
+        DFGraph.load(write(tmp_path / "graph.json", content))
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        ([NODE, NODE], [], "Two ops are called 'a'"),
+        ([NODE], [[0, 0]], "has op 0 in deps"),
+        ([{**NODE, "cost": -1}], [], "cost -1"),
+        ([], [], "at least one op"),
+    ],
+)
+def test_files_with_an_illegal_graph(nodes, edges, message, tmp_path):
+    with pytest.raises(GraphError, match=message):
+        DFGraph.load(write(tmp_path / "graph.json", {"nodes": nodes, "edges": edges}))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_by_name(content):
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(content)
+        file.flush()
+        with pytest.raises((PlanFileError, GraphError)):
+            DFGraph.load(file.name)
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.99])
+def test_a_plan_file_that_was_cut_short(cut, tmp_path):
+    graph, path = training_chain(3), tmp_path / "plan.json"
+    save_plan(Plan.keep_all(graph), path, graph=graph)
+    text = path.read_text()
+    path.write_text(text[: int(cut * len(text))])
+    with pytest.raises(PlanFileError, match="is not JSON"):
+        load_plan(path, graph=graph)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"format": "another"}, PlanFileError, "format 'another' version 1; this library reads 'checkmate-plan' version 1"),
+        ({"version": 2}, PlanFileError, "version 2; this library reads"),
+        ({"graph": "sha256:0"}, PlanFileError, "was made for .*sha256:0"),
+        ({"steps": [["compute", 0], ["jump", 1]]}, PlanFileError, r"step 1 is \['jump', 1\]"),
+        ({"steps": [["compute", "0"]]}, PlanFileError, "step 0 is"),
+        ({"steps": [["compute", True]]}, PlanFileError, "step 0 is"),
+        ({"steps": [["compute", 0]]}, PlanError, "never run"),
+        ({"steps": [["free", 0]]}, PlanError, "Step 0 frees op 0"),
+        ({"steps": [["compute", 99]]}, PlanError, "Step 0 names op 99"),
+        ({"steps": None}, PlanError, "never run"),
+    ],
+)
+def test_plan_files_that_are_not_for_this(change, error, message, tmp_path):
+    graph, path = training_chain(3), tmp_path / "plan.json"
+    save_plan(Plan.keep_all(graph), path, graph=graph)
+    write(path, json.loads(path.read_text()) | change)
+    with pytest.raises(error, match=message):
+        load_plan(path, graph=graph)
+
+
+@pytest.mark.parametrize("steps", [5, {"compute": 0}, "compute", [["compute"]], [[["compute"], 0]]])
+def test_steps_of_another_type(steps, tmp_path):
+    graph, path = training_chain(3), tmp_path / "plan.json"
+    save_plan(Plan.keep_all(graph), path, graph=graph)
+    write(path, json.loads(path.read_text()) | {"steps": steps})
+    with pytest.raises(PlanFileError, match="steps?"):
+        load_plan(path, graph=graph)
+
+
+def test_a_plan_for_another_graph(tmp_path):
+    path = tmp_path / "plan.json"
+    save_plan(Plan.keep_all(training_chain(3)), path, graph=training_chain(3))
+    with pytest.raises(PlanFileError, match=r"was made for chain3 .* but this is chain4 with 9 ops"):
+        load_plan(path, graph=training_chain(4))
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(PlanFileError, match=r"Cannot read .*No such file"):
+        DFGraph.load(tmp_path / "nowhere.json")
+    with pytest.raises(PlanFileError, match="Cannot read"):
+        DFGraph.load(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "plan.json"
+    graph = training_chain(2)
+    save_graph(graph, path)
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        save_plan(Plan.keep_all(graph), path, graph=graph, note=object())
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["plan.json"]

@@ -1,0 +1,57 @@
+"""Amounts of memory: what is read, what is refused, and what people are shown."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkmate import BudgetError
+from checkmate.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("amount", "count"),
+    [
+        (1, 1), (1.5e9, 1_500_000_000), ("100", 100), ("1b", 1), ("2 KiB", 2048), ("2kb", 2000), ("1MiB", 2**20), ("1 MB", 10**6), ("6GiB", 6 * 2**30),
+        ("1.5 GB", 1_500_000_000), (".5tib", 2**39), ("1e3", 1000), ("  7 GB ", 7 * 10**9), (np.int64(5), 5), (np.float32(8), 8), (np.int8(3), 3),
+    ],
+)  # fmt: skip
+def test_read(amount, count):
+    assert parse_bytes(amount) == count
+    assert type(parse_bytes(amount)) is int
+
+
+@pytest.mark.parametrize(
+    "amount",
+    ["", "GiB", "6 GiBs", "six", "-1", -1, 0, "0 GiB", float("nan"), float("inf"), 2**63, "1e30", True, None, [], "5..1", "1 2", b"1"],
+)
+def test_refused(amount):
+    with pytest.raises(BudgetError) as caught:
+        parse_bytes(amount)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_share_needs_a_whole():
+    assert parse_bytes("60%", percent_of=1000) == 600
+    assert parse_bytes("12.5 %", percent_of=80) == 10
+    with pytest.raises(BudgetError, match="share"):
+        parse_bytes("60%")
+
+
+@given(st.integers(1, 2**62))
+def test_whole_numbers_are_exact(count):
+    assert parse_bytes(count) == count
+
+
+@given(st.integers(1, 2**50))
+def test_what_is_shown_reads_back_close(count):
+    shown = format_bytes(count)
+    assert abs(parse_bytes(shown) - count) <= max(1, 0.006 * count)
+    assert format_bytes(-count) == "-" + shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1.5 * 2**30, "1.50 GiB"), (2**51, "2048.00 TiB")]
+)
+def test_shown(count, text):
+    assert format_bytes(count) == text
