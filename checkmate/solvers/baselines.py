@@ -70,10 +70,10 @@ def _offer_all(search: Search, name: str, segments) -> None:
                 for steady in (True, False):
                     if search.remaining_s == 0:
                         return
-                    plan = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
-                    if plan.computed not in tried:
-                        tried.add(plan.computed)
-                        search.offer(plan, by=name)
+                    order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
+                    if order not in tried:
+                        tried.add(order)
+                        search.offer(Plan.from_order(search.graph, order), by=name)
 
 
 def _candidates(graph: DFGraph) -> Iterator[list[int]]:
@@ -112,8 +112,8 @@ def _greedy_segments(graph: DFGraph, candidates: Sequence[int], thresholds: int)
         yield checkpoints
 
 
-def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool) -> Plan:
-    """Returns the plan that retains `checkpoints` and runs the other forward ops again where the backward pass reads them.
+def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool) -> tuple[int, ...]:
+    """Returns the order of evaluations that retains `checkpoints` and runs the other forward ops again where the backward pass reads them.
 
     Args:
       checkpoints: Forward ops, ascending; each is the last of its segment.
@@ -130,7 +130,7 @@ def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, 
         period = _periods(graph, segment, kept, steady)
         order, expired = _order(graph, kept, segment, period)
         if not expired:
-            return Plan.from_order(graph, order)
+            return tuple(order)
         kept |= expired  # it cannot run again when it is asked for, so it must stay
 
 

@@ -78,7 +78,7 @@ class LPRounding:
 
     def _roundings(self, S: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
         """Phase one. Thresholds are quantiles of the fractions that are neither 0 nor 1, and 1/2."""
-        between = S[(S * (1 - S)) > 1e-6]
+        between = S[(S > 1e-6) & (S < 0.999999)]
         quantiles = np.quantile(between, np.linspace(0, 1, self.thresholds)) if len(between) else []
         for threshold in sorted({0.5, *quantiles}):
             yield S >= threshold
