@@ -18,7 +18,7 @@ import numpy as np
 
 from checkmate.solvers.timetable import Timetable
 
-SLACK = 0.02
+SLACK = 0.05
 """An eviction is taken when none is known to be better by more than this share: it saves most of the second looks."""
 
 RUIN = 40
@@ -101,7 +101,8 @@ class Repair:
             fresh = False
             timetable.add(best)
             overflow = timetable.overflow(self.budget)
-            for i in {i for i, _ in best} | {d for i, _ in best for d in timetable.graph.deps[i]}:
+            moved = {i for i, _ in best}
+            for i in sorted(moved.union(*(timetable.graph.deps[i] for i in moved))):
                 self._push_gaps(i)
         return not overflow
 
@@ -212,7 +213,7 @@ def improve(timetable: Timetable, budget_bytes: int, *, work: int, seed: int, ou
     Args:
       timetable: Changed in place; within the budget before and after.
       budget_bytes: The limit, which counts the fixed bytes.
-      work: Stops after this many moves of the timetable.
+      work: Stops after so much work of the timetable.
       seed: Of the chances taken.
       out_of_time: Asked now and then; True stops.
     """
@@ -225,13 +226,15 @@ def improve(timetable: Timetable, budget_bytes: int, *, work: int, seed: int, ou
         nearby = sorted(best, key=lambda move: (abs(move[1] - centre), move))[: chance.randint(1, min(len(best), RUIN))]
         bytes_before = timetable.bytes_in.copy()
         timetable.remove(chance.sample(nearby, chance.randint(1, len(nearby))))
-        # Without wrong prices the repair would put back what was just taken away.
-        prices = [cost * factor for cost, factor in zip(costs, chance.choices(MISPRICING, k=len(costs)), strict=True)]
+        # Every other time the prices are wrong, or the repair would put back what was just taken away.
+        wrong = chance.random() < 0.5
+        prices = [cost * factor for cost, factor in zip(costs, chance.choices(MISPRICING, k=len(costs)), strict=True)] if wrong else costs
         hopeless = best_cost + 0.2 * (best_cost - timetable.cost)
         if Repair(timetable, budget_bytes, lambda: out_of_time() or timetable.cost > hopeless, prices).run():  # noqa: B023
             # Only what is held across a stage that became emptier can fit now where it did not before.
             emptier = np.concatenate(([0], np.cumsum(timetable.bytes_in < bytes_before)))
-            trim(timetable, budget_bytes, [(i, t) for i, t in timetable.moves() if emptier[t + 1] > emptier[timetable.touched_before(i, t)]])
+            again = [(i, t) for i, t in timetable.moves() if emptier[t + 1] > emptier[timetable.touched_before(i, t)]]
+            trim(timetable, budget_bytes, again)
             if timetable.cost < best_cost * (1 - 1e-12):
                 best_cost, best = timetable.cost, timetable.moves()
                 continue

@@ -99,12 +99,13 @@ class SnapshotModel:
         """Number of binary variables."""
         return len(self._objective)
 
-    def solve(self, *, time_limit_s: float, nodes: int = 300, relaxed: bool = False) -> Bound:
+    def solve(self, *, time_limit_s: float, nodes: int = 200, precision: float = 1e-6, relaxed: bool = False) -> Bound:
         """Solves the relaxation with HiGHS.
 
         Args:
           time_limit_s: Seconds for HiGHS.
           nodes: Branch-and-bound nodes for HiGHS. Unlike a time limit it gives the same answer on every machine.
+          precision: Share of the cost of running ops again to which the bound has to be known.
           relaxed: Let P and R be fractions: a weaker bound in milliseconds, and nothing to lift.
         """
         if self.contradiction:
@@ -122,7 +123,7 @@ class SnapshotModel:
             integrality=np.zeros(self.size) if relaxed else np.ones(self.size),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, -np.inf, np.array(self._upper)),
-            options={"time_limit": time_limit_s, "node_limit": nodes, "mip_rel_gap": 1e-6},
+            options={"time_limit": time_limit_s, "node_limit": nodes, "mip_rel_gap": precision},
         )
         if answer.status == 2:
             return Bound(float("inf"), None, True)

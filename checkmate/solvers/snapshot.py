@@ -29,7 +29,25 @@ GOOD_ENOUGH = 1e-4
 MODEL_SIZE = 4000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
 
-MILP_SECONDS = 2.0
+NEARLY = 5e-4
+"""Share of the cost below which what is missing is worth little time."""
+
+SMALL_MODEL = 700
+"""Variables up to which snapshots are added even while they teach little."""
+
+NODES = (200, 20)
+"""Branch-and-bound nodes for one snapshot and for several."""
+
+PRECISION = 0.05
+"""Share of the missing cost to which the bound of several snapshots is worked out."""
+
+STARTS = 2
+"""Plans from which local search sets out; after that it goes on from the best."""
+
+SCAN, SCAN_OPS = 24, 500
+"""Stages scanned for the best single snapshot, and ops up to which that is done."""
+
+MILP_SECONDS = 1.0
 """Longest single call of HiGHS: it may hold back Ctrl-C for as long."""
 
 
@@ -39,13 +57,13 @@ class Snapshot:
 
     Args:
       snapshots: Look at the memory of at most so many moments at once.
-      effort: Moves for one round of local search; a round that finds a cheaper plan is followed by another.
+      effort: Work per op for one round of local search (see `Timetable.work`); 100,000 in all takes about half a second.
       rounds: Rounds at most.
       seed: Of the local search.
     """
 
     snapshots: int = 4
-    effort: int = 30_000
+    effort: int = 160
     rounds: int = 8
     seed: int = 0
 
@@ -68,32 +86,42 @@ class _Run:
     def run(self) -> None:
         self._settle(by="greedy")
         if not self._finished():
-            self._refine()
+            n = len(self.search.graph)
+            peak = int(Timetable(self.search.graph).bytes_in[:n].argmax())
+            self._refine(peak)
+            if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - peak) > n // 50:
+                self._refine(other)
+        # The repaired plan of a relaxation may be dearer than the greedy one, and yet the better one to start from.
+        starts = [moves for _, moves in sorted(dict(self.starts).items())[: 1 if self._missing() < NEARLY * self.search.bound else STARTS]]
         for number in range(self.options.rounds):
-            if self._finished() or not self.starts:
+            if self._finished() or not starts:
                 return
-            cost, moves = min(self.starts)
+            missing = self._missing()
+            moves = starts[number] if number < len(starts) else min(self.starts)[1]
             self.timetable.move_to(moves)
             improve(
                 self.timetable,
                 self.search.budget_bytes,
-                work=self.options.effort,
+                work=self.options.effort * len(self.search.graph),
                 seed=self.options.seed + number,
                 out_of_time=self._out_of_time,
             )
-            if self.timetable.cost > cost * (1 - GOOD_ENOUGH):
-                break
             self._offer(by="local search")
+            if number >= len(starts) and self._missing() > 0.97 * missing:
+                return
 
-    def _refine(self) -> None:
+    def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
         search, graph = self.search, self.search.graph
-        chosen = [int(Timetable(graph).bytes_in[: len(graph)].argmax())]
+        chosen = [first]
         while not self._finished():
             model = SnapshotModel(graph, search.budget_bytes, chosen)
             if len(chosen) > 1 and model.size > MODEL_SIZE:
                 return
-            found = model.solve(time_limit_s=min(MILP_SECONDS, search.remaining_s))
+            missing = self._missing()
+            # While much is missing, a rough bound and a plan that needs repair anyway come much sooner.
+            precision = max(1e-6, PRECISION * missing / (search.bound + missing - graph.total_cost)) if len(chosen) > 1 else 1e-6
+            found = model.solve(time_limit_s=min(MILP_SECONDS, search.remaining_s), nodes=NODES[len(chosen) > 1], precision=precision)
             if np.isinf(found.cost):
                 search.prove_infeasible(self._why_none(model))
                 return
@@ -107,11 +135,27 @@ class _Run:
                 self._offer(by="lifted snapshot")
                 return
             self._settle(by="repaired snapshot")
+            stuck = self._missing() < NEARLY * search.bound if len(chosen) == 1 else self._missing() > 0.97 * missing
+            if model.size > SMALL_MODEL and stuck:
+                return
             for t in chosen:
                 over[max(0, t - 1) : t + 2] = 0
             if len(chosen) == self.options.snapshots or over.max() <= 0:
                 return
             chosen.append(int(over.argmax()))
+
+    def _best_stage(self) -> int:
+        """The stage whose single snapshot bounds best, by linear programming over stages where the best plan is tight."""
+        search = self.search
+        self.timetable.move_to(min(self.starts)[1] if self.starts else ())
+        fullest = np.argsort(-self.timetable.bytes_in[: len(search.graph)], kind="stable")[: 4 * SCAN]
+        scanned = np.unique(fullest)[:: max(1, len(fullest) // SCAN)]
+        bounds = [SnapshotModel(search.graph, search.budget_bytes, [int(t)]).solve(time_limit_s=1, relaxed=True).cost for t in scanned]
+        return int(scanned[int(np.argmax(bounds))])
+
+    def _missing(self) -> float:
+        """What the best plan costs more than is proven to be needed."""
+        return (self.search.timeline.cost if self.search.timeline else 2 * self.search.bound) - self.search.bound
 
     def _settle(self, *, by: str) -> None:
         """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""

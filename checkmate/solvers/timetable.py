@@ -1,10 +1,10 @@
 """Timetable: which ops run again in which stage, with the exact memory of every stage, kept up to date move by move.
 
 Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the paper. Stage n, at the end, only
-runs ops again: an output may be dropped and made once more. **Any** choice of ops that may run again is a legal plan: a value that a stage reads and does not compute is held from its latest evaluation. So
-the retained values follow from R, and a move, "run op i again in stage t" or its reverse, changes the holding time of the
-value of i and of its inputs only. That makes a move cost microseconds where a replay of the plan costs milliseconds, and
-every move can be taken back by its reverse.
+runs ops again: an output may be dropped and made once more. **Any** choice of ops that may run again is a legal plan: a value
+that a stage reads and does not compute is held from its latest evaluation. So the retained values follow from R, and a
+move, "run op i again in stage t" or its reverse, changes the holding time of the value of i and of its inputs only. That makes
+a move cost microseconds where a replay of the plan costs milliseconds, and every move can be taken back by its reverse.
 
 The bytes of a stage are those of the values held across it untouched, plus the peak of the evaluations inside it. Both are
 exact: for every timetable `peak_bytes` and `cost` are what `replay(graph, timetable.plan())` says (the tests compare them).
@@ -33,7 +33,7 @@ class Timetable:
       bytes_in: (n + 1,) int64, the most bytes in use at any moment of stage t, fixed bytes included. Read it, do not write it.
       touched: touched[i], the stages that compute or read the value of op i, ascending. Outputs are read in stage n.
       made: made[i], the stages that compute op i; the first is i itself.
-      work: Moves made so far, those taken back included: a clock that runs alike on every machine.
+      work: Moves made and evaluations looked at so far: a clock that runs alike on every machine.
       last_stage: last_stage[i], the last stage in which op i may run; i itself where it may run only once.
     """
 
@@ -192,6 +192,7 @@ class Timetable:
     def _look_inside(self, changed: Iterable[int]) -> None:
         """Counts the peak of the evaluations inside stages anew."""
         for t in changed:
+            self.work += 1 + len(self.again[t])
             inside = self._peak_inside(t) if self.again[t] else self._alone[t]
             if inside != self._inside[t]:
                 self.bytes_in[t] += inside - self._inside[t]
