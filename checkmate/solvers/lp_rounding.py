@@ -76,14 +76,14 @@ class LPRounding:
         if answer.status is AnswerStatus.OPTIMAL:
             search.raise_bound(relaxation.cost(answer.bound) * (1 - BOUND_TOLERANCE[self.engine]), by=f"{self.name}: relaxation")
 
-    def _roundings(self, S: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    def _roundings(self, fractions: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
         """Phase one. Thresholds are quantiles of the fractions that are neither 0 nor 1, and 1/2."""
-        between = S[(S > 1e-6) & (S < 0.999999)]
+        between = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
         quantiles = np.quantile(between, np.linspace(0, 1, self.thresholds)) if len(between) else []
         for threshold in sorted({0.5, *quantiles}):
-            yield S >= threshold
+            yield fractions >= threshold
         for _ in range(self.draws if len(between) else 0):
-            yield generator.random(S.shape[1]) < S
+            yield generator.random(fractions.shape[1]) < fractions
 
 
 def complete(graph: DFGraph, S: np.ndarray) -> Schedule:

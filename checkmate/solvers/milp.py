@@ -64,7 +64,7 @@ class MILP:
         budget_bytes = search.budget_bytes
         for _ in range(TRIES):
             program = formulate(coarse.graph, budget_bytes)
-            plan = self._solve(program, search.remaining_s, _start(program, inner))
+            plan = self._solve(program, 0.95 * search.remaining_s, _start(program, inner))
             if plan is None:
                 return
             over = _offer(search, coarse, inner, plan, by=self.name)

@@ -140,7 +140,7 @@ def test_steps_of_another_type(steps, tmp_path):
     graph, path = training_chain(3), tmp_path / "plan.json"
     save_plan(Plan.keep_all(graph), path, graph=graph)
     write(path, json.loads(path.read_text()) | {"steps": steps})
-    with pytest.raises(PlanFileError, match="steps are a|step 0 is"):
+    with pytest.raises(PlanFileError, match=r"steps are a|step 0 is"):
         load_plan(path, graph=graph)
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from oracles import run_plan
 from strategies import graphs, training_chain
 
-from checkmate import DFGraph, Op, Plan, lower, replay, solve
+from checkmate import DFGraph, Op, Plan, SolveStatus, lower, replay, solve
 from checkmate.solvers.coarsen import coarsen
 from checkmate.solvers.formulation import may_run
-from checkmate.solvers.lp_rounding import complete
+from checkmate.solvers.lp_rounding import LPRounding, complete
 from checkmate.solvers.milp import MILP
 
 
@@ -91,6 +91,16 @@ def test_groups_with_statistics_can_run_again(statistics_bytes, own_ops):
     result = solve(graph, int(0.75 * peak), solver=MILP(engine="scip", max_ops=24), time_limit_s=20)
     assert any("statistics" in graph.ops[j].name for i in result.plan.recomputed for j in group[i])
     assert not any("statistics" in graph.ops[i].name for i in result.plan.recomputed)
+
+
+@pytest.mark.parametrize("solver", [MILP(engine="cbc", max_ops=16), LPRounding(max_ops=16)], ids=lambda solver: solver.name)
+def test_solvers_of_coarse_graphs_offer_fine_plans_and_claim_no_bound(solver):
+    graph = training_chain(24, updates=True, gradient_bytes=1)
+    assert len(graph) > 16
+    result = solve(graph, "70%", solver=solver, time_limit_s=20)
+    assert result.plan.recomputed
+    assert result.status is SolveStatus.FEASIBLE
+    assert result.bound == pytest.approx(graph.total_cost)
 
 
 def test_what_is_overwritten_in_its_own_group_is_kept():

@@ -14,6 +14,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -92,7 +93,8 @@ def _ask(question: dict) -> Answer:
 
 def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
     """Asks in a new process. Its own session, so that the terminal's Ctrl-C comes here and not there."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
