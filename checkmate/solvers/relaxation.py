@@ -127,7 +127,9 @@ class SnapshotModel:
         )
         if answer.status == 2:
             return Bound(float("inf"), None, True)
-        proven = answer.fun if relaxed and answer.status == 0 else answer.get("mip_dual_bound")
+        proven = answer.get("mip_dual_bound")
+        if relaxed:  # a linear program cut short has proven nothing
+            proven = answer.fun if answer.status == 0 else None
         cost = self.fixed_cost
         if proven is not None and np.isfinite(proven):
             cost += max(0.0, proven - 1e-7 * SCALE) / self._scale
