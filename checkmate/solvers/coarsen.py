@@ -1,7 +1,7 @@
 """Groups the ops of a large graph, so that a method that is quadratic in the number of ops can have it.
 
 Method: neighbours in the graph's order are merged, two by two, always the pair that makes the smallest group (its share of the cost
-plus its share of the bytes that leave it), until few enough are left. Groups are therefore intervals of the order, hence convex,
+plus its share of the bytes that leave it; counting what enters as well gave dearer plans), until few enough are left. Groups are therefore intervals of the order, hence convex,
 and first evaluations keep their order. Forward and backward ops share a group only when nothing else is left to merge.
 
 What a group is in the coarse graph:
@@ -10,7 +10,7 @@ What a group is in the coarse graph:
   * before it, and read by it, a *kept* value: the members that may run only once, are outputs, or would run again after an op of
     the same group overwrote what they read. So a body runs again only while they are in memory. Where they are small (batch
     statistics) they count as fixed bytes instead: they are not worth a stage each.
-A group of kept members alone is one op that may not run again. What must not run before or after what is carried over.
+A group of kept members alone is one op that may not run again, with its outputs set aside in the same way. What must not run before or after what is carried over.
 
 Guarantee: every plan of the coarse graph expands to a legal plan of the fine one with no higher peak: a member is in memory only while
 the value that stands for it is, and running a body again computes no more than the group's first run did. Its cost is at most
@@ -109,8 +109,8 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     """Makes the coarse graph of a partition into intervals."""
     ops, last_use = graph.ops, _last_use(graph)
     kept = _kept(graph, groups)
-    bodies = [tuple(i for i in group if i not in kept) for group in groups]
-    aside = [tuple(i for i in group if i in kept) if body else () for group, body in zip(groups, bodies, strict=True)]
+    bodies = [_body(graph, group, kept) for group in groups]
+    aside = [tuple(i for i in group if i not in body) for group, body in zip(groups, bodies, strict=True)]
     aside_bytes = [sum(ops[i].output_bytes for i in members) for members in aside]
     small = _small(graph, aside_bytes)
 
@@ -122,7 +122,7 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
             held_by.update(dict.fromkeys(aside[g], count))
             count += 1
         runs_in.update(dict.fromkeys(group, count))
-        held_by.update(dict.fromkeys(bodies[g] or group, count))
+        held_by.update(dict.fromkeys(bodies[g], count))
         count += 1
 
     coarse: list[Op] = []
@@ -130,7 +130,7 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     kept_cost = 0.0
     outputs: set[int] = set()
     for g, group in enumerate(groups):
-        members, body_index = bodies[g] or tuple(group), runs_in[group.start]
+        members, body_index = bodies[g], runs_in[group.start]
         cost_aside, is_backward = sum(ops[i].cost for i in aside[g]), ops[group.stop - 1].is_backward
         reads, after, overwrites = set(), set(), set()
         if len(coarse) < body_index:
@@ -153,13 +153,14 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
                 output_bytes=value,
                 workspace_bytes=_peak_within(graph, group, leaving, set(aside[g])) - value,
                 is_backward=is_backward,
-                recomputable=bool(bodies[g]),
+                recomputable=members[0] not in kept,
                 control_deps=tuple(sorted(after - {body_index})),
                 overwrites=tuple(sorted(overwrites - {body_index})),
             )
         )
         first.append(tuple(group))
-        outputs.update(held_by[i] for i in graph.outputs if i in group and i in held_by)
+        # An output of no bytes must not hold the rest of its group to the end.
+        outputs.update(held_by[i] for i in graph.outputs if i in group and i in held_by and ops[i].output_bytes)
     fixed_bytes = graph.fixed_bytes + sum(aside_bytes[g] for g in small)
     again = tuple(tuple(i for i in members if i not in kept) for members in first)
     name = f"{graph.name} in {len(coarse)} groups"
@@ -179,6 +180,13 @@ def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
     for group in groups:
         kept.update(d for i in group for d in graph.ops[i].overwrites if d in group)
     return kept
+
+
+def _body(graph: DFGraph, group: range, kept: set[int]) -> tuple[int, ...]:
+    """The members whose values make the group's own value: those that may run again, else those that are no outputs, else all."""
+    again = tuple(i for i in group if i not in kept)
+    inner = tuple(i for i in group if i not in graph.outputs)
+    return again or inner or tuple(group)
 
 
 def _small(graph: DFGraph, aside_bytes: Sequence[int]) -> set[int]:
