@@ -1,7 +1,31 @@
-"""Shared by all tests. That this file is here also puts `tests/` on the path, so that tests can import `strategies` and `oracles`."""
+"""Shared by all tests. That this file is here also puts `tests/` on the path, so that tests can import `strategies` and `oracles`.
 
+The settings of TensorFlow make a run exact and its memory counted: the CPU gets the allocator that GPUs have; one thread and
+deterministic ops make equal programs give equal bits; without Grappler and oneDNN the plain step is not fused, which is
+what "the model's own numbers" means.
+"""
+
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run: a test that fails, fails again. A loaded machine is no reason to fail.
 settings.register_profile("checkmate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 settings.load_profile("checkmate")
+
+# TensorFlow reads these when it is imported.
+os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.fixture(scope="session")
+def tensorflow(tmp_path_factory):
+    """TensorFlow, exact and counted; measured costs go to a folder of the test run."""
+    os.environ["CHECKMATE_CACHE_DIR"] = str(tmp_path_factory.mktemp("costs"))
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    return tf

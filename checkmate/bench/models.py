@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from checkmate.errors import CheckmateError
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -70,7 +72,7 @@ def transformer(*, batch: int, length: int = 128, width: int = 256, heads: int =
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {
+_WORKLOADS: dict[str, Callable[[], Workload]] = {
     "mobilenet": lambda: application("MobileNet", batch=16),
     "resnet50": lambda: application("ResNet50", batch=8),
     "unet": lambda: unet(batch=4),
@@ -79,3 +81,10 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "densenet121": lambda: application("DenseNet121", batch=4),
     "efficientnetb0": lambda: application("EfficientNetB0", batch=8),
 }
+
+
+def workload(name: str) -> Workload:
+    """Builds a workload by its name."""
+    if name not in _WORKLOADS:
+        raise CheckmateError(f"There is no workload {name!r}. Known: {', '.join(_WORKLOADS)}.")
+    return _WORKLOADS[name]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import MemoryTimeline

@@ -23,7 +23,8 @@ class Solver(Protocol):
 
     name: str
 
-    def run(self, search: Search) -> None: ...
+    def run(self, search: Search) -> None:
+        """Offers plans and bounds to `search`."""
 
 
 class Search:

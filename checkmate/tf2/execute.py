@@ -1,8 +1,11 @@
 """Replays a Plan inside the graph that TensorFlow is tracing: the same ops with the same attributes, in the plan's order.
 
 Ordering is by control edges: every evaluation waits for the one before it. Without that chain TensorFlow's executor would start
-a recomputation as soon as its inputs are there, and nothing would be saved. Views, constants and reads stay off the chain: some
-kernels are fused with them later, and an edge through a read would then close a cycle.
+a recomputation as soon as its inputs are there, and nothing would be saved. Views, constants and reads stay off the chain.
+
+oneDNN fuses two kernels after all of this, without a look at what the chain has between them: that would close a cycle. It
+does so only where both wait for the same control edges. Hence no edge beside a data edge (Conv2D and its BiasAdd are then
+neighbours or differ), and the two gradients of a convolution's bias and filter follow each other (see `trace`).
 """
 
 from __future__ import annotations
@@ -66,12 +69,12 @@ class _Replayer:
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
         for operation in self.traced.groups[i]:
-            again = operation in self.current
-            views: dict[Any, tf.Tensor] = {}
-            inputs = [self.tensor(tensor, views) for tensor in operation.inputs]
+            inputs = [self.tensor(tensor, {}) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
-            after = [] if again else [self.made(before) for before in operation.control_inputs if before.type != "NoOp"]
-            if self.last is not None:
+            first = operation not in self.current
+            after = [self.made(before) for before in operation.control_inputs if before.type != "NoOp"] if first else []
+            # Reading the last op's value orders the two already; an edge beside it would keep kernels from being fused.
+            if self.last is not None and not any(tensor is output for tensor in inputs for output in self.last.outputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
             self.current[operation] = self.last = self.make(operation, inputs, after, name)

@@ -40,6 +40,8 @@ _ROLES: dict[str, Role] = {
 # These only read their resource, although they are registered as stateful (as every op is that takes a handle).
 PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 
+FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
+
 # Declared stateless, yet not to be repeated: they call back into Python or into another process.
 _NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute", "CheckNumerics", "CheckNumericsV2"})
 

@@ -89,7 +89,7 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
     """
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
-    isolated = [_Isolated(group) for group in traced.groups]
+    isolated = [_Isolated(group, values) for group, values in zip(traced.groups, traced.values, strict=True)]
     keys = [each.signature() if each.runs else None for each in isolated]
     with _Cache(device) as cache:
         missing = {key: each for key, each in zip(keys, isolated, strict=True) if key is not None and key not in cache.entries}
@@ -110,9 +110,11 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
 class _Isolated:
     """A group of TensorFlow ops as a function of its own, with an argument for every tensor that comes from outside."""
 
-    def __init__(self, group: tuple[tf.Operation, ...]):
-        # A final write to a variable moves no data of its own that the roofline would not know.
-        self.group = group[:-1] if len(group) > 1 and _touches_resource(group[-1]) else group
+    def __init__(self, group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...]):
+        self.group, self.values = group, values
+        if len(group) > 1 and _touches_resource(group[-1]):
+            # A final write to a variable is left out: it takes over the buffer of what it writes, which is workspace, not value.
+            self.group, self.values = group[:-1], ()
         self.arguments: list[tf.Tensor] = []
         self._index: dict[Any, int] = {}
         for operation in self.group:
@@ -125,7 +127,8 @@ class _Isolated:
     def signature(self) -> str:
         """What decides about time and memory, as a digest."""
         position = {operation: k for k, operation in enumerate(self.group)}
-        parts = [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
+        parts: list[Any] = [[o in self.values for o in self.group]]
+        parts += [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def measure(self, device: str, reports: bool, overhead_s: float) -> Measurement | None:
@@ -140,7 +143,7 @@ class _Isolated:
                 if reports:
                     del result
                     result, before, peak = devices.peak_above(device, lambda: function(*values))
-                    own = sum(tensor_bytes(tensor) or 0 for tensor in self.group[-1].outputs)
+                    own = sum(tensor_bytes(tensor) or 0 for operation in self.values for tensor in operation.outputs)
                     workspace = max(0, peak - before - own)
                 seconds = []
                 while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < 50):
@@ -161,7 +164,7 @@ class _Isolated:
             made[operation] = copy_operation(
                 operation, [self._value(tensor, arguments, made) for tensor in operation.inputs], operation.name
             )
-        return list(made[self.group[-1]].outputs)
+        return [tensor for operation in self.values or self.group[-1:] for tensor in made[operation].outputs]
 
     def _value(self, tensor: tf.Tensor, arguments: tuple[tf.Tensor, ...], made: dict[tf.Operation, tf.Operation]) -> tf.Tensor:
         tensor = op_rules.source(tensor)

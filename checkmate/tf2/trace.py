@@ -10,7 +10,8 @@ Three kinds of ops of the flat graph do not become ops of the DFGraph; the execu
 What is left are the kernels that decide about memory, in the order of the trace, except that the optimizer's updates
 are moved up to right after their gradients, so that a gradient can be freed before the next one is made. A kernel whose value
 only the very next kernel reads, and which is no smaller than what that one makes, is fused with it into one op of the DFGraph
-(convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
+(convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. The
+gradients of a convolution's bias and filter are one op, too: between them must come nothing (see `execute`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class TracedStep:
     Attributes:
       function: The traced step; its flat graph is what the executor copies from.
       graph: The DFGraph, with unit costs and no workspaces until it is profiled.
-      groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order; the last one makes its value.
+      groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
+      values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain step.
       notes: What was treated with caution, and why, as sentences for the report.
     """
@@ -50,6 +52,7 @@ class TracedStep:
     function: Any
     graph: DFGraph
     groups: tuple[tuple[tf.Operation, ...], ...]
+    values: tuple[tuple[tf.Operation, ...], ...]
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -103,7 +106,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
             Op(
                 name=group[-1].name,
                 deps=numbers(chain.from_iterable(flat.data_deps[o] for o in group), i),
-                output_bytes=flat.bytes_of(group[-1]),
+                output_bytes=sum(flat.bytes_of(o) for o in flat.values_of(group)),
                 is_backward=any(o in flat.backward for o in group),
                 recomputable=all(o in flat.recomputable for o in group),
                 control_deps=numbers(chain.from_iterable(flat.order_deps[o] for o in group), i),
@@ -114,7 +117,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     outputs = {number[o] for tensor in concrete.outputs for o in flat.planned_behind(tensor)}
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=lambda i: flat.position[groups[i][-1]])
-    return TracedStep(concrete, graph, groups, tuple(plain_order), flat.notes())
+    return TracedStep(concrete, graph, groups, tuple(map(flat.values_of, groups)), tuple(plain_order), flat.notes())
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int | None:
@@ -149,6 +152,8 @@ class _FlatGraph:
         for operation in self.operations:
             self._classify(operation)
         self._find_overwrites()
+        self._find_readers()
+        self._find_twins()
 
     def bytes_of(self, operation: tf.Operation) -> int:
         """Bytes of all its outputs."""
@@ -188,45 +193,65 @@ class _FlatGraph:
         variable waits until no op after it can want a value again that is recomputed from the old content.
         """
         update = self._update_only()
-        last_hazard = self._last_hazards(update)
+        last_hazard = self._last_hazards()
         key: dict[tf.Operation, tuple[int, int]] = {}
         for operation in self.planned:
             own = self.position[operation]
-            if operation not in update:
+            if operation in update:
+                waits_for = self.order_deps[operation] | self.overwritten.get(operation, set())
+                earliest = max((key[o][0] for o in waits_for), default=0)
+                key[operation] = (max(earliest, last_hazard.get(operation, 0)), own)
+            elif operation in self.twins:
+                key[operation] = (self.position[self.twins[operation]], -1)
+            else:
                 key[operation] = (own, own)
-                continue
-            waits_for = self.order_deps[operation] | self.overwritten.get(operation, set())
-            earliest = max((key[o][0] for o in waits_for), default=0)
-            key[operation] = (max(earliest, last_hazard.get(operation, 0)), own)
         return sorted(self.planned, key=key.__getitem__)
 
     def fused(self, order: list[tf.Operation]) -> tuple[tuple[tf.Operation, ...], ...]:
         """Groups of planned ops that become one op each: chains in which each value is read by the next op of the chain only."""
-        planned = set(self.planned)
-        readers: dict[tf.Operation, set[tf.Operation]] = {o: set() for o in order}
-        kept = {o for tensor in self.concrete.outputs for o in self.planned_behind(tensor)}
-        for operation in self.operations:
-            if operation in planned:
-                for before in self.data_deps[operation]:
-                    readers[before].add(operation)
-            elif op_rules.role(operation) is Role.KERNEL:
-                kept |= self._behind[operation]
         groups: list[list[tf.Operation]] = []
         for operation in order:
             group = [operation]
             while groups:
                 last = groups[-1][-1]
-                alike = (last in self.recomputable) == (operation in self.recomputable) and (last in self.backward) == (
-                    operation in self.backward
-                )
-                alone = last not in kept and readers[last] and readers[last] <= set(group)
+                alike = all((last in kind) == (operation in kind) for kind in (self.recomputable, self.backward))
+                alone = last not in self._read_once and self._readers[last] and self._readers[last] <= set(group)
                 # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
                 worth = operation not in self.recomputable or self._bytes[last] >= self._bytes[operation]
-                if not (alike and alone and worth):
+                if not (self.twins.get(last) is operation or (alike and alone and worth)):
                     break
                 group = groups.pop() + group
             groups.append(group)
         return tuple(map(tuple, groups))
+
+    def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
+        """The ops of a group that others read, and its last one."""
+        inside = set(group)
+        return tuple(o for o in group if o is group[-1] or o in self._read_once or not self._readers[o] <= inside)
+
+    def _find_readers(self) -> None:
+        """Who reads each planned op: planned ops, or (`_read_once`) the caller and ops that run once."""
+        planned = set(self.planned)
+        self._readers: dict[tf.Operation, set[tf.Operation]] = {operation: set() for operation in self.planned}
+        self._read_once = {o for tensor in self.concrete.outputs for o in self.planned_behind(tensor)}
+        for operation in self.operations:
+            if operation in planned:
+                for before in self.data_deps[operation]:
+                    self._readers[before].add(operation)
+            elif op_rules.role(operation) is Role.KERNEL:
+                self._read_once |= self._behind[operation]
+
+    def _find_twins(self) -> None:
+        """Gradients of a bias, each with the gradient of the filter of the same convolution, which come from the same tensor."""
+        filters = {op_rules.source(o.inputs[2]).ref(): o for o in self.planned if o.type in op_rules.FILTER_GRADIENTS}
+        self.twins: dict[tf.Operation, tf.Operation] = {}
+        update = self._update_only()
+        for operation in self.planned:
+            if operation.type != "BiasAddGrad":
+                continue
+            twin = filters.pop(op_rules.source(operation.inputs[0]).ref(), None)
+            if twin is not None and all(o in update or self.position[o] > self.position[twin] for o in self._readers[operation]):
+                self.twins[operation] = twin
 
     def notes(self) -> tuple[str, ...]:
         """What the report says about ops that could not be treated as usual."""
@@ -307,34 +332,20 @@ class _FlatGraph:
         }
 
     def _update_only(self) -> set[tf.Operation]:
-        """Backward ops from which nothing but writes to variables comes."""
-        planned = set(self.planned)
-        readers: dict[tf.Operation, list[tf.Operation]] = {o: [] for o in self.planned}
-        returned = {o for tensor in self.concrete.outputs for o in self.planned_behind(tensor)}
-        kept_small = {
-            o
-            for operation in self.operations
-            if operation not in planned and op_rules.is_stateful(operation)
-            for o in self._behind[operation]
-        }
-        for operation in self.planned:
-            for before in self.data_deps[operation]:
-                readers[before].append(operation)
+        """The optimizer's update: backward ops, not gradients themselves, from which nothing but writes to variables comes."""
         update: set[tf.Operation] = set()
         for operation in reversed(self.planned):
-            if operation not in self.backward or operation in returned or operation in kept_small:
+            if operation in self._read_once or not self._only_from_gradients(operation):
                 continue
             writes = any(tensor.dtype == tf.resource for tensor in operation.inputs) and op_rules.is_stateful(operation)
-            if writes or (readers[operation] and all(reader in update for reader in readers[operation])):
+            if writes or (self._readers[operation] and self._readers[operation] <= update):
                 update.add(operation)
-        # A gradient is not part of the update: only what follows from it is. Gradients lead to updates alone, too, so leave out
-        # whatever needs forward values.
-        return {o for o in update if self._only_from_gradients(o)}
+        return update
 
     def _only_from_gradients(self, operation: tf.Operation) -> bool:
-        return "gradient_tape/" not in operation.name and all(o in self.backward for o in self.data_deps[operation])
+        return operation in self.backward and not _in_backward_scope(operation) and self.data_deps[operation] <= self.backward
 
-    def _last_hazards(self, update: set[tf.Operation]) -> dict[tf.Operation, int]:
+    def _last_hazards(self) -> dict[tf.Operation, int]:
         """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it."""
         bit = {o: 1 << k for k, o in enumerate(self.planned)}
         again: dict[tf.Operation, int] = {}  # op -> what may have to run again for it, as bits
@@ -351,13 +362,10 @@ class _FlatGraph:
                 continue
             for operation in reversed(self.planned):
                 if again[operation] & bits and operation is not writer:
-                    if operation in update and self.position[operation] > self.position[writer]:
-                        self.recomputable -= read  # a later update would need the old content: keep it instead
-                        break
                     if self.position[operation] > self.position[writer]:
-                        self.recomputable -= read
-                        break
-                    hazards[writer] = self.position[operation]
+                        self.recomputable -= read  # also the plain step wants the old content later: keep what was read from it
+                    else:
+                        hazards[writer] = self.position[operation]
                     break
         return hazards
 

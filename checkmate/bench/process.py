@@ -1,0 +1,30 @@
+"""Fresh processes for measurements: nothing of an earlier run in the allocator, and the allocator that GPUs have on the CPU, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from checkmate.errors import CheckmateError
+
+
+def fresh_process(module: str, arguments: Sequence[str], *, timeout_s: float = 3600) -> Any:
+    """Runs `python -m module arguments` and returns the JSON value it printed last.
+
+    Raises:
+      CheckmateError: It failed or took longer than `timeout_s`; with the end of what it said.
+    """
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CheckmateError(f"`{' '.join(command[1:])}` was stopped after {timeout_s:.0f} s.") from error
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-6:])
+        raise CheckmateError(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,82 @@
+"""The command `checkmate`. It finds its way to the library; what it prints comes from there."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import checkmate
+from checkmate.units import format_bytes
+
+
+class _Group(click.Group):
+    """Turns the library's refusals into a sentence and exit status 1."""
+
+    def invoke(self, context: click.Context) -> None:
+        try:
+            super().invoke(context)
+        except checkmate.CheckmateError as error:
+            click.echo(f"checkmate: {error}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Group)
+@click.version_option(checkmate.__version__, package_name="checkmate")
+def main() -> None:
+    """Train TensorFlow and Keras models that do not fit, within a memory budget."""
+
+
+@main.command()
+@click.option("--model", default="mobilenet", show_default=True, help="A workload: see `checkmate bench steps --help`.")
+@click.option("--budget", default="60%", show_default=True, help="Amount of memory, or a share of the plain step's predicted peak.")
+@click.option("--steps", default=4, show_default=True, help="Training steps.")
+def demo(model: str, budget: str, steps: int) -> None:
+    """Train a real model for a few steps, plain and under a budget, and measure both.
+
+    Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
+    budget and the losses agree.
+    """
+    from checkmate.bench.demo import LOSS_TOLERANCE, run_demo
+
+    with Console(stderr=True).status(f"training {model}, plain and within {budget} ..."):
+        found = run_demo(model, budget, steps)
+    table = Table(title=f"{found.model}, {steps} training steps on the {found.device}")
+    for column in ("", "measured peak", "step time", "first loss", "last loss"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned)):
+        table.add_row(name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    console.print(found.sentence())
+    if not found.losses_agree:
+        click.echo(f"checkmate: the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.", err=True)
+    if not found.within_budget:
+        click.echo("checkmate: the measured peak is above the budget.", err=True)
+    sys.exit(0 if found.losses_agree and found.within_budget else 1)
+
+
+@main.group()
+def bench() -> None:
+    """Tables that anyone can reproduce; ratios are of two things measured in one run."""
+
+
+@bench.command("steps")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="60%,50%,40%", show_default=True, help="Budgets, with commas between them.")
+@click.option("--steps", default=5, show_default=True, help="Timed steps of each kind.")
+def bench_steps(models: tuple[str, ...], budgets: str, steps: int) -> None:
+    """Peak memory and time of the planned step against the plain one, for MODELS (default: all)."""
+    from checkmate.bench import steps as benchmark
+
+    table = Table(title="planned / plain training step; memory is the allocator's peak above the resting level")
+    for column in benchmark.COLUMNS:
+        table.add_column(column, justify="right")
+    names = models or benchmark.NAMES
+    for name in names:
+        with Console(stderr=True).status(f"measuring {name} ..."):
+            for row in benchmark.measure(name, budgets, steps):
+                table.add_row(*row)
+    Console(width=max(150, Console().width)).print(table)
