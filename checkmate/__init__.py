@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Without "tf2": `from checkmate import *` must not import TensorFlow.
 __all__ = [
     "BudgetError", "CheckmateError", "Compute", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
     "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
-    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "solve", "tf2",
+    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "solve",
 ]  # fmt: skip
 
 

@@ -6,6 +6,8 @@ what "the model's own numbers" means.
 """
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,8 @@ from hypothesis import HealthCheck, settings
 # The same examples on every run: a test that fails, fails again. A loaded machine is no reason to fail.
 settings.register_profile("checkmate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 settings.load_profile("checkmate")
+
+sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the oracle of test_formulation
 
 # TensorFlow reads these when it is imported.
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}

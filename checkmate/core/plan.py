@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.schedule import Schedule
 from checkmate.errors import PlanError
 
 
-class Compute(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Compute:
     """Evaluate op `op`, for the first time or again; its value is in memory from here."""
 
     op: int
 
 
-class Free(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Free:
     """Drop the value of op `op` from memory."""
 
     op: int

@@ -25,6 +25,57 @@ EVALUATION_MARK = "/evaluation_"
 """The k-th evaluation of op X is named X/evaluation_k in the executed graph, so that it can be counted there."""
 
 
+class GraphWriter:
+    """Copies of ops, written down as a GraphDef and then imported into the graph being traced in one go.
+
+    A tensor is named "op:k" here. Names of what comes from outside are the caller's to choose.
+    """
+
+    def __init__(self) -> None:
+        self._graph_def = tf.compat.v1.GraphDef()
+        self._graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+        self._node_defs: dict[tf.Operation, Any] = {}
+        self._names: Counter[str] = Counter()
+
+    def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "") -> str:
+        """Writes an op like `operation` on other inputs, to run after the ops of these names; returns its name."""
+        if operation not in self._node_defs:
+            self._node_defs[operation] = operation.node_def
+        node = self._graph_def.node.add()
+        node.CopyFrom(self._node_defs[operation])
+        node.name = self._unique(name or operation.name)
+        del node.input[:]
+        node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
+        node.attr.pop("_class", None)  # colocation goes by the old names
+        return node.name
+
+    def constant(self, value: Any, dtype: tf.DType) -> str:
+        """Writes a constant and returns its tensor's name."""
+        node = self._graph_def.node.add(name=self._unique("shape"), op="Const")
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return f"{node.name}:0"
+
+    def import_here(self, given: dict[str, tf.Tensor], outputs: Sequence[str]) -> list[tf.Tensor]:
+        """Makes everything in the graph being traced and returns the tensors of these names.
+
+        Args:
+          given: The tensors from outside by name.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        read = {name for node in self._graph_def.node for name in node.input}
+        # What is captured must become an input of the graph first; eager tensors cannot be imported onto.
+        inside = {name: graph.capture(given[name]) for name in given if name in read}
+        made = [name for name in outputs if name not in given]
+        found = tf.graph_util.import_graph_def(self._graph_def, input_map=inside, return_elements=made, name="planned")
+        by_name = dict(zip(made, found, strict=True))
+        return [given[name] if name in given else by_name[name] for name in outputs]
+
+    def _unique(self, name: str) -> str:
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}_copy_{self._names[name] - 1}"
+
+
 def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor]) -> Any:
     """Makes the ops of a plan in the graph being traced.
 
@@ -36,98 +87,86 @@ def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tenso
     Returns:
       What the step returns, in the same structure.
     """
-    replayer = _Replayer(traced, arguments)
+    replayer = _Replayer(traced)
     for step in plan.steps:
         if isinstance(step, Compute):
             replayer.evaluate(step.op)
-    return replayer.finish()
-
-
-def copy_operation(operation: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Operation:
-    """Makes an op like `operation`, on other inputs, in the graph being traced."""
-    attributes = {key: value for key, value in operation.node_def.attr.items() if key != "_class"}  # colocation goes by old names
-    dtypes = [tensor.dtype for tensor in operation.outputs]
-    graph = tf.compat.v1.get_default_graph()
-    return graph.create_op(operation.type, list(inputs), dtypes, name=name, attrs=attributes, op_def=operation.op_def)
+    return replayer.finish(arguments)
 
 
 class _Replayer:
     """Where each tensor of the traced step is, at this point of the replay."""
 
-    def __init__(self, traced: TracedStep, arguments: Sequence[tf.Tensor]):
+    def __init__(self, traced: TracedStep):
         self.traced = traced
-        self.graph = tf.compat.v1.get_default_graph()
+        self.writer = GraphWriter()
         self.planned = {operation for group in traced.groups for operation in group}
-        inputs = traced.function.inputs
-        values = [*arguments, *traced.function.captured_inputs]
-        self.given = {tensor.ref(): value for tensor, value in zip(inputs, values, strict=True)}
-        self.current: dict[tf.Operation, tf.Operation] = {}  # planned op -> its latest evaluation
-        self.once: dict[tf.Operation, tf.Operation] = {}  # any other op -> the one made for it
+        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.function.inputs)}
+        self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
+        self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
-        self.last: tf.Operation | None = None
+        self.last = ""
 
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
         for operation in self.traced.groups[i]:
-            inputs = [self.tensor(tensor, {}) for tensor in operation.inputs]
+            inputs = [self.tensor(tensor) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
-            first = operation not in self.current
-            after = [self.made(before) for before in operation.control_inputs if before.type != "NoOp"] if first else []
+            after = [] if operation in self.current else self.befores(operation)
             # Reading the last op's value orders the two already; an edge beside it would keep kernels from being fused.
-            if self.last is not None and not any(tensor is output for tensor in inputs for output in self.last.outputs):
+            if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
-            self.current[operation] = self.last = self.make(operation, inputs, after, name)
+            self.current[operation] = self.last = self.writer.copy(operation, inputs, after=after, name=name)
             self.evaluations[operation] += 1
 
-    def tensor(self, tensor: tf.Tensor, views: dict[Any, tf.Tensor]) -> tf.Tensor:
-        """The tensor's value now. `views` holds the views made for the one reader that asks."""
+    def tensor(self, tensor: tf.Tensor) -> str:
+        """The name of the tensor's value now. A view of a planned value is made afresh for whoever asks."""
         tensor = op_rules.source(tensor)
         operation = tensor.op
         if tensor.ref() in self.given:
             return self.given[tensor.ref()]
         if operation in self.planned:
-            return self.current[operation].outputs[tensor.value_index]
+            return f"{self.current[operation]}:{tensor.value_index}"
         if op_rules.role(operation) is Role.SHAPE and (shape := op_rules.static_shape(operation, tensor.value_index)) is not None:
-            return tf.constant(shape, tensor.dtype)
-        if op_rules.role(operation) is Role.VIEW and operation not in self.once:
-            if tensor.ref() not in views:
-                inputs = [self.tensor(each, views) for each in operation.inputs]
-                views[tensor.ref()] = self.make(operation, inputs, [], operation.name).outputs[tensor.value_index]
-            return views[tensor.ref()]
-        return self.made(operation).outputs[tensor.value_index]
+            return self.writer.constant(shape, tensor.dtype)
+        if op_rules.role(operation) is Role.VIEW:
+            return f"{self.writer.copy(operation, [self.tensor(each) for each in operation.inputs])}:{tensor.value_index}"
+        return f"{self.made(operation)}:{tensor.value_index}"
 
-    def made(self, operation: tf.Operation) -> tf.Operation:
-        """The op made for one that runs once, made now if need be; for a planned op, its latest evaluation."""
+    def befores(self, operation: tf.Operation) -> list[str]:
+        """The names of the ops that the traced step has this one wait for."""
+        return [self.made(before) for before in operation.control_inputs if self._is_made_once(before) or before in self.planned]
+
+    def made(self, operation: tf.Operation) -> str:
+        """The name of the op made for one that runs once, made now if need be; for a planned op, of its latest evaluation."""
         pending = [operation]
-        while pending:
+        while pending:  # a stack of its own: chains of small ops can be longer than Python's
             top = pending[-1]
-            if top in self.once or top in self.current:
-                pending.pop()
-                continue
-            befores = [op_rules.source(tensor).op for tensor in top.inputs if op_rules.source(tensor).ref() not in self.given]
-            befores += top.control_inputs
-            missing = [before for before in befores if before not in self.once and before not in self.current]
-            missing = [before for before in missing if op_rules.role(before) is not Role.ALIAS]
+            inputs = [op_rules.source(tensor) for tensor in top.inputs]
+            befores = [tensor.op for tensor in inputs if tensor.ref() not in self.given] + list(top.control_inputs)
+            missing = [] if self._exists(top) else [before for before in befores if self._is_made_once(before) and not self._exists(before)]
             if missing:
                 pending.extend(missing)
                 continue
             pending.pop()
-            inputs = [self.tensor(tensor, {}) for tensor in top.inputs]
-            after = [self.made(before) for before in top.control_inputs if op_rules.role(before) is not Role.ALIAS]
-            self.once[top] = self.make(top, inputs, after, top.name)
+            if not self._exists(top):
+                self.once[top] = self.writer.copy(top, [self.tensor(tensor) for tensor in top.inputs], after=self.befores(top))
         return self.once.get(operation) or self.current[operation]
 
-    def make(self, operation: tf.Operation, inputs: list[tf.Tensor], after: list[tf.Operation], name: str) -> tf.Operation:
-        """Copies one op to run after others."""
-        with self.graph.control_dependencies(None), self.graph.control_dependencies(after), tf.device(operation.device):
-            return copy_operation(operation, inputs, name)
-
-    def finish(self) -> Any:
-        """Runs the small side effects that nothing asked for yet, and returns the step's results."""
-        for operation in self.traced.function.graph.control_outputs:
-            if operation not in self.planned and op_rules.role(operation) is not Role.ALIAS:
+    def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
+        """Runs the small side effects that nothing asked for yet, makes it all, and returns the step's results."""
+        function = self.traced.function
+        for operation in function.graph.control_outputs:
+            if self._is_made_once(operation):
                 self.made(operation)
-        views: dict[Any, tf.Tensor] = {}
-        outputs = [self.tensor(tensor, views) for tensor in self.traced.function.outputs]
-        return tf.nest.pack_sequence_as(self.traced.function.structured_outputs, outputs, expand_composites=True)
+        names = [self.tensor(tensor) for tensor in function.outputs]
+        given = dict(zip(self.given.values(), [*arguments, *function.captured_inputs], strict=True))
+        outputs = self.writer.import_here(given, names)
+        return tf.nest.pack_sequence_as(function.structured_outputs, outputs, expand_composites=True)
+
+    def _exists(self, operation: tf.Operation) -> bool:
+        return operation in self.once or operation in self.current
+
+    def _is_made_once(self, operation: tf.Operation) -> bool:
+        return operation not in self.planned and op_rules.role(operation) is not Role.ALIAS and operation.type not in ("NoOp", "Placeholder")

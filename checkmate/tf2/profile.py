@@ -25,7 +25,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.execute import copy_operation
+from checkmate.tf2.execute import GraphWriter
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep, tensor_bytes
 
@@ -159,23 +159,23 @@ class _Isolated:
         return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
 
     def _build(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        made: dict[tf.Operation, tf.Operation] = {}
+        writer = GraphWriter()
+        made: dict[tf.Operation, str] = {}
         for operation in self.group:
-            made[operation] = copy_operation(
-                operation, [self._value(tensor, arguments, made) for tensor in operation.inputs], operation.name
-            )
-        return [tensor for operation in self.values or self.group[-1:] for tensor in made[operation].outputs]
+            made[operation] = writer.copy(operation, [self._name(tensor, writer, made) for tensor in operation.inputs])
+        values = self.values or self.group[-1:]
+        names = [f"{made[operation]}:{k}" for operation in values for k in range(len(operation.outputs))]
+        return writer.import_here({f"given_{k}:0": tensor for k, tensor in enumerate(arguments)}, names)
 
-    def _value(self, tensor: tf.Tensor, arguments: tuple[tf.Tensor, ...], made: dict[tf.Operation, tf.Operation]) -> tf.Tensor:
+    def _name(self, tensor: tf.Tensor, writer: GraphWriter, made: dict[tf.Operation, str]) -> str:
         tensor = op_rules.source(tensor)
         if tensor.op in made:
-            return made[tensor.op].outputs[tensor.value_index]
+            return f"{made[tensor.op]}:{tensor.value_index}"
         if tensor.ref() in self._index:
-            return arguments[self._index[tensor.ref()]]
+            return f"given_{self._index[tensor.ref()]}:0"
         if (shape := _shape_value(tensor)) is not None:
-            return tf.constant(shape, tensor.dtype)
-        inputs = [self._value(each, arguments, made) for each in tensor.op.inputs]
-        return copy_operation(tensor.op, inputs, tensor.op.name).outputs[tensor.value_index]
+            return writer.constant(shape, tensor.dtype)
+        return f"{writer.copy(tensor.op, [self._name(each, writer, made) for each in tensor.op.inputs])}:{tensor.value_index}"
 
     def _collect(self, tensor: tf.Tensor) -> None:
         tensor = op_rules.source(tensor)
