@@ -1,19 +1,23 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+
 setup(
     name="checkmate-tf",
-    version="0.1.0",
+    # Read, not imported: the package's own requirements are not installed yet.
+    version=re.search(r'^__version__ = "(.+)"$', (HERE / "checkmate" / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)[1],
     description="Train TensorFlow and Keras models that do not fit: optimal rematerialization within a memory budget",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed"]},
+    package_data={"checkmate": ["py.typed", "README.md"]},
     install_requires=[
-        "tensorflow>=2.18",
+        "tensorflow>=2.18",  # brings Keras 3
         "numpy",
         "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
         "networkx>=3.0",  # articulation points, import and export of graphs
@@ -30,7 +34,6 @@ setup(
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
