@@ -1,0 +1,443 @@
+"""trace(): which TensorFlow ops become ops of the graph, and what is said about each."""
+
+import numpy as np
+import pytest
+
+from checkmate import TraceError, replay
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+N = 2048
+VALUE_BYTES = 4 * N * N  # of a float32 tensor of shape (N, N), which is what most ops here make
+
+
+def traced(step, *shapes):
+    import tensorflow as tf
+
+    from checkmate.tf2 import trace
+
+    return trace(step, *(tf.TensorSpec(shape) for shape in shapes or ((N, N),)))
+
+
+def kinds(found):
+    return [op.kind for op in found.graph.ops]
+
+
+def op_of(found, kind, number=0):
+    """(index, op) of the `number`-th op of the graph in which a TensorFlow op of this type is."""
+    at = [i for i, op in enumerate(found.graph.ops) if kind in op.kind.split("+")]
+    return at[number], found.graph.ops[at[number]]
+
+
+def types(found):
+    """Every TensorFlow op type that is planned."""
+    return {operation.type for group in found.groups for operation in group}
+
+
+def training(model, loss, optimizer):
+    import tensorflow as tf
+
+    optimizer.build(model.trainable_variables)
+
+    def step(inputs, labels):
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(inputs, training=True))
+        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+        return value
+
+    return step
+
+
+def squared_error(labels, prediction):
+    import tensorflow as tf
+
+    return tf.reduce_mean((labels - prediction) ** 2)
+
+
+@pytest.fixture(scope="module")
+def dense(tensorflow):
+    """The training step of three wide dense layers and a head, with Adam."""
+    import keras
+
+    inputs = x = keras.Input((64,))
+    for k in range(3):
+        x = keras.layers.Dense(512, activation="relu", name=f"dense_{k}")(x)
+    model = keras.Model(inputs, keras.layers.Dense(512, name="head")(x))
+    step = training(model, squared_error, keras.optimizers.Adam(1e-2))
+    return traced(step, (1024, 64), (1024, 512)), model, step
+
+
+def test_kernels_become_ops_with_their_inputs():
+    import tensorflow as tf
+
+    def step(x):
+        a = tf.sin(x)
+        b = tf.cos(a)
+        return b, a * b + b
+
+    graph = traced(step).graph
+    assert [(op.kind, op.deps, op.output_bytes) for op in graph.ops] == [
+        ("Sin", (), VALUE_BYTES),
+        ("Cos", (0,), VALUE_BYTES),
+        ("Mul+AddV2", (0, 1), VALUE_BYTES),
+    ]
+    assert graph.outputs == (1, 2)
+    assert [op.recomputable for op in graph.ops] == [True] * 3
+    assert not any(op.is_backward for op in graph.ops)
+
+
+def test_views_aliases_and_shapes_are_no_ops():
+    import tensorflow as tf
+
+    def step(x):
+        a = tf.identity(tf.sin(x))
+        b = tf.stop_gradient(tf.expand_dims(tf.reshape(a, (N // 2, -1)), 0))
+        c = tf.cos(tf.squeeze(b, 0))
+        return a, tf.reshape(c, tf.shape(a)), tf.shape(b), tf.size(b), tf.rank(b)
+
+    found = traced(step)
+    assert [(op.kind, op.deps) for op in found.graph.ops] == [("Sin", ()), ("Cos", (0,))]
+    assert found.graph.outputs == (0, 1)  # what is returned shares the buffers of Sin and Cos; shapes need nobody's value
+
+
+def test_small_ops_are_absorbed_into_what_is_resident():
+    import tensorflow as tf
+
+    def step(x, scale):
+        for _ in range(10):
+            scale = tf.tanh(scale) * 2.0
+        return tf.sin(x) * scale[0]
+
+    alone = traced(lambda x: tf.sin(x) * 2.0)
+    found = traced(step, (N, N), (8,))
+    assert types(found) == {"Sin", "Mul"}
+    assert kinds(found) == kinds(alone)
+    # The argument, ten times two small values, the slice: 256 bytes each, at least; constants may be shared.
+    assert found.graph.fixed_bytes - alone.graph.fixed_bytes >= 22 * 256
+
+
+def test_small_is_measured_by_the_step():
+    """The same scalars in a step without large tensors are its ops."""
+    import tensorflow as tf
+
+    def step(scale):
+        for _ in range(3):
+            scale = tf.tanh(scale) * 2.0
+        return scale
+
+    assert types(traced(step, (8,))) == {"Tanh", "Mul"}
+
+
+def test_a_small_op_on_a_large_value_is_an_op():
+    import tensorflow as tf
+
+    found = traced(lambda x: (tf.reduce_sum(tf.sin(x)), tf.reduce_sum(tf.cos(x))))
+    assert [(op.kind, op.output_bytes) for op in found.graph.ops] == [("Sin+Sum", 256), ("Cos+Sum", 256)]
+
+
+def test_forward_and_backward(dense):
+    found, *_ = dense
+    for group, op in zip(found.groups, found.graph.ops, strict=True):
+        later = any("gradient_tape/" in operation.name or "adam/" in operation.name for operation in group)
+        assert op.is_backward == later, op.name
+        assert op.recomputable != op.is_backward, op.name
+    assert {op.is_backward for op in found.graph.ops} == {False, True}
+
+
+def test_updates_come_right_behind_their_gradients(dense):
+    found, model, _ = dense
+    graph = found.graph
+
+    def positions(kind):
+        return [i for i, op in enumerate(graph.ops) if kind in op.kind]
+
+    updates, input_gradients = positions("AssignSub"), positions("ReluGrad")
+    assert len(updates) == len(model.trainable_variables)
+    assert len(input_gradients) == 3
+    # Both updates of a layer run before the gradients of the layer below are begun: 0, then 2, 4 and 6 updates are behind us.
+    assert [sum(u < g for u in updates) for g in input_gradients] == [2, 4, 6]
+    # In the trace they all come at the end.
+    at = {i: k for k, i in enumerate(found.plain_order)}
+    assert min(at[u] for u in updates) > max(at[g] for g in input_gradients)
+
+
+def test_early_updates_save_the_gradients(dense):
+    """In the order of the trace all gradients are in memory together."""
+    from checkmate import Plan
+
+    found, *_ = dense
+    early, plain = (replay(found.graph, plan) for plan in (Plan.keep_all(found.graph), found.plain_plan()))
+    assert early.peak_bytes < plain.peak_bytes
+    assert early.cost == plain.cost
+
+
+def test_an_update_comes_after_the_readers_of_its_variable(dense):
+    found, *_ = dense
+    writers = [(i, op) for i, op in enumerate(found.graph.ops) if "AssignSub" in op.kind]
+    forward = [i for i, op in enumerate(found.graph.ops) if "MatMul+BiasAdd" in op.kind]
+    for layer, i in enumerate(forward):
+        overwriting = [(k, op) for k, op in writers if i in op.overwrites]
+        assert len(overwriting) == 2, f"layer {layer}: its kernel and its bias"
+        assert all(k > i for k, _ in overwriting)
+    # The gradient of a layer's input reads the kernel, too.
+    gradients = [i for i, op in enumerate(found.graph.ops) if op.kind == "MatMul" and op.is_backward and op.output_bytes == 1024 * 512 * 4]
+    assert len(gradients) == 3
+    for i in gradients:
+        assert sum(i in op.overwrites for _, op in writers) == 1
+
+
+def test_what_reads_a_variable_before_and_is_wanted_after_its_change_is_kept():
+    import tensorflow as tf
+
+    variable = tf.Variable(tf.ones((N, N)))
+
+    def step(x):
+        a = tf.sin(variable) * x
+        b = tf.cos(x)
+        variable.assign(b)
+        return tf.exp(a), tf.exp(b)
+
+    found = traced(step)
+    i, read = op_of(found, "Sin")
+    _, write = op_of(found, "AssignVariableOp")
+    assert i in write.overwrites
+    assert not read.recomputable
+    assert op_of(found, "Cos")[1].recomputable
+
+
+def test_convolution_bias_and_activation_are_one_op():
+    import tensorflow as tf
+
+    kernel, bias = tf.Variable(tf.ones((3, 3, 8, 8))), tf.Variable(tf.ones(8))
+
+    def step(x):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+
+    found = traced(step, (4, 32, 32, 8))
+    assert kinds(found) == ["Conv2D+BiasAdd+Relu"]
+    assert found.graph.ops[0].output_bytes == 4 * 4 * 32 * 32 * 8
+    assert [operation.type for operation in found.values[0]] == ["Relu"]
+
+
+def test_a_value_with_two_readers_is_not_fused():
+    import tensorflow as tf
+
+    def step(x):
+        a = tf.sin(x)
+        b = tf.cos(a)
+        return b, tf.exp(b) @ a
+
+    assert kinds(traced(step)) == ["Sin", "Cos", "Exp+MatMul"]
+
+
+def test_a_small_result_that_can_be_kept_instead_is_not_fused():
+    """What x @ w makes is smaller than what comes of it: there is a choice what to keep."""
+    import tensorflow as tf
+
+    found = traced(lambda x, w: tf.exp(tf.concat([x @ w] * 8, 1)), (N, N), (N, N // 8))
+    assert kinds(found) == ["MatMul", "ConcatV2+Exp"]
+
+
+def test_the_gradients_of_a_filter_and_its_bias_are_one_op():
+    import tensorflow as tf
+
+    kernel, bias = tf.Variable(tf.ones((3, 3, 8, 8))), tf.Variable(tf.ones(8))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+            value = tf.reduce_sum(tf.sin(y))
+        return tape.gradient(value, [x, bias, kernel])
+
+    found = traced(step, (4, 32, 32, 8))
+    _, both = op_of(found, "Conv2DBackpropFilter")
+    assert "BiasAddGrad" in both.kind
+    assert {"BiasAddGrad", "Conv2DBackpropFilter"} <= {operation.type for values in found.values for operation in values}
+
+
+def test_random_ops_with_state_run_once():
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    found = traced(lambda x: tf.sin(x) * tf.random.uniform((N, N)))
+    assert not op_of(found, "RandomUniform")[1].recomputable
+    assert op_of(found, "Sin")[1].recomputable
+
+
+def test_dropout_of_keras_can_be_repeated():
+    import keras
+    import tensorflow as tf
+
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    found = traced(lambda x: tf.sin(dropout(tf.cos(x), training=True)))
+    random = next(op for op in found.graph.ops if "Random" in op.kind)
+    assert "Stateless" in random.kind
+    assert random.recomputable
+    assert all(op.recomputable for op in found.graph.ops)
+    # The next seed is drawn once, by ops too small to be planned.
+    assert any(operation.type == "AssignVariableOp" for operation in found.function.graph.get_operations())
+    assert "AssignVariableOp" not in types(found)
+
+
+def test_ops_that_call_back_into_python_run_once():
+    import tensorflow as tf
+
+    def step(x):
+        y = tf.numpy_function(np.sin, [tf.cos(x)], tf.float32, stateful=False)
+        return tf.exp(tf.ensure_shape(y, (N, N)))
+
+    found = traced(step)
+    python = next(op for op in found.graph.ops if "PyFunc" in op.kind)
+    assert not python.recomputable
+    assert any("estimated" in note and "PyFunc" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("make", "types_"),
+    [
+        ("while_loop", {"StatelessWhile", "While"}),
+        ("cond", {"StatelessIf", "If"}),
+        ("function", {"PartitionedCall", "StatefulPartitionedCall"}),
+    ],
+)
+def test_control_flow_and_inner_functions_are_one_op(make, types_):
+    import tensorflow as tf
+
+    @tf.function
+    def inner(x):
+        return tf.sin(x) @ tf.cos(x)
+
+    def step(x):
+        a = tf.exp(x)
+        if make == "while_loop":
+            b = tf.while_loop(lambda i, _: i < 3, lambda i, value: (i + 1, inner(value)), (0, a))[1]
+        elif make == "cond":
+            b = tf.cond(tf.reduce_sum(x) > 0, lambda: inner(a), lambda: a)
+        else:
+            b = inner(a)
+        return a, tf.exp(b) @ a
+
+    found = traced(step)
+    (i,) = [i for i, group in enumerate(found.groups) if types_ & {operation.type for operation in group}]
+    assert found.graph.ops[i].recomputable
+    assert not types(found) & {"Sin", "Cos"}
+    assert op_of(found, "Exp")[0] in found.graph.ops[i].deps
+
+
+def test_a_function_that_writes_is_one_op_and_runs_once():
+    import tensorflow as tf
+
+    variable = tf.Variable(tf.zeros((N, N)))
+
+    @tf.function
+    def inner(x):
+        variable.assign_add(x)
+        return tf.sin(x)
+
+    found = traced(lambda x: tf.exp(inner(tf.cos(x))))
+    assert not op_of(found, "StatefulPartitionedCall")[1].recomputable
+
+
+def test_a_loop_comes_after_inputs_that_are_made_later():
+    """Taking the gradient of an LSTM gives its loop more inputs, made by ops that come later in the trace."""
+    import keras
+
+    inputs = keras.Input((12, 16))
+    model = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.LSTM(24)(inputs)))
+    found = traced(training(model, squared_error, keras.optimizers.SGD(0.1)), (64, 12, 16), (64, 5))
+    operations = found.function.graph.get_operations()
+    created = {operation.name: k for k, operation in enumerate(operations)}
+    loops = [operation for operation in operations if "While" in operation.type]
+    assert any(created[tensor.op.name] > created[loop.name] for loop in loops for tensor in loop.inputs)
+    assert sum("While" in operation.type for group in found.groups for operation in group) == len(loops) == 2
+    assert replay(found.graph, found.plain_plan()).peak_bytes > found.graph.fixed_bytes
+
+
+def test_fixed_bytes_are_variables_slots_batch_and_previous_results(dense):
+    found, model, _ = dense
+    parameters = sum(-(-variable.numpy().nbytes // 256) * 256 for variable in model.trainable_variables)
+    batch = 4 * 1024 * (64 + 512)
+    expected = 3 * parameters + batch  # Adam has two slots per variable
+    assert expected <= found.graph.fixed_bytes <= expected + 64 * 1024  # and the small tensors that are kept
+
+
+def test_fixed_bytes_count_what_is_captured_and_returned():
+    import tensorflow as tf
+
+    captured = tf.ones((N, N))
+
+    def without(x):
+        return tf.reduce_sum(tf.sin(x))
+
+    base = traced(without).graph.fixed_bytes
+    assert traced(lambda x: tf.reduce_sum(tf.sin(x) * captured)).graph.fixed_bytes == base + VALUE_BYTES
+    assert traced(lambda x: (tf.sin(x), without(x))).graph.fixed_bytes == base + VALUE_BYTES
+
+
+def test_a_smaller_batch_plans_the_same_ops(dense):
+    import tensorflow as tf
+
+    from checkmate.tf2 import trace
+
+    found, _, step = dense
+    smaller = trace(step, tf.TensorSpec((32, 64)), tf.TensorSpec((32, 512)), like=found)
+    assert kinds(smaller) == kinds(found)
+    assert [op.deps for op in smaller.graph.ops] == [op.deps for op in found.graph.ops]
+    assert smaller.graph.fixed_bytes < found.graph.fixed_bytes
+
+
+@pytest.mark.parametrize("wrap", ["callable", "tf.function", "method", "partial"])
+def test_any_callable_can_be_traced(wrap):
+    import functools
+
+    import tensorflow as tf
+
+    class Holder:
+        def step(self, x):
+            return tf.sin(x)
+
+    step = {
+        "callable": lambda x: tf.sin(x),
+        "tf.function": tf.function(lambda x: tf.sin(x)),
+        "method": Holder().step,
+        "partial": functools.partial(lambda y, x: tf.sin(x), None),
+    }[wrap]
+    assert kinds(traced(step)) == ["Sin"]
+
+
+def test_nests_of_arguments():
+    import tensorflow as tf
+
+    from checkmate.tf2 import trace
+
+    def step(batch, weights):
+        return {"sum": tf.sin(batch["a"]) + tf.cos(batch["b"][0]) + weights, "nothing": None}
+
+    batch = {"a": tf.TensorSpec((N, N)), "b": [np.ones((N, N), "float32")]}
+    found = trace(step, batch, tf.ones((N, N)))
+    assert types(found) == {"Sin", "Cos", "AddV2"}
+    assert len(found.argument_tensors()) == 3
+
+
+def test_a_step_that_cannot_be_traced_names_the_specs_and_the_reason():
+    import tensorflow as tf
+
+    from checkmate.tf2 import trace
+
+    with pytest.raises(TraceError) as caught:
+        trace(lambda x, y: x @ y, tf.TensorSpec((2, 3)), tf.TensorSpec((2, 3), tf.float32))
+    assert "float32[2, 3]" in str(caught.value)
+    assert "Matrix size-incompatible" in str(caught.value) or "must be equal" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_wrong_number_of_specs():
+    with pytest.raises(TraceError, match="cannot be traced"):
+        traced(lambda x, y: x + y, (N, N))
+
+
+@pytest.mark.parametrize("step", [lambda x: None, lambda x: x, lambda x: 2.0])
+def test_a_step_that_computes_nothing(step):
+    with pytest.raises(TraceError, match="nothing to plan"):
+        traced(step)

@@ -1,0 +1,57 @@
+"""Training steps as users write them, the planned steps beside them, and what two trainings must agree in."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import checkmate
+
+SHARES = ("45%", "60%", "75%", "90%")
+
+
+def plain_step(model, loss, optimizer):
+    """The training step as a user would write it."""
+
+    @tf.function
+    def step(inputs, labels):
+        with tf.GradientTape() as tape:
+            prediction = model(inputs, training=True)
+            value = loss(labels, prediction)
+            if model.losses:
+                value += tf.add_n(model.losses)
+        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+        return prediction, value
+
+    return step
+
+
+def compiled(case, optimizer, budget="1000%", **options):
+    """The planned step; by default nothing is run to measure costs, and the budget is all that the step can want."""
+    options.setdefault("cost_model", "roofline")
+    return checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options)
+
+
+def tightest(case, optimizer, **options):
+    """The planned step at the lowest of a few budgets that are feasible."""
+    for budget in SHARES:
+        try:
+            return compiled(case, optimizer, budget, **options)
+        except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
+            continue
+    raise AssertionError("no budget below the plain step's is feasible")
+
+
+def state(model, optimizer):
+    """Everything that training changes: variables, states of layers (seeds too), slots of the optimizer."""
+    return [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
+
+
+def assert_equal(ours, plain):
+    """The same structure with the same bits."""
+    tf.nest.assert_same_structure(plain, ours)
+    for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten(ours), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
