@@ -18,62 +18,12 @@ import tensorflow as tf
 
 from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import op_rules
+from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
 EVALUATION_MARK = "/evaluation_"
 """The k-th evaluation of op X is named X/evaluation_k in the executed graph, so that it can be counted there."""
-
-
-class GraphWriter:
-    """Copies of ops, written down as a GraphDef and then imported into the graph being traced in one go.
-
-    A tensor is named "op:k" here. Names of what comes from outside are the caller's to choose.
-    """
-
-    def __init__(self) -> None:
-        self._graph_def = tf.compat.v1.GraphDef()
-        self._graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
-        self._node_defs: dict[tf.Operation, Any] = {}
-        self._names: Counter[str] = Counter()
-
-    def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "") -> str:
-        """Writes an op like `operation` on other inputs, to run after the ops of these names; returns its name."""
-        if operation not in self._node_defs:
-            self._node_defs[operation] = operation.node_def
-        node = self._graph_def.node.add()
-        node.CopyFrom(self._node_defs[operation])
-        node.name = self._unique(name or operation.name)
-        del node.input[:]
-        node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
-        node.attr.pop("_class", None)  # colocation goes by the old names
-        return node.name
-
-    def constant(self, value: Any, dtype: tf.DType) -> str:
-        """Writes a constant and returns its tensor's name."""
-        node = self._graph_def.node.add(name=self._unique("shape"), op="Const")
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
-        return f"{node.name}:0"
-
-    def import_here(self, given: dict[str, tf.Tensor], outputs: Sequence[str]) -> list[tf.Tensor]:
-        """Makes everything in the graph being traced and returns the tensors of these names.
-
-        Args:
-          given: The tensors from outside by name.
-        """
-        graph = tf.compat.v1.get_default_graph()
-        read = {name for node in self._graph_def.node for name in node.input}
-        # What is captured must become an input of the graph first; eager tensors cannot be imported onto.
-        inside = {name: graph.capture(given[name]) for name in given if name in read}
-        made = [name for name in outputs if name not in given]
-        found = tf.graph_util.import_graph_def(self._graph_def, input_map=inside, return_elements=made, name="planned")
-        by_name = dict(zip(made, found, strict=True))
-        return [given[name] if name in given else by_name[name] for name in outputs]
-
-    def _unique(self, name: str) -> str:
-        self._names[name] += 1
-        return name if self._names[name] == 1 else f"{name}_copy_{self._names[name] - 1}"
 
 
 def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor]) -> Any:
@@ -101,7 +51,7 @@ class _Replayer:
         self.traced = traced
         self.writer = GraphWriter()
         self.planned = {operation for group in traced.groups for operation in group}
-        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.function.inputs)}
+        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
         self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
         self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
@@ -156,17 +106,19 @@ class _Replayer:
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
         """Runs the small side effects that nothing asked for yet, makes it all, and returns the step's results."""
-        function = self.traced.function
-        for operation in function.graph.control_outputs:
+        flat = self.traced.flat
+        for operation in flat.graph.control_outputs:
             if self._is_made_once(operation):
                 self.made(operation)
-        names = [self.tensor(tensor) for tensor in function.outputs]
-        given = dict(zip(self.given.values(), [*arguments, *function.captured_inputs], strict=True))
-        outputs = self.writer.import_here(given, names)
-        return tf.nest.pack_sequence_as(function.structured_outputs, outputs, expand_composites=True)
+        names = [self.tensor(tensor) for tensor in flat.outputs]
+        given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
+        outputs = self.writer.import_here(given, names, scope="planned")
+        return self.traced.pack(outputs)
 
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self.once or operation in self.current
 
     def _is_made_once(self, operation: tf.Operation) -> bool:
-        return operation not in self.planned and op_rules.role(operation) is not Role.ALIAS and operation.type not in ("NoOp", "Placeholder")
+        return (
+            operation not in self.planned and op_rules.role(operation) is not Role.ALIAS and operation.type not in ("NoOp", "Placeholder")
+        )

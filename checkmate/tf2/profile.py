@@ -25,7 +25,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.execute import GraphWriter
+from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep, tensor_bytes
 

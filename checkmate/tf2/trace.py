@@ -16,7 +16,7 @@ gradients of a convolution's bias and filter are one op, too: between them must 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -28,6 +28,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2 import op_rules
 from checkmate.tf2.op_rules import Role
+from checkmate.tf2.simplify import reachable, simplify
 
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
@@ -41,7 +42,8 @@ class TracedStep:
     """A training step as TensorFlow sees it and as solvers see it.
 
     Attributes:
-      function: The traced step; its flat graph is what the executor copies from.
+      function: The traced step.
+      flat: The same step simplified (see `simplify`): the function whose ops are planned and copied by the executor.
       graph: The DFGraph, with unit costs and no workspaces until it is profiled.
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
       values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
@@ -50,6 +52,7 @@ class TracedStep:
     """
 
     function: Any
+    flat: Any
     graph: DFGraph
     groups: tuple[tuple[tf.Operation, ...], ...]
     values: tuple[tuple[tf.Operation, ...], ...]
@@ -58,8 +61,12 @@ class TracedStep:
 
     def argument_tensors(self) -> list[tf.Tensor]:
         """The placeholders of the step's own arguments, without those of what it captures."""
-        inputs = self.function.inputs
-        return list(inputs[: len(inputs) - len(self.function.captured_inputs)])
+        inputs = self.flat.inputs
+        return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
+
+    def pack(self, outputs: list[tf.Tensor]) -> Any:
+        """Returns the flat function's outputs in the structure that the step returns."""
+        return tf.nest.pack_sequence_as(self.function.structured_outputs, outputs, expand_composites=True)
 
     def plain_plan(self) -> Plan:
         """Returns the plan of the step as it was written: every op once, in the order of the trace."""
@@ -91,7 +98,8 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
 
 def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> TracedStep:
     """Returns the DFGraph of a `ConcreteFunction` that is already traced."""
-    flat = _FlatGraph(concrete, {o.name for group in like.groups for o in group} if like else None)
+    simplified = simplify(concrete)
+    flat = _FlatGraph(simplified, concrete.variables, {o.name for group in like.groups for o in group} if like else None)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = flat.fused(flat.with_early_updates())
@@ -114,10 +122,10 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
                 kind="+".join(o.type for o in group),
             )
         )
-    outputs = {number[o] for tensor in concrete.outputs for o in flat.planned_behind(tensor)}
+    outputs = {number[o] for tensor in simplified.outputs for o in flat.planned_behind(tensor)}
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=lambda i: flat.position[groups[i][-1]])
-    return TracedStep(concrete, graph, groups, tuple(map(flat.values_of, groups)), tuple(plain_order), flat.notes())
+    return TracedStep(concrete, simplified, graph, groups, tuple(map(flat.values_of, groups)), tuple(plain_order), flat.notes())
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int | None:
@@ -133,10 +141,11 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
 class _FlatGraph:
     """The ops of a traced function that are really run, sorted into planned kernels and the rest."""
 
-    def __init__(self, concrete: Any, planned_names: set[str] | None):
+    def __init__(self, concrete: Any, variables: Sequence[tf.Variable], planned_names: set[str] | None):
         self.concrete = concrete
+        self.variables = variables
         self._planned_names = planned_names
-        self.operations = _reachable(concrete)
+        self.operations = reachable(concrete)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
         self.estimated: list[tf.Operation] = []
         self._bytes: dict[tf.Operation, int] = {}
@@ -171,7 +180,7 @@ class _FlatGraph:
         """
         total = sum(tensor_bytes(tensor) or 0 for tensor in self.concrete.outputs)
         seen: set[int] = set()
-        for variable in self.concrete.variables:
+        for variable in self.variables:
             seen.add(id(variable.handle))
             total += _rounded(variable.shape.num_elements() * variable.dtype.size)
         for value in self.concrete.captured_inputs:
@@ -368,35 +377,6 @@ class _FlatGraph:
                         hazards[writer] = self.position[operation]
                     break
         return hazards
-
-
-def _reachable(concrete: Any) -> list[tf.Operation]:
-    """The ops that outputs and side effects need, inputs first, else in the order of the trace; TensorFlow never runs the others."""
-    wanted = [tensor.op for tensor in concrete.outputs] + list(concrete.graph.control_outputs)
-    seen = set(wanted)
-    while wanted:
-        operation = wanted.pop()
-        for before in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
-            if before not in seen:
-                seen.add(before)
-                wanted.append(before)
-    # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation order is not enough.
-    created = {operation: k for k, operation in enumerate(concrete.graph.get_operations()) if operation in seen}
-    order: list[tf.Operation] = []
-    placed: set[tf.Operation] = set()
-    for operation in created:
-        pending = [operation]
-        while pending:
-            top = pending[-1]
-            missing = [] if top in placed else [o for o in (*(t.op for t in top.inputs), *top.control_inputs) if o not in placed]
-            if missing:
-                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
-                continue
-            pending.pop()
-            if top not in placed:
-                placed.add(top)
-                order.append(top)
-    return order
 
 
 def _small_threshold(sizes: list[int]) -> int:

@@ -1,0 +1,159 @@
+"""simplify(): takes broadcasts out of a traced step that nobody needs in full.
+
+The gradient of a mean is a small tensor, tiled to the size of what was averaged, divided by a number, multiplied with something of
+that size. BatchNormalization and LayerNormalization make several of these per layer, each a full-sized tensor. Elementwise ops
+broadcast by themselves, so the tile can wait: the division is done on the small tensor, the product broadcasts, and what is left
+of the sum of gradients (AddN needs equal shapes) is added one by one in the same order. Every number is the same to the bit, as
+each element goes through the same operations in the same order; there are only fewer and smaller tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.tf2 import op_rules
+from checkmate.tf2.graph_writer import GraphWriter
+
+ELEMENTWISE = frozenset({"Mul", "AddV2", "Add", "Sub", "RealDiv", "Neg", "Square", "Sqrt", "Rsqrt", "Maximum", "Minimum", "Cast"})
+"""Ops on which a broadcast of the inputs can be exchanged with one of the result."""
+
+ADDS_IN_ORDER = (tf.float32, tf.float64)
+"""Types whose AddN sums from left to right without a wider accumulator, up to eight inputs."""
+
+
+def simplify(concrete: Any) -> Any:
+    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer broadcasts.
+
+    Args:
+      concrete: A traced function.
+
+    Returns:
+      A function of the same flattened arguments, or `concrete` itself where there is nothing to gain.
+    """
+    operations = reachable(concrete)
+    if not any(_is_broadcast(operation) for operation in operations):
+        return concrete
+    writer = _Simplifier(concrete)
+    for operation in operations:
+        writer.write(operation)
+    arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+    return tf.function(lambda *flat: writer.finish(flat), autograph=False).get_concrete_function(*specs)
+
+
+class _Simplifier:
+    """Copies ops; `small` holds for each tensor whose broadcast waits the name and shape of what is to be broadcast."""
+
+    def __init__(self, concrete: Any):
+        self.concrete = concrete
+        self.writer = GraphWriter()
+        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
+        self.names: dict[Any, str] = {}
+        self.small: dict[Any, tuple[str, list[int]]] = {}
+        self.copies: dict[tf.Operation, str] = {}
+
+    def write(self, operation: tf.Operation) -> None:
+        """Copies one op, or does without it."""
+        if operation.type == "Placeholder":
+            return
+        inputs = [op_rules.source(tensor) for tensor in operation.inputs]
+        if _is_broadcast(operation):
+            self.small[operation.outputs[0].ref()] = self._smallest(inputs[0])
+            return
+        if any(tensor.ref() in self.small for tensor in inputs):
+            if operation.type in ELEMENTWISE:
+                name = self._copy(operation, [self._smallest(tensor)[0] for tensor in inputs])
+                self._keep(operation.outputs[0], f"{name}:0", np.broadcast_shapes(*(self._smallest(tensor)[1] for tensor in inputs)))
+                return
+            if operation.type == "AddN" and len(inputs) <= 8 and operation.outputs[0].dtype in ADDS_IN_ORDER:
+                self._add_in_order(operation, inputs)
+                return
+        self._copy(operation, [self.name(tensor) for tensor in operation.inputs])
+
+    def name(self, tensor: tf.Tensor) -> str:
+        """The name of a tensor in full size."""
+        if tensor.ref() in self.given:
+            return self.given[tensor.ref()]
+        source = op_rules.source(tensor)
+        if source.ref() not in self.small:
+            return f"{self.copies[tensor.op]}:{tensor.value_index}"
+        if source.ref() not in self.names:
+            name, shape = self.small[source.ref()]
+            full = source.shape.as_list()
+            if shape != full:
+                extent = self.writer.constant(full, tf.int32)
+                name = self.writer.add("BroadcastTo", [name, extent], source.dtype, name=f"{source.op.name}/broadcast")
+            self.names[source.ref()] = name
+        return self.names[source.ref()]
+
+    def finish(self, arguments: Any) -> list[tf.Tensor]:
+        """Makes it all in the graph being traced and returns the outputs."""
+        names = [self.name(tensor) for tensor in self.concrete.outputs]
+        given = dict(zip(self.given.values(), [*arguments, *self.concrete.captured_inputs], strict=True))
+        return self.writer.import_here(given, names)
+
+    def _smallest(self, tensor: tf.Tensor) -> tuple[str, list[int]]:
+        tensor = op_rules.source(tensor)
+        if tensor.ref() in self.small:
+            return self.small[tensor.ref()]
+        return self.name(tensor), tensor.shape.as_list()
+
+    def _keep(self, tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> None:
+        self.small[tensor.ref()] = (name, list(shape))
+
+    def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
+        after = [self.copies[before] for before in operation.control_inputs if before in self.copies]
+        self.copies[operation] = self.writer.copy(operation, inputs, after=after)
+        return self.copies[operation]
+
+    def _add_in_order(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        total, shape = self._smallest(inputs[0])
+        for k, tensor in enumerate(inputs[1:], start=1):
+            name, other = self._smallest(tensor)
+            total = self.writer.add("AddV2", [total, name], tensor.dtype, name=f"{operation.name}/add_{k}")
+            shape = np.broadcast_shapes(shape, other)
+        self._keep(operation.outputs[0], total, shape)
+
+
+def reachable(concrete: Any) -> list[tf.Operation]:
+    """The ops that outputs and side effects need, inputs first, else in the order of the trace; TensorFlow never runs the others."""
+    wanted = [tensor.op for tensor in concrete.outputs] + list(concrete.graph.control_outputs)
+    seen = set(wanted)
+    while wanted:
+        operation = wanted.pop()
+        for before in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                wanted.append(before)
+    # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation order is not enough.
+    created = {operation: k for k, operation in enumerate(concrete.graph.get_operations()) if operation in seen}
+    order: list[tf.Operation] = []
+    placed: set[tf.Operation] = set()
+    for operation in created:
+        pending = [operation]
+        while pending:
+            top = pending[-1]
+            missing = [] if top in placed else [o for o in (*(t.op for t in top.inputs), *top.control_inputs) if o not in placed]
+            if missing:
+                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
+                continue
+            pending.pop()
+            if top not in placed:
+                placed.add(top)
+                order.append(top)
+    return order
+
+
+def _is_broadcast(operation: tf.Operation) -> bool:
+    """True for a Tile or BroadcastTo that only repeats along dimensions of size one, with all shapes known."""
+    if operation.type not in ("Tile", "BroadcastTo"):
+        return False
+    before, after = operation.inputs[0].shape, operation.outputs[0].shape
+    if not (before.is_fully_defined() and after.is_fully_defined()) or operation.control_inputs:
+        return False
+    if operation.type == "BroadcastTo":
+        return True
+    return all(a in (1, b) for a, b in zip(before.as_list(), after.as_list(), strict=True))
