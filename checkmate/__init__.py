@@ -30,7 +30,7 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 
 if TYPE_CHECKING:
-    from checkmate import tf2
+    from checkmate import tf2 as tf2
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run: a test that fails, fails again. A loaded machine is no reason to fail.
-settings.register_profile("checkmate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile(
+    "checkmate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 settings.load_profile("checkmate")
 
 sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the oracle of test_formulation

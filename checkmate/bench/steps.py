@@ -1,7 +1,8 @@
 """`checkmate bench steps`: the plain and the planned training step of real models, side by side in one process per model.
 
 Memory is what TensorFlow's allocator reports above the resting level (variables, optimizer slots, the batch), each step run on
-its own as in training. The two are then timed in turn, so that a slow moment of the machine hits both.
+its own as in training. The two are then timed in turn, so that a slow moment of the machine hits both. Budgets are shares of
+what the plain step is predicted to need above the resting level.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checkmate.bench.process import fresh_process
+from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
 COLUMNS = (
@@ -75,7 +77,7 @@ def compare(name: str, budgets: Sequence[str], steps: int) -> list[dict[str, Any
     work = workload(name)
     optimizer = keras.optimizers.Adam(1e-4)
     plain = plain_step(work, optimizer)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for budget in budgets:
         try:
             planned = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget)

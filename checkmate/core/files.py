@@ -122,8 +122,9 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
             f"{path} was made for {made_for}, but this is {graph.name or 'a graph'} with {len(graph)} ops and fingerprint "
             f"{fingerprint(graph)[:23]}.... The model, its shapes or the library versions differ. Make the plan again."
         )
-    verbs = {"compute": Compute, "free": Free}
-    written, steps = data.get("steps") or [], []
+    verbs: dict[str, type[Compute] | type[Free]] = {"compute": Compute, "free": Free}
+    written = data.get("steps") or []
+    steps: list[Compute | Free] = []
     if not isinstance(written, list):
         raise PlanFileError(f"{path}: its steps are a JSON {type(written).__name__}; a list was expected.")
     for k, step in enumerate(written):

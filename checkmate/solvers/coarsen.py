@@ -132,7 +132,9 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     for g, group in enumerate(groups):
         members, body_index = bodies[g], runs_in[group.start]
         cost_aside, is_backward = sum(ops[i].cost for i in aside[g]), ops[group.stop - 1].is_backward
-        reads, after, overwrites = set(), set(), set()
+        reads: set[int] = set()
+        after: set[int] = set()
+        overwrites: set[int] = set()
         if len(coarse) < body_index:
             coarse.append(Op(f"kept{g}", cost=cost_aside, output_bytes=aside_bytes[g], is_backward=is_backward, recomputable=False))
             first.append(())

@@ -64,7 +64,8 @@ class Formulation:
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns R and S of a solution vector: (stages, n) floats, 0 where there is no column."""
-        return tuple(np.where(columns >= 0, x[columns], 0.0) for columns in (self.R, self.S[:-1]))
+        R, S = (np.where(columns >= 0, x[columns], 0.0) for columns in (self.R, self.S[:-1]))
+        return R, S
 
     def schedule(self, x: np.ndarray) -> Schedule:
         """Returns the schedule of an integer solution: its R, and of S what R needs."""
@@ -130,7 +131,7 @@ def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
         rows.add(np.stack([FREE[:, e], R[:, consumer[e]]], 1), [1.0, -1.0], -np.inf, 0.0)
     for i in range(n):
         freed = FREE[:, edges_of_producer[i]]
-        ones = [1.0] * freed.shape[1]
+        ones = [1.0] * len(edges_of_producer[i])
         rows.add(np.column_stack([S[1:, i], freed]), [1.0, *ones], -np.inf, 1.0)
         rows.add(np.column_stack([R[:, i], S[:-1, i], freed]), [-1.0, -1.0, *ones], -np.inf, 0.0)
         for position, j in enumerate(consumer[edges_of_producer[i]]):
@@ -185,7 +186,8 @@ def _scaled(graph: DFGraph, budget_bytes: int) -> tuple[int, int, np.ndarray, np
     """Number of ops, capacity in bytes, and sizes and workspaces as shares of it: engines want coefficients near 1."""
     capacity = max(1, budget_bytes - graph.fixed_bytes)
     shares = (graph.output_bytes / capacity, graph.workspace_bytes / capacity)
-    return len(graph), capacity, *(np.where(share < NEGLIGIBLE, 0.0, share) for share in shares)
+    sizes, workspaces = (np.where(share < NEGLIGIBLE, 0.0, share) for share in shares)
+    return len(graph), capacity, sizes, workspaces
 
 
 def _letters(columns: _Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray, np.ndarray]:

@@ -103,7 +103,7 @@ class SolveResult:
 
     def __str__(self) -> str:
         head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"
-        if self.timeline is None:
+        if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
         return (
             f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, "

@@ -94,5 +94,3 @@ class Search:
         self.history.append((self.elapsed_s, self.timeline.cost if self.timeline else None, self.bound))
         if self._on_progress:
             self._on_progress(self)
-
-

@@ -106,7 +106,7 @@ class _Run:
         nearly = self._missing() < NEARLY * search.bound
         pool = [(cost, float("inf"), moves) for cost, moves in sorted(self.starts)[: 1 if nearly else STARTS]]
         for number in range(options.rounds):
-            if not pool or self._finished():
+            if not pool or self._finished() or search.timeline is None:
                 return
             cost, gain, moves = pool.pop(min(range(len(pool)), key=lambda k: pool[k][0] - pool[k][1]))
             if cost - gain > search.timeline.cost - 0.03 * self._missing():

@@ -101,11 +101,11 @@ def solve(
                 raise
     if search.plan is None:
         if search.infeasible:
-            error = InfeasibleBudgetError(
+            refusal = InfeasibleBudgetError(
                 f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget or use a smaller batch.",
                 budget_bytes=budget_bytes, floor_bytes=budget_bytes + 1,
             )  # fmt: skip
-            return _refuse(error, search, name, throw)
+            return _refuse(refusal, search, name, throw)
         return _refuse(_not_found(search, name, plain.peak_bytes), search, name, throw)
     status = SolveStatus.OPTIMAL if search.optimal else SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
     return _result(status, search, name)
@@ -133,7 +133,7 @@ def _below_floor(graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int) -
 
 
 def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
-    best = search.best_peak_bytes
+    best = search.best_peak_bytes or plain_peak
     message = (
         f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it "
         f"reached is {format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much. Raise the budget, the time limit, or try solver='auto'."

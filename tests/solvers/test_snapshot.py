@@ -23,7 +23,9 @@ def _budget(graph: DFGraph, share: float) -> int:
 
 
 def _resnet_like(blocks: int) -> DFGraph:
-    return strategies.training_chain(3 * blocks, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50), updates=True, gradient_bytes=2, fixed_bytes=300)
+    return strategies.training_chain(
+        3 * blocks, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50), updates=True, gradient_bytes=2, fixed_bytes=300
+    )
 
 
 @settings(max_examples=150, deadline=None)

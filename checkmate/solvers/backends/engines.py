@@ -96,8 +96,8 @@ def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    child = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         try:
             output, errors = child.communicate(pickle.dumps(question), timeout=time_limit_s)

@@ -7,6 +7,8 @@ errors of that size. MathOpt is not used: imported before TensorFlow it breaks T
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from checkmate.errors import SolverFailedError
@@ -30,14 +32,14 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
     hints = start if engine in ("scip", "cp_sat") else None
     if start is not None and hints is None:
         problem = problem.no_worse_than(start)  # HiGHS crashes on a hint
-    model = builder.ModelBuilderHelper()
+    model: Any = builder.ModelBuilderHelper()
     matrix = csr_matrix((problem.value, problem.column, problem.start), shape=problem.shape)
     model.fill_model_from_sparse_data(problem.lower, problem.upper, problem.cost, problem.row_lower, problem.row_upper, matrix)
     if engine not in LP_ENGINES:
         for column in np.flatnonzero(problem.integer):
             model.set_var_integrality(int(column), True)
-        for column, value in enumerate(() if hints is None else hints):
-            model.add_hint(column, float(value))
+        for place, value in enumerate(() if hints is None else hints):
+            model.add_hint(place, float(value))
     name, parameters = _SOLVERS[engine]
     solver = builder.ModelSolverHelper(name)
     solver.enable_output(False)
