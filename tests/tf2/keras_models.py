@@ -19,7 +19,7 @@ class Case:
     labels: Any
 
 
-def mlp(batch: int = 512) -> Case:
+def mlp(batch: int = 2048) -> Case:
     inputs = keras.Input((64,))
     x = inputs
     for _ in range(6):
@@ -58,7 +58,7 @@ def unet(batch: int = 4, size: int = 32) -> Case:
     return Case(keras.Model(inputs, outputs), _categorical(False), _normal(batch, size, size, 3), _classes(5, batch, size, size))
 
 
-def transformer(batch: int = 4, length: int = 32, width: int = 32, depth: int = 2) -> Case:
+def transformer(batch: int = 8, length: int = 32, width: int = 32, depth: int = 2) -> Case:
     tokens = keras.Input((length,), dtype="int32")
     x = L.Embedding(50, width)(tokens)
     for _ in range(depth):
@@ -70,13 +70,16 @@ def transformer(batch: int = 4, length: int = 32, width: int = 32, depth: int = 
 
 
 def lstm(batch: int = 64, length: int = 12) -> Case:
+    """Two loops between dense layers, which make what there is to recompute."""
     inputs = keras.Input((length, 16))
-    x = L.LSTM(24, return_sequences=True)(inputs)
-    x = L.Dense(256, activation="tanh")(L.Dense(256, activation="tanh")(x))
-    return Case(keras.Model(inputs, L.Dense(5)(L.GRU(24)(x))), _categorical(True), _normal(batch, length, 16), _classes(5, batch))
+    x = inputs
+    for _ in range(4):
+        x = L.Dense(256, activation="tanh")(x)
+    x = L.Dense(64, activation="tanh")(L.LSTM(16, return_sequences=True)(x))
+    return Case(keras.Model(inputs, L.Dense(5)(L.GRU(8)(x))), _categorical(True), _normal(batch, length, 16), _classes(5, batch))
 
 
-def two_inputs(batch: int = 256) -> Case:
+def two_inputs(batch: int = 1024) -> Case:
     """A dict of inputs, a list of outputs, a custom loss over both."""
     left, right = keras.Input((32,), name="left"), keras.Input((32,), name="right")
     x = L.Concatenate()([L.Dense(128, activation="gelu")(left), L.Dense(128, activation="swish")(right)])
@@ -106,7 +109,7 @@ class Subclassed(keras.Model):
         return self.head(x)
 
 
-def subclassed(batch: int = 256) -> Case:
+def subclassed(batch: int = 1024) -> Case:
     return Case(Subclassed(), _categorical(True), _normal(batch, 32), _classes(3, batch))
 
 

@@ -1,81 +1,72 @@
 """compile(): the model's own numbers, within the budget, for models of many kinds."""
 
-import numpy as np
+import functools
+
 import pytest
+
+from checkmate import replay
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
-
-def plain_step(model, loss, optimizer):
-    """The training step as a user would write it."""
-    import tensorflow as tf
-
-    @tf.function
-    def step(inputs, labels):
-        with tf.GradientTape() as tape:
-            prediction = model(inputs, training=True)
-            value = loss(labels, prediction)
-            if model.losses:
-                value += tf.add_n(model.losses)
-        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-        return prediction, value
-
-    return step
+MODELS = ("mlp", "cnn", "unet", "transformer", "lstm", "two_inputs", "subclassed")
 
 
-def variables(model, optimizer):
-    return [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
-
-
-def compiled(case, optimizer, share=None, **options):
-    """The planned step for a budget of what is resident and `share` of what the plain step needs beyond; None: all it can want."""
-    import checkmate
-
-    def make(budget):
-        options.setdefault("cost_model", "roofline")
-        return checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options)
-
-    plain = make("1000%")
-    if share is None:
-        return plain
-    report = plain.report()
-    return make(int(report.fixed_bytes + share * (report.plain_peak_bytes - report.fixed_bytes)))
-
-
-def tightest(case, optimizer):
-    """The planned step at the lowest of a few budgets that are feasible."""
-    import checkmate
-
-    for share in (0.4, 0.55, 0.7, 0.85):
-        try:
-            return compiled(case, optimizer, share)
-        except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
-            continue
-    raise AssertionError("no budget below the plain step's is feasible")
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn", "unet", "transformer", "lstm", "two_inputs", "subclassed"])
-def test_five_steps_are_bit_equal_to_the_plain_step(name):
+def five_steps(name, make):
+    """(results of five steps, what they leave behind, the step) from the same start."""
     import keras
     import keras_models
+    from training import state
 
-    def run(make):
-        keras.utils.set_random_seed(7)
-        case = keras_models.ALL[name]()
-        optimizer = keras.optimizers.Adam(1e-2)
-        step = make(case, optimizer)
-        losses = [step(case.inputs, case.labels) for _ in range(5)]
-        return losses, variables(case.model, optimizer), step
+    keras.utils.set_random_seed(7)
+    case = keras_models.ALL[name]()
+    optimizer = keras.optimizers.Adam(1e-2)
+    step = make(case, optimizer)
+    results = [step(case.inputs, case.labels) for _ in range(5)]
+    return results, state(case.model, optimizer), step
 
-    plain, plain_variables, _ = run(lambda case, optimizer: plain_step(case.model, case.loss, optimizer))
-    ours, our_variables, step = run(tightest)
+
+@functools.cache
+def plain(name):
+    from training import plain_step
+
+    return five_steps(name, lambda case, optimizer: plain_step(case.model, case.loss, optimizer))
+
+
+@functools.cache
+def tight(name):
+    from training import tightest
+
+    return five_steps(name, tightest)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_five_steps_are_bit_equal_to_the_plain_step(name):
+    from training import assert_equal
+
+    expected, expected_state, _ = plain(name)
+    results, state, step = tight(name)
     assert step.plan.recomputed
-    import tensorflow as tf
+    assert replay(step.graph, step.plan).peak_bytes <= step.budget_bytes
+    assert step.report().measured_peak_bytes <= step.budget_bytes
+    assert_equal(results, expected)
+    assert_equal(state, expected_state)
+    losses = [float(loss) for _, loss in results]
+    assert len(set(losses)) == 5, "nothing is trained"
 
-    for (prediction, loss), (our_prediction, our_loss) in zip(plain, ours, strict=True):
-        assert float(loss) == float(our_loss)
-        for a, b in zip(tf.nest.flatten(prediction), tf.nest.flatten(our_prediction), strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert len(plain_variables) == len(our_variables)
-    for a, b in zip(plain_variables, our_variables, strict=True):
-        np.testing.assert_array_equal(a, b)
+
+def test_loops_run_once():
+    _, _, step = tight("lstm")
+    loops = [i for i, op in enumerate(step.graph.ops) if "While" in op.kind]
+    assert len(loops) == 4  # two layers, forward and backward
+    assert not step.plan.recomputed.keys() & set(loops)
+
+
+def test_with_measured_costs_and_the_default_solver():
+    from training import assert_equal, tightest
+
+    expected, expected_state, _ = plain("mlp")
+    results, state, step = five_steps("mlp", lambda case, optimizer: tightest(case, optimizer, cost_model="profile", solver="auto"))
+    assert step.plan.recomputed
+    assert step.result.stats.solver == "auto"
+    assert_equal(results, expected)
+    assert_equal(state, expected_state)
