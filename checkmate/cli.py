@@ -33,7 +33,8 @@ def main() -> None:
 @click.option("--model", default="mobilenet", show_default=True, help="A workload: see `checkmate bench steps --help`.")
 @click.option("--budget", default="60%", show_default=True, help="Amount of memory, or a share of the plain step's predicted peak.")
 @click.option("--steps", default=4, show_default=True, help="Training steps.")
-def demo(model: str, budget: str, steps: int) -> None:
+@click.option("--report", is_flag=True, help="Also print what the planned step reports of itself.")
+def demo(model: str, budget: str, steps: int, report: bool) -> None:
     """Train a real model for a few steps, plain and under a budget, and measure both.
 
     Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
@@ -43,14 +44,16 @@ def demo(model: str, budget: str, steps: int) -> None:
 
     with Console(stderr=True).status(f"training {model}, plain and within {budget} ..."):
         found = run_demo(model, budget, steps)
-    table = Table(title=f"{found.model}, {steps} training steps on the {found.device}")
+    table = Table(title=f"{found.model}, {steps} training steps on {found.device}")
     for column in ("", "measured peak", "step time", "first loss", "last loss"):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned)):
         table.add_row(name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
-    console = Console(width=max(100, Console().width))
+    console = Console()
     console.print(table)
-    console.print(found.sentence())
+    console.print(found.sentence(), highlight=False, soft_wrap=not console.is_terminal)
+    if report:
+        click.echo(found.report)
     if not found.losses_agree:
         click.echo(f"checkmate: the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.", err=True)
     if not found.within_budget:
@@ -65,7 +68,7 @@ def bench() -> None:
 
 @bench.command("steps")
 @click.argument("models", nargs=-1)
-@click.option("--budgets", default="60%,50%,40%", show_default=True, help="Budgets, with commas between them.")
+@click.option("--budgets", default="60%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
 @click.option("--steps", default=5, show_default=True, help="Timed steps of each kind.")
 def bench_steps(models: tuple[str, ...], budgets: str, steps: int) -> None:
     """Peak memory and time of the planned step against the plain one, for MODELS (default: all)."""

@@ -27,13 +27,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Both runs and what they show."""
+    """Both runs, what they show, and what the planned step reports of itself."""
 
     model: str
     device: str
     budget_bytes: int
     plain: Run
     planned: Run
+    report: str
 
     @property
     def within_budget(self) -> bool:
@@ -61,7 +62,7 @@ def run_demo(model: str, budget: str, steps: int) -> Demo:
     planned = fresh_process("checkmate.bench.demo", [model, str(steps), budget])
     plain = fresh_process("checkmate.bench.demo", [model, str(steps)])
     runs = [Run(found["peak_bytes"], found["step_s"], found["losses"]) for found in (plain, planned)]
-    return Demo(model, planned["device"], planned["budget_bytes"], *runs)
+    return Demo(model, planned["device"], planned["budget_bytes"], *runs, planned["report"])
 
 
 def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
@@ -78,10 +79,10 @@ def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
     optimizer = keras.optimizers.Adam(1e-4)
     device = devices.training_device()
     if budget is None:
-        step, budget_bytes = plain_step(work, optimizer), None
+        step, budget_bytes, report = plain_step(work, optimizer), None, ""
     else:
         step = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget)
-        budget_bytes = step.budget_bytes
+        budget_bytes, report = step.budget_bytes, str(step.report())
     tf.config.experimental.reset_memory_stats(device)
     seconds, losses = [], []
     for _ in range(steps):
@@ -95,6 +96,7 @@ def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
         "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
         "step_s": statistics.median(seconds[1:] or seconds),
         "losses": losses,
+        "report": report,
     }
 
 

@@ -1,0 +1,148 @@
+"""What a newcomer meets first: the metadata, the README's commands and examples, the public names."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import checkmate
+
+ROOT = Path(checkmate.__file__).parents[1]
+README = ROOT / "README.md"
+
+pytestmark = pytest.mark.skipif(not README.exists(), reason="needs the checkout")
+
+
+def block(mark: str) -> str:
+    """The fenced block of the README that follows `<!-- mark -->`."""
+    found = re.findall(rf"^<!-- {re.escape(mark)} -->\n```\w+\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(found) == 1, mark
+    return found[0]
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=cwd).stdout
+
+
+@pytest.fixture(scope="module")
+def metadata():
+    """What setup.py says, as setuptools understands it."""
+    name, version, commands, required, python_requires = python(
+        "-c",
+        "import distutils.core, sys, setuptools; sys.argv = ['setup.py', '--version']\n"
+        "d = distutils.core.run_setup('setup.py', stop_after='init')\n"
+        "print(d.get_name(), d.get_version(), d.entry_points['console_scripts'], d.install_requires, d.python_requires, sep='\\n')",
+    ).splitlines()[-5:]
+    return {"name": name, "version": version, "commands": commands, "required": required, "python": python_requires}
+
+
+def test_version_is_written_in_one_place(metadata):
+    assert metadata["version"] == checkmate.__version__
+    assert checkmate.__version__ not in (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
+def test_the_command_exists(metadata):
+    assert metadata["commands"] == "['checkmate=checkmate.cli:main']"
+    from checkmate.cli import main
+
+    assert {"demo", "bench"} <= set(main.commands)
+
+
+def test_what_the_wheel_holds(tmp_path):
+    """Every module of the package, and py.typed, which tells type checkers that there are types."""
+    python("setup.py", "-q", "build_py", "--build-lib", str(tmp_path))
+    shipped = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "checkmate").rglob("*.py")}
+    assert here | {"checkmate/py.typed"} <= shipped
+
+
+def test_every_import_is_required(metadata):
+    """Packages that the library imports are in install_requires, except those that come with TensorFlow or with the extra "gpu"."""
+    imported = set()
+    for path in (ROOT / "checkmate").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            imported |= {name.split(".")[0] for name in names}
+    foreign = imported - sys.stdlib_module_names - {"checkmate", "keras", "pynvml"}
+    assert {"tensorflow", "numpy"} <= foreign
+    for package in foreign:
+        assert re.search(rf"'{package}\b", metadata["required"], re.IGNORECASE), package
+
+
+def test_the_readme_s_test_command_is_what_ci_runs():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    function = script[script.index("readme_command()") : script.index("\n}\n") + 3]
+    extracted = subprocess.run(
+        ["bash", "-c", f"{function}readme_command test"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    assert extracted == block("command: test")
+    assert 'bash -euo pipefail -c "$command"' in script
+    assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_commands_of_the_readme_are_one_line(name):
+    assert block(f"command: {name}").count("\n") == 1
+    assert block(f"command: {name}").startswith("python3 -m venv .venv && .venv/bin/pip install ")
+
+
+def test_the_readme_s_graph_example():
+    example = block("example: solve")
+    expected = re.search(r"print\(.*  # (.*)", example)[1]
+    assert python("-c", example).strip() == expected
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_the_readme_s_training_example():
+    import keras
+    import numpy as np
+
+    images, labels = np.ones((6, 8, 8, 3), np.float32), np.arange(6) % 3
+    layers = [keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+    names = {
+        "model": keras.Sequential([keras.Input((8, 8, 3)), *layers]),
+        "loss": keras.losses.SparseCategoricalCrossentropy(),
+        "optimizer": "adam",
+        "sample_input": (images[:4], labels[:4]),
+        "train_ds": [(images[:4], labels[:4]), (images[4:], labels[4:])],
+    }
+    exec(block("example: compile"), names)
+    assert names["prediction"].shape == (2, 3)
+    assert np.isfinite(float(names["loss_value"]))
+
+
+def test_the_readme_names_real_solvers():
+    from checkmate.solvers.solve import SOLVERS
+
+    text = README.read_text(encoding="utf-8")
+    table = text[text.index("| name | method |") : text.index("Whatever the solver")]
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")}
+    assert named == set(SOLVERS)
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "checkmate" / "README.md"], ids=["README.md", "checkmate/README.md"])
+def test_links_and_files_of_the_pages_exist(page):
+    text = page.read_text(encoding="utf-8")
+    linked = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    named = re.findall(r"`((?:checkmate|core|solvers|tf2|bench|tests)/[\w/]+\.py)`", text)
+    assert linked
+    for path in linked:
+        assert (page.parent / path).exists(), path
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "checkmate" / path).exists(), path
+
+
+@pytest.mark.parametrize("name", checkmate.__all__)
+def test_public_names_are_documented(name):
+    own = inspect.getdoc(getattr(checkmate, name))
+    assert own
+    assert not own.startswith(f"{name}("), f"{name} has only what dataclass writes for it"
+
+
+def test_import_is_clean():
+    python("-W", "error", "-c", "import checkmate")
