@@ -40,6 +40,16 @@ _ROLES: dict[str, Role] = {
 # These only read their resource, although they are registered as stateful (as every op is that takes a handle).
 PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 
+# Elementwise on CPUs and GPUs: they write over an input of their size that nobody reads any more, and use no scratch memory.
+IN_PLACE = frozenset({
+    "Abs", "Add", "AddN", "AddV2", "BiasAdd", "Ceil", "Cos", "Div", "DivNoNan", "Elu", "EluGrad", "Erf", "Erfc", "Exp", "Expm1",
+    "Floor", "FloorDiv", "FloorMod", "LeakyRelu", "LeakyReluGrad", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum",
+    "Minimum", "Mul", "MulNoNan", "Neg", "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Round", "Rsqrt",
+    "RsqrtGrad", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softplus", "SoftplusGrad", "Softsign", "Sqrt",
+    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy",
+})  # fmt: skip
+NO_SCRATCH = IN_PLACE | {"BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Mean", "SelectV2", "Sum", "Tile"}
+
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 # Declared stateless, yet not to be repeated: they call back into Python or into another process.

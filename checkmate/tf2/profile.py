@@ -11,7 +11,7 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,13 +71,16 @@ def with_costs(
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Every TensorFlow op costs 1."""
-    return [Measurement(float(len(group)), _inner_bytes(group)) for group in traced.groups]
+    return [Measurement(float(len(group)), _inner_bytes(group, values)) for group, values in zip(traced.groups, traced.values, strict=True)]
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op."""
     kind = devices.training_device().split(":")[0]
-    return [Measurement(sum(_roofline_s(operation, kind) for operation in group), _inner_bytes(group)) for group in traced.groups]
+    return [
+        Measurement(sum(_roofline_s(operation, kind) for operation in group), _inner_bytes(group, values))
+        for group, values in zip(traced.groups, traced.values, strict=True)
+    ]
 
 
 def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
@@ -144,7 +147,9 @@ class _Isolated:
                     del result
                     result, before, peak = devices.peak_above(device, lambda: function(*values))
                     own = sum(tensor_bytes(tensor) or 0 for operation in self.values for tensor in operation.outputs)
-                    workspace = max(0, peak - before - own)
+                    # A chunk that the allocator did not split is no need of the op: take off what the results have too much.
+                    held = tf.config.experimental.get_memory_info(device)["current"] - before
+                    workspace = max(0, peak - before - own - max(0, held - sum(tensor_bytes(tensor) or 0 for tensor in result)))
                 seconds = []
                 while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < 50):
                     started = time.perf_counter()
@@ -154,8 +159,9 @@ class _Isolated:
                     seconds.append(time.perf_counter() - started)
         except (tf.errors.OpError, ValueError, TypeError):
             return None
-        if not reports:
-            workspace = _inner_bytes(self.group)
+        inner = _inner_bytes(self.group, self.values)
+        if not reports or all(operation.type in op_rules.NO_SCRATCH for operation in self.group):
+            workspace = inner
         return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
 
     def _build(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -281,9 +287,33 @@ def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
     ]
 
 
-def _inner_bytes(group: Iterable[tf.Operation]) -> int:
-    """An estimate of a group's workspace where nothing can be measured: its largest inner value, computed in place from there."""
-    return max((sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in tuple(group)[:-1]), default=0)
+def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...]) -> int:
+    """A group's workspace as far as its shapes tell: the inner values in memory together, elementwise ops computing in place."""
+    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in group}
+    last_reader: dict[tf.Operation, tf.Operation] = {}
+    for operation in group:
+        for tensor in operation.inputs:
+            last_reader[_made_by(tensor)] = operation
+    live: dict[tf.Operation, int] = {}
+    most = 0
+    for operation in group:
+        ending = [o for o in live if o not in values and last_reader.get(o) is operation]
+        in_place = next((o for o in ending if sizes[o] >= sizes[operation] and operation.type in op_rules.IN_PLACE), None)
+        if in_place is not None:
+            del live[in_place]
+        live[operation] = sizes[operation]
+        most = max(most, sum(live.values()))
+        for o in ending:
+            live.pop(o, None)
+    return most - sum(sizes[o] for o in values)
+
+
+def _made_by(tensor: tf.Tensor) -> tf.Operation:
+    """The op whose buffer a tensor is, through aliases and views."""
+    tensor = op_rules.source(tensor)
+    while op_rules.role(tensor.op) is Role.VIEW:
+        tensor = op_rules.source(tensor.op.inputs[0])
+    return tensor.op
 
 
 def _roofline_s(operation: tf.Operation, kind: str) -> float:

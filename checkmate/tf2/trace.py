@@ -7,8 +7,9 @@ Three kinds of ops of the flat graph do not become ops of the DFGraph; the execu
 * small ops, whose inputs and outputs are so small that keeping all of them costs less than `SMALL_SHARE` of the step's
   bytes (BatchNormalization's statistics, scalars of the optimizer). They run once and are counted in `fixed_bytes`.
 
-What is left are the kernels that decide about memory, in the order of the trace, except that the optimizer's updates
-are moved up to right after their gradients, so that a gradient can be freed before the next one is made. A kernel whose value
+What is left are the kernels that decide about memory, in the order of the trace but for two things. The optimizer's updates are
+moved up to right after their gradients, so that a gradient can be freed before the next one is made; and a value that can wait,
+because its inputs are kept for others anyway, is made right before it is wanted. A kernel whose value
 only the very next kernel reads, and which is no smaller than what that one makes, is fused with it into one op of the DFGraph
 (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. The
 gradients of a convolution's bias and filter are one op, too: between them must come nothing (see `execute`).
@@ -102,7 +103,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     flat = _FlatGraph(simplified, concrete.variables, {o.name for group in like.groups for o in group} if like else None)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
-    groups = flat.fused(flat.with_early_updates())
+    groups = flat.fused(flat.with_late_values(flat.with_early_updates()))
     number = {operation: i for i, group in enumerate(groups) for operation in group}
 
     def numbers(operations: Iterable[tf.Operation], own: int) -> tuple[int, ...]:
@@ -215,6 +216,33 @@ class _FlatGraph:
             else:
                 key[operation] = (own, own)
         return sorted(self.planned, key=key.__getitem__)
+
+    def with_late_values(self, order: list[tf.Operation]) -> list[tf.Operation]:
+        """Moves ops down to right before their first reader where what must be kept for them until then is no larger than their value.
+
+        Most often it is kept for others anyway. Ops with side effects stay where they are, and so does
+        what a later op of the order overwrites.
+        """
+        position: dict[tf.Operation, float] = {operation: float(k) for k, operation in enumerate(order)}
+        fixed = {*self.twins, *self.twins.values(), *self._read_once}
+        ends = {
+            o: min((position[w] for w, overwritten in self.overwritten.items() if o in overwritten), default=float("inf")) for o in order
+        }
+        for number, operation in enumerate(reversed(order)):
+            if operation in fixed or not self._readers[operation] or not op_rules.may_repeat(operation):
+                continue
+            first = min(self._readers[operation], key=position.__getitem__)
+            wanted = position[first]
+            kept_longer = sum(
+                self._bytes[o]
+                for o in self.data_deps[operation]
+                if o not in self._read_once and all(position[reader] < wanted for reader in self._readers[o] if reader is not operation)
+            )
+            stays = kept_longer <= min(self._bytes[operation], max(self._bytes[first], self.small_bytes))
+            if stays and wanted < ends[operation]:
+                # Ops moved to before the same reader keep their order: those that come earlier are moved later, and go first.
+                position[operation] = wanted - 0.5 - number / (4 * len(order))
+        return sorted(order, key=position.__getitem__)
 
     def fused(self, order: list[tf.Operation]) -> tuple[tuple[tf.Operation, ...], ...]:
         """Groups of planned ops that become one op each: chains in which each value is read by the next op of the chain only."""
