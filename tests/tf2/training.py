@@ -51,8 +51,8 @@ def state(model, optimizer):
 
 def assert_equal(ours, plain):
     """The same structure with the same bits."""
-    tf.nest.assert_same_structure(plain, ours)
-    for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten(ours), strict=True):
+    tf.nest.assert_same_structure(plain, ours, expand_composites=True)
+    for a, b in zip(tf.nest.flatten(plain, expand_composites=True), tf.nest.flatten(ours, expand_composites=True), strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             assert a.dtype == b.dtype
