@@ -34,7 +34,7 @@ class Demo:
     budget_bytes: int
     plain: Run
     planned: Run
-    report: str
+    report: str = ""
 
     @property
     def within_budget(self) -> bool:
@@ -61,8 +61,8 @@ def run_demo(model: str, budget: str, steps: int) -> Demo:
     """Runs both trainings. Raises `CheckmateError` when a process fails."""
     planned = fresh_process("checkmate.bench.demo", [model, str(steps), budget])
     plain = fresh_process("checkmate.bench.demo", [model, str(steps)])
-    runs = [Run(found["peak_bytes"], found["step_s"], found["losses"]) for found in (plain, planned)]
-    return Demo(model, planned["device"], planned["budget_bytes"], *runs, planned["report"])
+    first, second = (Run(found["peak_bytes"], found["step_s"], found["losses"]) for found in (plain, planned))
+    return Demo(model, planned["device"], planned["budget_bytes"], first, second, planned.get("report", ""))
 
 
 def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checkmate.bench.process import fresh_process
-from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
 COLUMNS = (
