@@ -53,7 +53,7 @@ NO_SCRATCH = IN_PLACE | {"BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqua
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 # Declared stateless, yet not to be repeated: they call back into Python or into another process.
-_NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute", "CheckNumerics", "CheckNumericsV2"})
+_NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute"})
 
 
 def role(operation: tf.Operation) -> Role:

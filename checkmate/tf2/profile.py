@@ -25,9 +25,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
+from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.op_rules import Role
-from checkmate.tf2.trace import TracedStep, tensor_bytes
+from checkmate.tf2.trace import TracedStep
 
 CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 1
 REPEATS, REPEAT_FOR_S = 3, 0.03

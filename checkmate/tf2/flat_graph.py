@@ -1,0 +1,229 @@
+"""FlatGraph: which ops of a traced function decide about memory, what they read, and what may be recomputed.
+
+Three kinds of ops are not planned; the executor makes them where they are needed:
+
+* views, aliases and shapes, which own no memory;
+* sources: arguments, constants and reads of variables, which are resident anyway;
+* small ops, whose inputs and outputs are so small that keeping all of them costs less than `SMALL_SHARE` of the step's
+  bytes (BatchNormalization's statistics, scalars of the optimizer). They run once and are counted as resident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2 import op_rules
+from checkmate.tf2.op_rules import Role
+from checkmate.tf2.simplify import reachable
+
+SMALL_SHARE = 0.001
+"""Tensors that together make up at most this share of all bytes of a step count as small."""
+
+ALLOCATION_GRANULE = 256
+"""TensorFlow's allocators hand out multiples of this many bytes."""
+
+
+def tensor_bytes(tensor: tf.Tensor) -> int | None:
+    """Returns the bytes the allocator hands out for a tensor, or None where shape or dtype do not tell."""
+    count = tensor.shape.num_elements()
+    if tensor.dtype in (tf.resource, tf.string):
+        return 0
+    if count is None or tensor.dtype == tf.variant:
+        return None
+    return _rounded(count * tensor.dtype.size)
+
+
+class FlatGraph:
+    """The ops of a traced function that are really run, sorted into planned kernels and the rest.
+
+    Attributes:
+      operations: All ops that run, inputs first.
+      position: Their place in `operations`.
+      planned: The kernels that decide about memory, in the same order.
+      data_deps: For each planned op, the planned ops whose memory it reads, directly or through views and small ops.
+      order_deps: The same through control edges, too.
+      overwritten: For each planned op that writes to a variable, the planned ops that read its old content.
+      readers: For each planned op, the planned ops that read it.
+      read_once: Planned ops whose value the caller or an op that runs once reads.
+      backward: Ops of the backward pass and of the optimizer's update.
+      recomputable: Planned ops that may run again.
+      small_bytes: The size up to which a tensor is small.
+    """
+
+    def __init__(self, concrete: Any, variables: Sequence[tf.Variable], planned_names: set[str] | None):
+        self.concrete = concrete
+        self.variables = variables
+        self._planned_names = planned_names
+        self.operations = reachable(concrete)
+        self.position = {operation: k for k, operation in enumerate(self.operations)}
+        self.estimated: list[tf.Operation] = []
+        self._bytes: dict[tf.Operation, int] = {}
+        for operation in self.operations:
+            self._bytes[operation] = self._sized(operation)
+        self.small_bytes = _small_threshold([self._bytes[o] for o in self.operations if op_rules.role(o) is Role.KERNEL])
+        self.planned: list[tf.Operation] = []
+        self._behind: dict[tf.Operation, set[tf.Operation]] = {}  # op -> the planned ops its value is made of
+        self._behind_in_order: dict[tf.Operation, set[tf.Operation]] = {}  # the same, through control edges too
+        self.data_deps: dict[tf.Operation, set[tf.Operation]] = {}
+        self.order_deps: dict[tf.Operation, set[tf.Operation]] = {}
+        self.backward: set[tf.Operation] = set()
+        for operation in self.operations:
+            self._classify(operation)
+        self._find_overwrites()
+        self._find_readers()
+
+    def bytes_of(self, operation: tf.Operation) -> int:
+        """Bytes of all its outputs."""
+        return self._bytes[operation]
+
+    def planned_behind(self, tensor: tf.Tensor) -> set[tf.Operation]:
+        """The planned ops that must be in memory to have this tensor."""
+        return self._behind[op_rules.source(tensor).op]
+
+    def fixed_bytes(self) -> int:
+        """What is resident all the time.
+
+        Arguments, captured variables and tensors, constants, everything small that is kept, and the results of the step before,
+        which a training loop still holds while this step runs.
+        """
+        total = sum(tensor_bytes(tensor) or 0 for tensor in self.concrete.outputs)
+        seen: set[int] = set()
+        for variable in self.variables:
+            seen.add(id(variable.handle))
+            total += _rounded(variable.shape.num_elements() * variable.dtype.size)
+        for value in self.concrete.captured_inputs:
+            if id(value) not in seen and value.dtype != tf.resource:
+                total += tensor_bytes(value) or 0
+            seen.add(id(value))
+        arguments = self.concrete.inputs[: len(self.concrete.inputs) - len(self.concrete.captured_inputs)]
+        total += sum(tensor_bytes(tensor) or 0 for tensor in arguments)
+        planned = set(self.planned)
+        for operation in self.operations:
+            if operation.type == "Const" or (operation not in planned and op_rules.role(operation) is Role.KERNEL):
+                total += self._bytes[operation]
+        return total
+
+    def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
+        """The ops of a group that others read, and its last one."""
+        inside = set(group)
+        return tuple(o for o in group if o is group[-1] or o in self.read_once or not self.readers[o] <= inside)
+
+    def _find_readers(self) -> None:
+        """Who reads each planned op: planned ops, or (`_read_once`) the caller and ops that run once."""
+        planned = set(self.planned)
+        self.readers: dict[tf.Operation, set[tf.Operation]] = {operation: set() for operation in self.planned}
+        self.read_once = {o for tensor in self.concrete.outputs for o in self.planned_behind(tensor)}
+        for operation in self.operations:
+            if operation in planned:
+                for before in self.data_deps[operation]:
+                    self.readers[before].add(operation)
+            elif op_rules.role(operation) is Role.KERNEL:
+                self.read_once |= self._behind[operation]
+
+    def notes(self) -> tuple[str, ...]:
+        """What the report says about ops that could not be treated as usual."""
+        notes = []
+        unknown = sorted({o.type for o in self.planned if not op_rules.is_known(o)})
+        if unknown:
+            notes.append(f"Ops of types that TensorFlow does not ship are kept and never recomputed: {', '.join(unknown)}.")
+        guessed = sorted({o.type for o in self.estimated if o in self.data_deps})
+        if guessed:
+            notes.append(
+                f"The size of some outputs is not known before the step runs and is estimated from their inputs: {', '.join(guessed)}."
+            )
+        return tuple(notes)
+
+    def _sized(self, operation: tf.Operation) -> int:
+        sizes = [tensor_bytes(tensor) for tensor in operation.outputs]
+        if None in sizes:
+            self.estimated.append(operation)
+            known = [tensor_bytes(tensor) or self._bytes.get(tensor.op, 0) for tensor in operation.inputs]
+            return sum(size or 0 for size in sizes) + sum(known)
+        return sum(sizes)
+
+    def _classify(self, operation: tf.Operation) -> None:
+        role = op_rules.role(operation)
+        if role is Role.SHAPE and any(op_rules.static_shape(operation, k) is None for k in range(len(operation.outputs))):
+            role = Role.KERNEL
+        behind: set[tf.Operation] = set()
+        if role is not Role.SHAPE:
+            for tensor in operation.inputs:
+                behind |= self.planned_behind(tensor)
+        befores = [op_rules.source(tensor).op for tensor in operation.inputs] + list(operation.control_inputs)
+        in_order = set().union(*(self._behind_in_order[before] for before in befores))
+        if in_backward_scope(operation) or any(before in self.backward for before in befores):
+            self.backward.add(operation)
+        if self._planned_names is None:
+            touches_memory = self._bytes[operation] > self.small_bytes or any(self._bytes[o] > self.small_bytes for o in behind)
+        else:
+            touches_memory = operation.name in self._planned_names
+        if role is Role.KERNEL and touches_memory:
+            self.planned.append(operation)
+            self.data_deps[operation], self.order_deps[operation] = behind, in_order
+            self._behind[operation] = self._behind_in_order[operation] = {operation}
+        else:
+            self._behind[operation], self._behind_in_order[operation] = behind, in_order
+
+    def _find_overwrites(self) -> None:
+        """Which planned ops write to a variable that other planned ops read, and what may therefore be recomputed."""
+        readers: dict[int, set[tf.Operation]] = {}  # variable handle -> planned ops that read its content so far
+        self.overwritten: dict[tf.Operation, set[tf.Operation]] = {}
+        read_by: dict[tf.Operation, set[int]] = {}  # op -> handles whose content its value is read from directly
+        small_writes: set[int] = set()
+        direct_reads: dict[tf.Operation, int] = {}
+        planned = set(self.planned)
+        for operation in self.operations:
+            handles = {_handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource}
+            through = set()
+            for tensor in operation.inputs:
+                if tensor.op not in planned:
+                    through |= read_by.get(tensor.op, set())
+            if operation.type in op_rules.PURE_READS:
+                through |= handles
+                if operation in planned:
+                    direct_reads[operation] = next(iter(handles))
+            elif operation in planned:
+                overwritten = set().union(*(readers.get(handle, set()) for handle in handles)) - {operation}
+                if overwritten:
+                    self.overwritten[operation] = overwritten
+            else:
+                small_writes |= handles
+            if operation in planned:
+                for handle in through:
+                    readers.setdefault(handle, set()).add(operation)
+            else:
+                read_by[operation] = through
+        # Only forward ops: a chain of recomputed gradients would tie every update of a variable to the end of the step.
+        self.recomputable = {
+            o for o in self.planned if op_rules.may_repeat(o) and o not in self.backward and direct_reads.get(o) not in small_writes
+        }
+
+
+def _small_threshold(sizes: list[int]) -> int:
+    """The largest size such that all tensors up to it together are at most SMALL_SHARE of all bytes."""
+    allowed = SMALL_SHARE * sum(sizes)
+    threshold = total = 0
+    for size in sorted(sizes):
+        total += size
+        if total > allowed:
+            break
+        threshold = size
+    # Of equally large tensors either all are small or none is.
+    return threshold if sum(size for size in sizes if size <= threshold) <= allowed else max((s for s in sizes if s < threshold), default=0)
+
+
+def in_backward_scope(operation: tf.Operation) -> bool:
+    """True when its name says that it computes a gradient."""
+    return "gradient_tape/" in operation.name or operation.name.startswith("gradients/")
+
+
+def _handle(tensor: tf.Tensor) -> int:
+    """Identifies the variable behind a resource tensor: the argument of the graph that carries it in."""
+    return id(op_rules.source(tensor).op)
+
+
+def _rounded(count: int) -> int:
+    return -(-count // ALLOCATION_GRANULE) * ALLOCATION_GRANULE

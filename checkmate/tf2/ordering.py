@@ -1,0 +1,151 @@
+"""The order in which planned ops first run, and which of them become one op of the DFGraph.
+
+A trace lists ops as the program made them. Three changes cost nothing and lower the memory of every plan:
+
+* the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made;
+* a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted;
+* a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
+  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from checkmate.tf2 import op_rules
+from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope
+
+Group = tuple[tf.Operation, ...]
+
+
+def arrange(flat: FlatGraph) -> tuple[Group, ...]:
+    """Returns the planned ops in groups, each of which becomes one op, in the order of their first evaluation."""
+    twins = _twins(flat)
+    return _fused(flat, _with_late_values(flat, _with_early_updates(flat, twins), twins), twins)
+
+
+def values_of(flat: FlatGraph, group: Group) -> Group:
+    """The ops of a group that others read, and its last one."""
+    inside = set(group)
+    return tuple(o for o in group if o is group[-1] or o in flat.read_once or not flat.readers[o] <= inside)
+
+
+def _with_early_updates(flat: FlatGraph, twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
+    """The planned ops, those of the optimizer's update moved up as far as their inputs allow.
+
+    An op is part of the update when it is backward and only writes to variables come of it. An update that overwrites a
+    variable waits until no op after it can want a value again that is recomputed from the old content.
+    """
+    update = _update_only(flat)
+    last_hazard = _last_hazards(flat)
+    key: dict[tf.Operation, tuple[int, int]] = {}
+    for operation in flat.planned:
+        own = flat.position[operation]
+        if operation in update:
+            waits_for = flat.order_deps[operation] | flat.overwritten.get(operation, set())
+            earliest = max((key[o][0] for o in waits_for), default=0)
+            key[operation] = (max(earliest, last_hazard.get(operation, 0)), own)
+        elif operation in twins:
+            key[operation] = (flat.position[twins[operation]], -1)
+        else:
+            key[operation] = (own, own)
+    return sorted(flat.planned, key=key.__getitem__)
+
+
+def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
+    """Moves ops down to right before their first reader where what must be kept for them until then is no larger than their value.
+
+    Most often it is kept for others anyway. Ops with side effects stay where they are, and so does what is overwritten before.
+    """
+    position: dict[tf.Operation, float] = {operation: float(k) for k, operation in enumerate(order)}
+    nudge = 0.25 / len(order) ** 2  # so small that even all ops together stay within the place before one reader
+    fixed = {*twins, *twins.values(), *flat.read_once}
+    for operation in order:  # what others must follow without reading it
+        fixed |= flat.order_deps[operation] - flat.data_deps[operation]
+    ends = {o: min((position[w] for w, overwritten in flat.overwritten.items() if o in overwritten), default=float("inf")) for o in order}
+    for number, operation in enumerate(reversed(order)):
+        if operation in fixed or not flat.readers[operation] or not op_rules.may_repeat(operation):
+            continue
+        first = min(flat.readers[operation], key=position.__getitem__)
+        wanted = position[first]
+        kept_longer = sum(
+            flat.bytes_of(o)
+            for o in flat.data_deps[operation]
+            if o not in flat.read_once and all(position[reader] < wanted for reader in flat.readers[o] if reader is not operation)
+        )
+        stays = kept_longer <= min(flat.bytes_of(operation), max(flat.bytes_of(first), flat.small_bytes))
+        if stays and wanted < ends[operation]:
+            position[operation] = wanted - (number + 1) * nudge
+    return sorted(order, key=position.__getitem__)
+
+
+def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
+    """Groups of planned ops that become one op each: chains in which each value is read by the next op of the chain only."""
+    groups: list[list[tf.Operation]] = []
+    for operation in order:
+        group = [operation]
+        while groups:
+            last = groups[-1][-1]
+            alike = all((last in kind) == (operation in kind) for kind in (flat.recomputable, flat.backward))
+            alone = last not in flat.read_once and flat.readers[last] and flat.readers[last] <= set(group)
+            # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
+            worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
+            if not (twins.get(last) is operation or (alike and alone and worth)):
+                break
+            group = groups.pop() + group
+        groups.append(group)
+    return tuple(map(tuple, groups))
+
+
+def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:
+    """Gradients of a bias, each with the gradient of the filter of the same convolution, which come from the same tensor."""
+    filters = {op_rules.source(o.inputs[2]).ref(): o for o in flat.planned if o.type in op_rules.FILTER_GRADIENTS}
+    twins: dict[tf.Operation, tf.Operation] = {}
+    update = _update_only(flat)
+    for operation in flat.planned:
+        if operation.type != "BiasAddGrad":
+            continue
+        twin = filters.pop(op_rules.source(operation.inputs[0]).ref(), None)
+        if twin is not None and all(o in update or flat.position[o] > flat.position[twin] for o in flat.readers[operation]):
+            twins[operation] = twin
+    return twins
+
+
+def _update_only(flat: FlatGraph) -> set[tf.Operation]:
+    """The optimizer's update: backward ops, not gradients themselves, from which nothing but writes to variables comes."""
+    update: set[tf.Operation] = set()
+    for operation in reversed(flat.planned):
+        gradient = in_backward_scope(operation) or operation not in flat.backward or not flat.data_deps[operation] <= flat.backward
+        if gradient or operation in flat.read_once:
+            continue
+        writes = any(tensor.dtype == tf.resource for tensor in operation.inputs) and op_rules.is_stateful(operation)
+        if writes or (flat.readers[operation] and flat.readers[operation] <= update):
+            update.add(operation)
+    return update
+
+
+def _last_hazards(flat: FlatGraph) -> dict[tf.Operation, int]:
+    """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it."""
+    bit = {o: 1 << k for k, o in enumerate(flat.planned)}
+    again: dict[tf.Operation, int] = {}  # op -> what may have to run again for it, as bits
+    for operation in flat.planned:
+        bits = 0
+        for before in flat.data_deps[operation]:
+            if before in flat.recomputable:
+                bits |= bit[before] | again[before]
+        again[operation] = bits
+    hazards: dict[tf.Operation, int] = {}
+    for writer, read in flat.overwritten.items():
+        bits = sum(bit[o] for o in read if o in flat.recomputable)
+        if not bits:
+            continue
+        for operation in reversed(flat.planned):
+            if again[operation] & bits and operation is not writer:
+                if flat.position[operation] > flat.position[writer]:
+                    flat.recomputable -= read  # also the plain step wants the old content later: keep what was read from it
+                else:
+                    hazards[writer] = flat.position[operation]
+                break
+    return hazards
