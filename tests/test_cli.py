@@ -1,0 +1,184 @@
+"""The command line: exit statuses, what it says, and the judgement of the demo."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import checkmate
+from checkmate.bench import demo, process, steps
+from checkmate.cli import main
+
+GIB = 2**30
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_help_names_the_commands():
+    found = invoke("--help")
+    assert found.exit_code == 0
+    assert {"demo", "bench"} <= set(found.output.split())
+    for command in (["demo"], ["bench"], ["bench", "steps"]):
+        found = invoke(*command, "--help")
+        assert found.exit_code == 0
+        assert "Usage" in found.output
+
+
+def test_version():
+    found = invoke("--version")
+    assert found.exit_code == 0
+    assert checkmate.__version__ in found.output
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"], ["bench", "nothing"]])
+def test_what_cannot_be_read_is_status_2(arguments):
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert "Usage" in found.output
+
+
+def test_the_module_is_the_command_and_needs_no_tensorflow():
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['checkmate', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('checkmate', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print([name for name in ('tensorflow', 'keras') if name in sys.modules])\n"
+    )
+    root = Path(checkmate.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    assert "Usage" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def trained(peak_bytes, losses, step_s=1.0, budget_bytes=None):
+    """What the process of one training prints."""
+    facts = {"device": "CPU:0", "budget_bytes": budget_bytes, "report": "what it reports"}
+    return {**facts, "peak_bytes": peak_bytes, "step_s": step_s, "losses": losses}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Sets what the plain and the planned training say, and returns how they were called."""
+    calls = []
+
+    def both(plain, planned):
+        def fresh_process(module, arguments, **options):
+            calls.append((module, list(arguments)))
+            return planned if len(arguments) == 3 else plain
+
+        monkeypatch.setattr(demo, "fresh_process", fresh_process)
+        return calls
+
+    return both
+
+
+def test_demo_within_the_budget(trainings):
+    calls = trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB, [2.0, 1.5 + 1e-6], 1.25, int(1.5 * GIB)))
+    found = invoke("demo", "--model", "unet", "--budget", "50%", "--steps", "2")
+    assert found.exit_code == 0
+    assert calls == [("checkmate.bench.demo", ["unet", "2", "50%"]), ("checkmate.bench.demo", ["unet", "2"])]
+    said = " ".join(found.output.split())
+    assert (
+        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (33%), at 1.25 times the step time, with the same losses."
+        in said
+    )
+
+
+def test_demo_prints_the_report_if_asked(trainings):
+    trainings(trained(3 * GIB, [2.0]), trained(GIB, [2.0], 1.25, GIB))
+    assert "what it reports" in invoke("demo", "--report").output
+    assert "what it reports" not in invoke("demo").output
+
+
+def test_demo_above_the_budget(trainings):
+    trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB + 1, [2.0, 1.5], 1.25, GIB))
+    found = invoke("demo", "--steps", "2")
+    assert found.exit_code == 1
+    assert "above the budget" in found.output
+    assert "losses differ" not in found.output
+
+
+def test_demo_exactly_at_the_budget(trainings):
+    trainings(trained(3 * GIB, [2.0]), trained(GIB, [2.0], 1.25, GIB))
+    assert invoke("demo", "--steps", "1").exit_code == 0
+
+
+@pytest.mark.parametrize("losses", [[2.0, 1.6], [2.01, 1.5], [2.0, float("nan")]])
+def test_demo_with_other_losses(trainings, losses):
+    trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB, losses, 1.25, 2 * GIB))
+    found = invoke("demo", "--steps", "2")
+    assert found.exit_code == 1
+    assert "losses differ" in found.output
+    assert "DIFFERENT" in found.output
+
+
+@pytest.mark.parametrize(
+    "error", [checkmate.CheckmateError("it broke"), checkmate.InfeasibleBudgetError("it broke", budget_bytes=1, floor_bytes=2)]
+)
+def test_a_refusal_is_a_sentence_and_status_1(monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(demo, "fresh_process", fail)
+    found = invoke("demo")
+    assert found.exit_code == 1
+    assert "checkmate: it broke" in found.output
+    assert "Traceback" not in found.output
+
+
+def test_a_bug_is_no_refusal(monkeypatch):
+    def fail(*arguments, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(demo, "fresh_process", fail)
+    assert isinstance(invoke("demo").exception, ZeroDivisionError)
+
+
+def test_bench_steps(monkeypatch):
+    row = {
+        "budget": "60%", "peak_bytes": GIB, "plain_peak_bytes": 2 * GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB,
+        "predicted_plain_bytes": 2 * GIB, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90, "phases": {"solving": 0.5, "tracing": 1.5},
+    }  # fmt: skip
+    calls = []
+
+    def fresh_process(module, arguments, **options):
+        calls.append((module, list(arguments)))
+        return [row, {"budget": "10%", "error": "No plan fits 1 GiB."}]
+
+    monkeypatch.setattr(steps, "fresh_process", fresh_process)
+    found = invoke("bench", "steps", "unet", "vgg16", "--budgets", "60%,10%", "--steps", "3")
+    assert found.exit_code == 0
+    assert calls == [("checkmate.bench.steps", [name, "60%,10%", "3"]) for name in ("unet", "vgg16")]
+    for shown in ("1024 of 2048", "0.500", "1.100", "+5.00%", "7 of 90", "No plan fits"):
+        assert shown in found.output
+
+
+def module(tmp_path, monkeypatch, text):
+    """Makes a module that a fresh process finds, and returns its name."""
+    (tmp_path / "some_module.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "some_module"
+
+
+def test_a_fresh_process_answers_with_its_last_line(tmp_path, monkeypatch):
+    text = "import json, os, sys\nprint('talk')\nprint(json.dumps([sys.argv[1:], os.environ['TF_CPU_ALLOCATOR_USE_BFC']]))"
+    assert process.fresh_process(module(tmp_path, monkeypatch, text), ["a", "b"]) == [["a", "b"], "true"]
+
+
+def test_a_fresh_process_that_fails_says_why(tmp_path, monkeypatch):
+    name = module(tmp_path, monkeypatch, "raise SystemExit('out of luck')")
+    with pytest.raises(checkmate.CheckmateError, match=r"status 1(.|\n)*out of luck"):
+        process.fresh_process(name, [])
+
+
+def test_a_fresh_process_that_hangs_is_stopped(tmp_path, monkeypatch):
+    name = module(tmp_path, monkeypatch, "import time\ntime.sleep(60)")
+    with pytest.raises(checkmate.CheckmateError, match="stopped after 1 s"):
+        process.fresh_process(name, [], timeout_s=1)
