@@ -137,6 +137,12 @@ def test_links_and_files_of_the_pages_exist(page):
         assert (ROOT / path).exists() or (ROOT / "checkmate" / path).exists(), path
 
 
+def test_the_map_names_every_file():
+    text = (ROOT / "checkmate" / "README.md").read_text(encoding="utf-8")
+    missing = [path.name for path in (ROOT / "checkmate").rglob("*.py") if path.name != "__init__.py" and path.name not in text]
+    assert not missing
+
+
 @pytest.mark.parametrize("name", checkmate.__all__)
 def test_public_names_are_documented(name):
     own = inspect.getdoc(getattr(checkmate, name))
