@@ -145,7 +145,7 @@ def seeded_dropout():
     def step(x):
         a = dropout(tf.sin(x), training=True)
         b = dropout(tf.cos(a), training=True)
-        return b @ a, a
+        return b, tf.exp(b) @ a
 
     return step, (square(1),), [variable.value for variable in dropout.variables]
 
@@ -303,7 +303,13 @@ def test_what_runs_is_what_the_plan_says(make, tmp_path):
     )
 
 
-def test_a_side_effect_happens_once(tmp_path):
+def test_dropout_is_among_what_is_repeated():
+    step, arguments, _ = seeded_dropout()
+    graph = traced(step, arguments).graph
+    assert any("StatelessRandom" in graph.ops[i].kind for i in repeating(graph).recomputed)
+
+
+def test_a_side_effect_happens_once():
     import tensorflow as tf
 
     seen = []

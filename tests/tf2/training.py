@@ -8,7 +8,7 @@ import tensorflow as tf
 import checkmate
 from checkmate.solvers.snapshot import Snapshot
 
-BUDGETS = ("70%", "80%", "90%")
+BUDGETS = ("60%", "70%", "80%", "90%")
 """Of the plain step's peak. How low a plan can get is the business of the solvers' tests."""
 
 

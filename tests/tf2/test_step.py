@@ -1,0 +1,535 @@
+"""The contract of compile(): what it takes, what it gives, what it refuses and how it says so."""
+
+import contextlib
+import functools
+import re
+
+import numpy as np
+import pytest
+
+from checkmate import (
+    BudgetError,
+    DFGraph,
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    Plan,
+    SolverFailedError,
+    SolverUnavailableError,
+    SolveStatus,
+    TraceError,
+    replay,
+)
+from checkmate.solvers.search import Search
+from checkmate.solvers.snapshot import Snapshot
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+BATCH = 1024
+HUGE = "64GiB"
+
+
+def dense_model(width=64, depth=6, **options):
+    import keras
+
+    inputs = x = keras.Input((16,))
+    for k in range(depth):
+        x = keras.layers.Dense(width, activation="tanh", name=f"layer_{k}", **options)(x)
+    return keras.Model(inputs, keras.layers.Dense(4, name="head", **options)(x), name="dense_model")
+
+
+def batch_of(size=BATCH):
+    chance = np.random.default_rng(size)
+    return chance.normal(size=(size, 16)).astype("float32"), chance.normal(size=(size, 4)).astype("float32")
+
+
+def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **options):
+    """A step of the dense model with mean squared error and SGD, but for what is given; costs take no time."""
+    import keras
+
+    import checkmate
+
+    x, y = batch_of()
+    options = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0), "budget": HUGE, **options}
+    return checkmate.tf2.compile(
+        dense_model() if model is None else model,
+        keras.losses.MeanSquaredError() if loss is None else loss,
+        keras.optimizers.SGD(0.1) if optimizer is None else optimizer,
+        x if inputs is None else inputs,
+        y if labels is None else labels,
+        **options,
+    )
+
+
+def tight(make, lowest=60):
+    """What `make(budget)` makes at the lowest of a few budgets that are feasible; there it recomputes."""
+    for percent in range(lowest, 100, 10):
+        try:
+            step = make(f"{percent}%")
+        except (InfeasibleBudgetError, NoPlanFoundError):
+            continue
+        assert step.plan.recomputed
+        return step
+    raise AssertionError("no budget below the plain step's is feasible")
+
+
+@functools.cache
+def planned():
+    """A step that recomputes, for tests that leave it as it is."""
+    return tight(lambda budget: compiled(budget=budget), lowest=40)
+
+
+class ThenEnds:
+    """A solver that offers a plan, proves nothing, and ends as it is told."""
+
+    name = "then ends"
+
+    def __init__(self, end):
+        self.end = end
+
+    def run(self, search):
+        apart = Search(search.graph, search.budget_bytes, time_limit_s=10)
+        Snapshot(snapshots=1, rounds=0).run(apart)
+        if apart.plan is not None:
+            search.offer(apart.plan, by="snapshot")
+        self.end()
+
+
+def raising(error):
+    def end():
+        raise error
+
+    return end
+
+
+class Idle:
+    name = "idle"
+
+    def run(self, search):
+        """Finds nothing."""
+
+
+@pytest.mark.parametrize("form", ["tensor", "array", "TensorSpec", "KerasTensor", "mixed"])
+def test_specs_in_every_form(form):
+    import keras
+    import tensorflow as tf
+
+    x, y = batch_of()
+    inputs, labels = {
+        "tensor": (tf.constant(x), tf.constant(y)),
+        "array": (x, y),
+        "TensorSpec": (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
+        "KerasTensor": (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
+        "mixed": (tf.TensorSpec(x.shape), y),
+    }[form]
+    prediction, loss = compiled(inputs=inputs, labels=labels)(x, y)
+    assert prediction.shape == (BATCH, 4)
+    assert loss.shape == ()
+    assert np.isfinite(float(loss))
+
+
+def test_specs_in_dicts_and_the_batch_in_any_form():
+    import keras
+    import keras_models
+    import tensorflow as tf
+
+    import checkmate
+
+    case = keras_models.two_inputs(64)
+    specs = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape, array.dtype), (case.inputs, case.labels))
+    step = checkmate.tf2.compile(case.model, case.loss, keras.optimizers.SGD(0.0), *specs, budget=HUGE, cost_model="unit")
+    losses = {
+        float(step(inputs, labels)[1])
+        for inputs, labels in (
+            (case.inputs, case.labels),
+            tf.nest.map_structure(tf.constant, (case.inputs, case.labels)),
+            tf.nest.map_structure(lambda array: array.astype("float64") if array.dtype == "float32" else array, (case.inputs, case.labels)),
+        )
+    }
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize(("text", "count"), [(HUGE, 2**36), (float(2**36), 2**36), (np.int64(2**36), 2**36), ("68719476736", 2**36)])
+def test_budgets_as_amounts(text, count):
+    step = compiled(budget=text)
+    assert step.budget_bytes == step.report().budget_bytes == count
+
+
+def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
+    step = compiled(budget="250%")
+    assert step.budget_bytes == int(2.5 * step.report().plain_peak_bytes)
+    plain = replay(step.graph, step.plan).peak_bytes
+    assert step.report().plain_peak_bytes == plain
+
+
+def test_auto_is_what_the_device_has_free(monkeypatch):
+    from checkmate.tf2 import device as devices
+
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 10**9)
+    step = compiled(budget="auto")
+    assert step.budget_bytes == int(10**9 * (1 - devices.AUTO_RESERVE))
+    monkeypatch.undo()
+    free = devices.free_bytes(devices.training_device())
+    assert 0.5 * free < compiled(budget="auto").budget_bytes < free * 1.5
+
+
+def test_auto_never_stops_what_would_train_without_us(monkeypatch):
+    from checkmate.tf2 import device as devices
+
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 1000)
+    step = compiled(budget="auto")
+    assert step.result is None
+    assert any("No plan fits the 900 B found free" in note for note in step.report().notes)
+    assert np.isfinite(float(step(*batch_of())[1]))
+
+
+def test_what_a_step_shows():
+    step = planned()
+    assert isinstance(step.plan, Plan)
+    assert isinstance(step.graph, DFGraph)
+    assert step.result.plan is step.plan
+    assert step.plan.recomputed
+    assert replay(step.graph, step.plan).peak_bytes == step.result.peak_bytes <= step.budget_bytes
+    report = step.report()
+    assert report.result is step.result
+    assert report.peak_bytes == step.result.peak_bytes < report.plain_peak_bytes
+    assert report.fixed_bytes == step.graph.fixed_bytes < report.measured_peak_bytes <= step.budget_bytes
+    assert report.reserve_bytes == step.budget_bytes - step.result.budget_bytes
+    assert report.ops == len(step.graph) < report.tensorflow_ops
+    assert {"tracing", "measuring ops", "solving", "building", "checking"} == set(report.seconds)
+
+
+def test_the_printed_report():
+    report = planned().report()
+    lines = str(report).splitlines()
+    assert lines[0] == "Checkmate plan of 'dense_model'"
+    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+    assert list(rows)[:5] == ["budget", "predicted peak, plain step", "predicted peak, this step", "measured peak, this step", "reserve"]
+    assert list(rows)[5:] == ["plan", "predicted cost", "proven", "solver", "time"]
+    again = report.result.plan.recomputed
+    assert rows["plan"].startswith(f"{len(again)} of {report.ops} ops are recomputed, {sum(again.values())} evaluations more")
+    assert f"{report.peak_bytes / report.plain_peak_bytes:.0%} of plain" in rows["predicted peak, this step"]
+    assert f"{report.result.overhead - 1:+.2%}" in rows["predicted cost"]
+    assert rows["solver"].startswith("snapshot: ")
+
+
+def test_a_huge_budget_runs_the_step_as_it_is():
+    step = compiled()
+    assert step.result is None
+    assert not step.plan.recomputed
+    assert "none needed: the step runs as it is" in str(step.report())
+    assert "proven" not in str(step.report())
+    assert step.report().measured_peak_bytes > step.report().fixed_bytes
+
+
+def two_epochs(make, sizes):
+    """Losses and variables of steps with batches of these sizes."""
+    import keras
+    from training import state
+
+    keras.utils.set_random_seed(5)
+    model, optimizer = dense_model(), keras.optimizers.Adam(1e-2)
+    step = make(model, optimizer)
+    results = [step(*batch_of(size)) for size in sizes]
+    return results, state(model, optimizer), step
+
+
+@pytest.mark.parametrize("budget", ["tight", HUGE])
+def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
+    import keras
+    from training import assert_equal, plain_step
+
+    from checkmate.tf2 import planning
+
+    sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
+    replays = []
+    make_replay = planning.replayed
+
+    def counting(traced, plan):
+        replays.append(plan)
+        return make_replay(traced, plan)
+
+    monkeypatch.setattr(planning, "replayed", counting)
+    plain, plain_state, _ = two_epochs(lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer), sizes)
+
+    def make(model, optimizer):
+        ask = functools.partial(compiled, model, optimizer=optimizer)
+        return tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+
+    ours, our_state, step = two_epochs(make, sizes)
+    assert bool(step.plan.recomputed) == (budget == "tight")
+    if budget == "tight":
+        assert replays[-2:] == [step.plan] * 2  # one for the batch of 100, one for the batch of 1
+    assert_equal(ours, plain)
+    assert_equal(our_state, plain_state)
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts"),
+    [
+        (lambda x, y: batch_of(2 * BATCH), (f"batch of {BATCH}", str(2 * BATCH))),
+        (lambda x, y: (x[:, :7], y), (f"[{BATCH}, 16]", f"[{BATCH}, 7]")),
+        (lambda x, y: (x[..., None], y), (f"[{BATCH}, 16]", f"[{BATCH}, 16, 1]")),
+        (lambda x, y: ({"x": x}, y), (f"float32[{BATCH}, 16]", "structure")),
+        (lambda x, y: (x,), ("planned for", "structure")),
+        (lambda x, y: (x, y, y), ("planned for", "structure")),
+        (lambda x, y: (np.full(x.shape, "word"), y), (f"float32[{BATCH}, 16]",)),
+    ],
+)
+def test_another_batch_than_planned(batch, parts):
+    with pytest.raises(TraceError) as caught:
+        planned()(*batch(*batch_of()))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [(BATCH, 7), (BATCH,)])
+def test_specs_that_do_not_fit_the_model(spec):
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match=re.escape(f"float32{list(spec)}")):
+        compiled(inputs=tf.TensorSpec(spec))
+
+
+def test_labels_that_do_not_fit_the_prediction():
+    with pytest.raises(TraceError, match="cannot be traced"):
+        compiled(labels=np.zeros((BATCH, 3), "float32"))
+
+
+def test_specs_that_leave_the_batch_open():
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match="exact shapes"):
+        compiled(inputs=tf.TensorSpec((None, 16)))
+
+
+def test_a_spec_that_is_none():
+    with pytest.raises(TraceError, match="'float32'"):
+        compiled(inputs="float32")
+
+
+@pytest.mark.parametrize("loss", [3.0, object()])
+def test_a_loss_that_cannot_be_called(loss):
+    with pytest.raises(TraceError, match="A loss is a keras"):
+        compiled(loss=loss)
+
+
+def test_nothing_to_train():
+    model = dense_model()
+    model.trainable = False
+    with pytest.raises(TraceError, match=r"'dense_model' has no trainable variables.*trainable=True"):
+        compiled(model)
+
+
+def refuses_to_be_called(*arguments):
+    raise AssertionError("the step was traced")
+
+
+@pytest.mark.parametrize("budget", ["a lot", "", "-1", 0, "6 parsecs", None])
+def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
+    with pytest.raises(BudgetError):
+        compiled(loss=refuses_to_be_called, budget=budget)
+
+
+@pytest.mark.parametrize("solver", ["gurobi", 7])
+def test_an_unknown_solver_is_refused_before_tracing(solver):
+    with pytest.raises(SolverUnavailableError, match="snapshot"):
+        compiled(loss=refuses_to_be_called, solver=solver)
+
+
+def test_an_unknown_cost_model():
+    with pytest.raises(BudgetError, match="profile, roofline, unit"):
+        compiled(cost_model="flops")
+
+
+def test_a_budget_below_the_floor():
+    step = compiled()
+    fixed = step.graph.fixed_bytes
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        compiled(budget=fixed + 100_000)
+    error = caught.value
+    assert error.budget_bytes == fixed + 100_000
+    assert error.floor_bytes > error.budget_bytes
+    assert error.shortfall_bytes == error.floor_bytes - error.budget_bytes
+    assert error.op_name == step.graph.ops[error.op].name
+    assert error.op_name in str(error)
+    assert "'dense_model'" in str(error)
+    batch = int(re.search(r"a batch of at most (\d+)", str(error))[1])
+    assert 1 <= batch < BATCH
+    # The advice is a straight line: with twice that batch it is proven that no plan fits, with a little less than that batch it is not.
+    x, y = batch_of(2 * batch)
+    with pytest.raises(InfeasibleBudgetError):
+        compiled(inputs=x, labels=y, budget=fixed + 100_000)
+    with contextlib.suppress(NoPlanFoundError):
+        compiled(inputs=x[: int(0.9 * batch)], labels=y[: int(0.9 * batch)], budget=fixed + 100_000)
+
+
+def test_a_budget_below_what_is_resident():
+    with pytest.raises(InfeasibleBudgetError, match="Raise the budget"):
+        compiled(budget=1000)
+
+
+def test_a_solver_that_fails():
+    class Failing(ThenEnds):
+        def run(self, search):
+            self.end()
+
+    with pytest.raises(SolverFailedError, match="broke"):
+        compiled(budget=planned().budget_bytes, solver=Failing(raising(SolverFailedError("it broke"))))
+
+
+def test_a_solver_that_fails_after_it_found_a_plan():
+    step = compiled(budget=planned().budget_bytes, solver=ThenEnds(raising(SolverFailedError("it broke"))))
+    assert step.plan.recomputed
+
+
+def test_a_solver_that_finds_nothing():
+    with pytest.raises(NoPlanFoundError) as caught:
+        compiled(budget=planned().budget_bytes, solver=Idle())
+    assert caught.value.best_peak_bytes is not None
+    assert "idle" in str(caught.value)
+
+
+def test_ctrl_c_takes_the_best_plan():
+    step = compiled(budget=planned().budget_bytes, solver=ThenEnds(raising(KeyboardInterrupt)))
+    assert step.result.status is SolveStatus.INTERRUPTED
+    assert step.plan.recomputed
+    assert "interrupted" in str(step.report())
+    assert np.isfinite(float(step(*batch_of())[1]))
+
+
+def test_ctrl_c_before_any_plan():
+    class Interrupted(Idle):
+        def run(self, search):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(budget=planned().budget_bytes, solver=Interrupted())
+
+
+def test_an_object_is_a_solver():
+    assert planned().result.stats.solver == "snapshot"
+
+
+def regularized_model():
+    """With dropout, whose seed is state, and normalization, whose averages are."""
+    import keras
+
+    inputs = x = keras.Input((16,))
+    for _ in range(5):
+        x = keras.layers.Dense(64, kernel_regularizer="l2", activity_regularizer="l1")(x)
+        x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
+    return keras.Model(inputs, keras.layers.Dense(4)(x))
+
+
+@pytest.mark.parametrize("budget", [HUGE, "tight"])
+def test_compile_changes_nothing(budget):
+    """It runs the step on made-up data to measure its memory."""
+    import keras
+    from training import state
+
+    keras.utils.set_random_seed(3)
+    model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
+    optimizer.build(model.trainable_variables)
+    before = state(model, optimizer)
+    ask = functools.partial(compiled, model, optimizer=optimizer)
+    step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask()
+    assert step.report().measured_peak_bytes, "nothing was run"
+    for a, b in zip(before, state(model, optimizer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    step(*batch_of())
+    changed = [not np.array_equal(a, b) for a, b in zip(before, state(model, optimizer), strict=True)]
+    assert sum(changed) > len(changed) / 2
+
+
+def test_losses_of_the_model_are_added():
+    import keras
+    from training import assert_equal, plain_step, state
+
+    def run(make):
+        keras.utils.set_random_seed(3)
+        model, optimizer = regularized_model(), keras.optimizers.SGD(0.01)
+        step = make(model, optimizer)
+        return [step(*batch_of()) for _ in range(2)], state(model, optimizer)
+
+    loss = keras.losses.MeanSquaredError()
+    plain, plain_state = run(lambda model, optimizer: plain_step(model, loss, optimizer))
+    ours, our_state = run(lambda model, optimizer: tight(lambda budget: compiled(model, loss, optimizer, budget=budget)))
+    assert_equal(ours, plain)
+    assert_equal(our_state, plain_state)
+    prediction, value = ours[0]
+    assert float(value) > float(loss(batch_of()[1], prediction)) + 0.01
+
+
+@pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError"])
+def test_names_of_losses_and_optimizers(name):
+    import keras
+
+    losses = []
+    for loss, optimizer in ((keras.losses.MeanSquaredError(), keras.optimizers.SGD()), (name, "sgd")):
+        keras.utils.set_random_seed(3)
+        step = compiled(dense_model(), loss, optimizer)
+        losses.append([float(step(*batch_of())[1]) for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[1][-1] < losses[1][0]
+
+
+def test_a_loss_name_that_does_not_exist():
+    with pytest.raises(ValueError, match="mean_cubed_error"):
+        compiled(loss="mean_cubed_error")
+
+
+def test_a_subclassed_model_that_is_not_built():
+    import keras
+    import keras_models
+
+    keras.utils.set_random_seed(3)
+    case = keras_models.subclassed(128)
+    assert not case.model.built
+    optimizer = keras.optimizers.Adam()
+    step = compiled(case.model, case.loss, optimizer, case.inputs, case.labels)
+    assert len(case.model.trainable_variables) == 12
+    assert optimizer.built
+    first = float(step(case.inputs, case.labels)[1])
+    assert float(step(case.inputs, case.labels)[1]) < first
+
+
+def test_mixed_precision_with_a_scaled_loss():
+    """Costs are measured: on a CPU the kernels of half precision need workspaces that no shape tells of."""
+    import keras
+    import tensorflow as tf
+
+    x, y = batch_of(4 * BATCH)
+    loss = keras.losses.MeanSquaredError()
+
+    def plain_step(model, optimizer):
+        optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(inputs, labels):
+            with tf.GradientTape() as tape:
+                prediction = model(inputs, training=True)
+                value = loss(labels, prediction)
+                scaled = optimizer.scale_loss(value)
+            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+            return prediction, value
+
+        return step
+
+    def run(make):
+        keras.utils.set_random_seed(3)
+        model = dense_model(dtype="mixed_float16")
+        step = make(model, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=128.0))
+        return [float(step(x, y)[1]) for _ in range(3)], step
+
+    plain, _ = run(plain_step)
+    ours, step = run(
+        lambda model, optimizer: tight(lambda budget: compiled(model, loss, optimizer, x, y, budget=budget, cost_model="profile"))
+    )
+    assert any(operation.outputs and operation.outputs[0].dtype == tf.float16 for group in step._main.traced.groups for operation in group)
+    assert ours == plain
+    assert plain[-1] < plain[0]
+
+
+def test_nothing_is_shown_without_a_terminal(capfd):
+    compiled(verbose=True)
+    assert capfd.readouterr() == ("", "")
