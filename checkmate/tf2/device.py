@@ -46,6 +46,11 @@ def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
     return result, before, tf.config.experimental.get_memory_info(device)["peak"]
 
 
+def held_bytes(tensor: tf.Tensor) -> int:
+    """Returns the bytes of an eager tensor's values."""
+    return int(tf.size(tensor)) * tensor.dtype.size if tensor.dtype not in (tf.string, tf.resource, tf.variant) else 0
+
+
 def synchronize() -> None:
     """Waits until the device has done what it was told; kernels on a GPU run behind the program's back."""
     tf.test.experimental.sync_devices()

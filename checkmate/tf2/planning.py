@@ -39,6 +39,9 @@ ALLOCATOR_RESERVE = 0.1
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget."""
 
+CHECK_RUNS = 3
+"""How often a plan is run to be measured: later runs find memory and variables as those before left them, as in a training loop."""
+
 UNUSED_SHARE = 0.05
 """A plan that recomputes and leaves more than this share of the budget unused is made again for more."""
 
@@ -210,19 +213,18 @@ class _Attempt:
         if not devices.allocator_reports(device):
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
-            above = peak_above_resting(run, self.traced, device)
-        if above is None:
+            measured = measured_peak(run, self.traced, device, enough=self.planner.budget_bytes)
+        if measured is None:
             self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
-            return None
-        return self.graph.fixed_bytes + above
+        return measured
 
     def _planned(
         self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
     ) -> Planned:
         notes = (*self.traced.notes, *self.notes)
-        if measured is None:
+        if not devices.allocator_reports(devices.training_device()):
             notes += (
-                "This device's allocator does not report what is in use, so nothing could be measured and the reserve stands in for it.",
+                "This device's allocator does not report what is in use: the peak is predicted, and the reserve stands in for checking it.",
             )
         report = Report(
             name=self.planner.name,
@@ -296,22 +298,36 @@ def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
     return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
 
 
-def peak_above_resting(run: Callable[..., Any], traced: TracedStep, device: str) -> int | None:
-    """Runs a step twice on made-up data and returns the allocator's peak above what was in use before.
+def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int) -> int | None:
+    """Runs a step on made-up data as a training loop would, and returns the allocator's peak in the terms of a budget.
 
-    The variables it writes to are saved on the host and put back. None when the step cannot run on such data.
+    What is counted is what the step adds to what was in use before, and `fixed_bytes`, which is what was. The variables it
+    writes to are saved on the host and put back.
+
+    Args:
+      enough: Bytes above which it need not be known exactly.
+
+    Returns:
+      The peak in bytes, or None when the step cannot run on such data.
     """
     variables = traced.function.variables
     saved = [variable.numpy() for variable in variables]
     batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
-    most = 0
+    resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
+    result, most = None, 0
     try:
-        for _ in range(2):  # the second run finds the memory as the first left it, as in a training loop
-            _, before, peak = devices.peak_above(device, lambda: run(*batch))
-            most = max(most, peak - before)
+        for _ in range(CHECK_RUNS):
+            held = (
+                sum(devices.held_bytes(tensor) for tensor in tf.nest.flatten(result, expand_composites=True)) if result is not None else 0
+            )
+            result, _, peak = devices.peak_above(device, lambda: run(*batch))
+            most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
+            if most > enough:
+                break
     except tf.errors.ResourceExhaustedError:
         most = tf.config.experimental.get_memory_info(device)["peak"]
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
+        log.info("The step cannot be run on made-up data: %s", error)
         return None
     finally:
         for variable, value in zip(variables, saved, strict=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from checkmate.solvers.result import SolveResult
+from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.units import format_bytes
 
 
@@ -64,10 +65,16 @@ class Report:
                     f"{len(again)} of {self.ops} ops are recomputed, {sum(again.values())} evaluations more ({self.tensorflow_ops} TensorFlow ops)",
                 ),
                 ("predicted cost", f"{self.result.cost:.4g} s of kernels, {self.result.overhead - 1:+.2%} on the plain step"),
-                ("proven", f"at most {self.result.gap:.2%} above the cheapest plan in this order of ops"),
-                ("solver", f"{self.result.stats.solver}: {self.result.status.value}"),
+                ("proven", self._proof()),
+                ("solver", f"{self.result.stats.solver}, {self.result.stats.seconds:.2f} s, plan by {self.result.stats.found_by}"),
             ]
         rows.append(("time", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())))
         width = max(len(key) for key, _ in rows)
         lines = [f"Checkmate plan of {self.name!r}", *(f"  {key:<{width}}  {value}" for key, value in rows)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _proof(self) -> str:
+        if self.result.status is SolveStatus.OPTIMAL:
+            return "no plan in this order of ops is cheaper"
+        # Rounded up: a bound must not look better than it is.
+        return f"at most {math.ceil(self.result.gap * 1e4) / 1e4:.2%} above the cheapest plan in this order of ops"

@@ -31,7 +31,7 @@ def compile(
     budget: Bytes = "auto",
     solver: str | Solver = "auto",
     cost_model: str | CostModel = "profile",
-    time_limit_s: float = 30,
+    time_limit_s: float = 2,
     verbose: bool = True,
 ) -> PlannedStep:
     """Makes a training step of a Keras model that keeps its memory within a budget.
@@ -52,7 +52,7 @@ def compile(
         step's predicted peak, or "auto": what is free on the device, less a tenth.
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
-      time_limit_s: The most seconds that the solver takes.
+      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to four plans are made.
       verbose: Show progress on a terminal. Without a terminal nothing is shown.
 
     Returns:
