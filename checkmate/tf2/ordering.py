@@ -2,7 +2,8 @@
 
 A trace lists ops as the program made them. Three changes cost nothing and lower the memory of every plan:
 
-* the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made;
+* the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made,
+  except where an update needs so much memory itself that it better waits until the activations are gone;
 * a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted;
 * a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
   (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
@@ -40,10 +41,11 @@ def _with_early_updates(flat: FlatGraph, twins: Mapping[tf.Operation, tf.Operati
     """
     update = _update_only(flat)
     last_hazard = _last_hazards(flat)
+    waiting = _better_late(flat, update)
     key: dict[tf.Operation, tuple[int, int]] = {}
     for operation in flat.planned:
         own = flat.position[operation]
-        if operation in update:
+        if operation in update and operation not in waiting:
             waits_for = flat.order_deps[operation] | flat.overwritten.get(operation, set())
             earliest = max((key[o][0] for o in waits_for), default=0)
             key[operation] = (max(earliest, last_hazard.get(operation, 0)), own)
@@ -124,6 +126,46 @@ def _update_only(flat: FlatGraph) -> set[tf.Operation]:
         if writes or (flat.readers[operation] and flat.readers[operation] <= update):
             update.add(operation)
     return update
+
+
+def _better_late(flat: FlatGraph, update: set[tf.Operation]) -> set[tf.Operation]:
+    """The updates that stay at the end of the step, where they are in the trace.
+
+    An early update adds its own memory to that of the activations; a late one keeps its gradient until the end. An update is late
+    where being early would set the peak of the whole step, and being late would not.
+    """
+    steps = [operation for operation in flat.planned if operation not in update]
+    place = {operation: k for k, operation in enumerate(steps)}
+    live = [0] * (len(steps) + 1)
+    for k, operation in enumerate(steps):
+        last = max((place[reader] for reader in flat.readers[operation] if reader in place), default=k)
+        for t in range(k, last + 1):
+            live[t] += flat.bytes_of(operation)
+    late: set[tf.Operation] = set()
+    for together in _update_by_variable(flat, update):
+        gradients = {o for operation in together for o in flat.data_deps[operation] if o in place}
+        if not gradients:
+            continue
+        ready, held = max(place[o] for o in gradients), sum(flat.bytes_of(o) for o in gradients)
+        own = max(held, 2 * max(flat.bytes_of(operation) for operation in together)) - held  # two of its values, or one and the gradient
+        early = live[ready] + own
+        waits = max(max(live[ready + 1 :]) + held, live[-1] + held + own)
+        if early > max(live) and waits < early:
+            late |= together
+            for t in range(ready + 1, len(live)):
+                live[t] += held
+    return late
+
+
+def _update_by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[tf.Operation]]:
+    """The update in parts that have nothing to do with each other, the one with the largest values first."""
+    part: dict[tf.Operation, set[tf.Operation]] = {}
+    for operation in flat.planned:
+        if operation in update:
+            joined = {operation}.union(*(part[o] for o in flat.order_deps[operation] if o in part))
+            part.update((o, joined) for o in joined)
+    parts = {id(each): each for each in part.values()}.values()
+    return sorted(parts, key=lambda each: -max(flat.bytes_of(o) for o in each))
 
 
 def _last_hazards(flat: FlatGraph) -> dict[tf.Operation, int]:

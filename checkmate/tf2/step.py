@@ -159,7 +159,7 @@ class PlannedStep:
         for spec, value in zip(self._flat_specs, tf.nest.flatten(batch), strict=True):
             try:
                 flat.append(tf.cast(value, spec.dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, spec.dtype))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise TraceError(f"An argument cannot be turned into {spec.dtype.name}{spec.shape.as_list()}: {error}") from error
         return flat
 
