@@ -179,8 +179,7 @@ class FlatGraph:
             handles = {_handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource}
             through = set()
             for tensor in operation.inputs:
-                if tensor.op not in planned:
-                    through |= read_by.get(tensor.op, set())
+                through |= read_by.get(tensor.op, set())
             if operation.type in op_rules.PURE_READS:
                 through |= handles
                 if operation in planned:
@@ -194,7 +193,7 @@ class FlatGraph:
             if operation in planned:
                 for handle in through:
                     readers.setdefault(handle, set()).add(operation)
-            else:
+            elif op_rules.role(operation) is not Role.KERNEL:  # a small op that runs once is done with the variable when it has run
                 read_by[operation] = through
         # Only forward ops: a chain of recomputed gradients would tie every update of a variable to the end of the step.
         self.recomputable = {
