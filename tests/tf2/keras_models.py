@@ -39,7 +39,7 @@ def cnn(batch: int = 8) -> Case:
     )
 
 
-def unet(batch: int = 4, size: int = 32) -> Case:
+def unet(batch: int = 16, size: int = 32) -> Case:
     def block(x, width):
         for _ in range(2):
             x = L.ReLU()(L.BatchNormalization()(L.Conv2D(width, 3, padding="same", use_bias=False)(x)))
