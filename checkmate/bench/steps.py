@@ -51,7 +51,8 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
             f"{row['overhead'] - 1:+.2%}",
             f"{row['gap']:.2%}",
             f"{row['recomputed']} of {row['ops']}",
-            f"{sum(row['phases'].values()):.1f}",
+            f"{row['planning_s']:.1f}",
+            f"{row['planning_s'] / row['plain_trace_s']:.2f}",
             f"{row['phases'].get('solving', 0):.2f}",
         )
 
@@ -76,6 +77,9 @@ def compare(name: str, budgets: Sequence[str], steps: int) -> list[dict[str, Any
     work = workload(name)
     optimizer = keras.optimizers.Adam(1e-4)
     plain = plain_step(work, optimizer)
+    started = time.perf_counter()
+    plain.get_concrete_function(work.inputs, work.labels)
+    plain_trace_s = time.perf_counter() - started
     rows: list[dict[str, Any]] = []
     for budget in budgets:
         try:
@@ -102,6 +106,8 @@ def compare(name: str, budgets: Sequence[str], steps: int) -> list[dict[str, Any
                 "gap": report.result.gap if report.result else 0.0,
                 "recomputed": len(planned.plan.recomputed),
                 "ops": len(planned.graph),
+                "plain_trace_s": plain_trace_s,
+                "planning_s": sum(report.seconds.get(phase, 0.0) for phase in ("tracing", "solving", "building")),
                 "phases": report.seconds,
             }
         )
