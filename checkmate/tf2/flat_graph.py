@@ -154,7 +154,9 @@ class FlatGraph:
                 behind |= self.planned_behind(tensor)
         befores = [op_rules.source(tensor).op for tensor in operation.inputs] + list(operation.control_inputs)
         in_order = set().union(*(self._behind_in_order[before] for before in befores))
-        if in_backward_scope(operation) or any(before in self.backward for before in befores):
+        # Not through lists: a loop of the forward pass is given those that its gradient will read, when that is taken.
+        told = [op_rules.source(tensor).op for tensor in operation.inputs if tensor.dtype != tf.variant] + list(operation.control_inputs)
+        if in_backward_scope(operation) or any(before in self.backward for before in told):
             self.backward.add(operation)
         if self._planned_names is None:
             touches_memory = self._bytes[operation] > self.small_bytes or any(self._bytes[o] > self.small_bytes for o in behind)

@@ -36,7 +36,7 @@ def values_of(flat: FlatGraph, group: Group) -> Group:
 def _with_early_updates(flat: FlatGraph, twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
     """The planned ops, those of the optimizer's update moved up as far as their inputs allow.
 
-    An op is part of the update when it is backward and only writes to variables come of it. An update that overwrites a
+    An update that overwrites a
     variable waits until no op after it can want a value again that is recomputed from the old content.
     """
     update = _update_only(flat)
@@ -84,7 +84,7 @@ def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping
 
 
 def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
-    """Groups of planned ops that become one op each: chains in which each value is read by the next op of the chain only."""
+    """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
     for operation in order:
         group = [operation]
@@ -116,11 +116,10 @@ def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:
 
 
 def _update_only(flat: FlatGraph) -> set[tf.Operation]:
-    """The optimizer's update: backward ops, not gradients themselves, from which nothing but writes to variables comes."""
+    """The optimizer's update: ops, not gradients themselves, from which nothing but writes to variables comes."""
     update: set[tf.Operation] = set()
     for operation in reversed(flat.planned):
-        gradient = in_backward_scope(operation) or operation not in flat.backward or not flat.data_deps[operation] <= flat.backward
-        if gradient or operation in flat.read_once:
+        if in_backward_scope(operation) or operation in flat.read_once:
             continue
         writes = any(tensor.dtype == tf.resource for tensor in operation.inputs) and op_rules.is_stateful(operation)
         if writes or (flat.readers[operation] and flat.readers[operation] <= update):

@@ -20,7 +20,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError
-from checkmate.solvers.result import SolveResult
+from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
@@ -171,12 +171,14 @@ class _Attempt:
                 run = replayed(self.traced, result.plan)
             measured = self._measured(run)
             planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
+            log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
             if measured is None:
                 return planned
+            interrupted = result.status is SolveStatus.INTERRUPTED  # whoever interrupts does not want another round
             if measured <= budget:
                 if best is None or result.cost < best.result.cost:
                     best = planned
-                if budget - measured <= UNUSED_SHARE * budget or not result.plan.recomputed:
+                if interrupted or budget - measured <= UNUSED_SHARE * budget or not result.plan.recomputed:
                     break
                 too_low = target
             else:
@@ -186,6 +188,8 @@ class _Attempt:
                     f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
                     best_peak_bytes=measured,
                 )
+            if interrupted:
+                break
             # What the allocator adds grows with what is allocated.
             target = fixed + int((result.peak_bytes - fixed) * (budget - fixed) / max(1, measured - fixed))
             if not too_low < target < too_high:

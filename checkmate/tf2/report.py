@@ -59,6 +59,7 @@ class Report:
             rows.append(("plan", "none needed: the step runs as it is"))
         else:
             again = self.result.plan.recomputed
+            interrupted = "; interrupted, the best plan until then" if self.result.status is SolveStatus.INTERRUPTED else ""
             rows += [
                 (
                     "plan",
@@ -66,7 +67,10 @@ class Report:
                 ),
                 ("predicted cost", f"{self.result.cost:.4g} s of kernels, {self.result.overhead - 1:+.2%} on the plain step"),
                 ("proven", self._proof()),
-                ("solver", f"{self.result.stats.solver}, {self.result.stats.seconds:.2f} s, plan by {self.result.stats.found_by}"),
+                (
+                    "solver",
+                    f"{self.result.stats.solver}, {self.result.stats.seconds:.2f} s, plan by {self.result.stats.found_by}{interrupted}",
+                ),
             ]
         rows.append(("time", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())))
         width = max(len(key) for key, _ in rows)

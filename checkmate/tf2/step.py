@@ -68,7 +68,7 @@ def compile(
       >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="2GiB")  # doctest: +SKIP
       >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
     """
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = _known(keras.optimizers.get, optimizer, "optimizer")
     specs = (as_spec(input_spec), as_spec(label_spec))
     _build(model, specs[0])
     if not model.trainable_variables:
@@ -206,11 +206,18 @@ def _build(model: keras.Model, input_spec: Any) -> None:
 
 def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     if isinstance(loss, str):
-        per_example = keras.losses.get(loss)
+        per_example = _known(keras.losses.get, loss, "loss")
         return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
     if not callable(loss):
         raise TraceError(f"A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name; got {loss!r}.")
     return lambda labels, prediction: tf.convert_to_tensor(loss(labels, prediction))
+
+
+def _known(get: Callable[[Any], Any], identifier: Any, what: str) -> Any:
+    try:
+        return get(identifier)
+    except (ValueError, TypeError) as error:
+        raise TraceError(f"Keras knows no {what} {identifier!r}: {error}") from error
 
 
 def _shapes(flat: list[Any]) -> tuple:

@@ -48,8 +48,11 @@ class TracedStep:
         return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns the flat function's outputs in the structure that the step returns."""
-        return tf.nest.pack_sequence_as(self.function.structured_outputs, outputs, expand_composites=True)
+        """Returns the flat function's outputs in the structure that the step returns; what is None there has no output."""
+        structure = self.function.structured_outputs
+        left = iter(outputs)
+        leaves = [None if leaf is None else next(left) for leaf in tf.nest.flatten(structure, expand_composites=True)]
+        return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
 
     def plain_plan(self) -> Plan:
         """Returns the plan of the step as it was written: every op once, in the order of the trace."""
@@ -71,7 +74,7 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
     function = step if hasattr(step, "get_concrete_function") else tf.function(step)
     try:
         concrete = function.get_concrete_function(*specs)
-    except (ValueError, TypeError, tf.errors.OpError, AttributeError, IndexError, KeyError) as error:
+    except Exception as error:  # whatever the step's own code raises: it is theirs, chained, and told as what we were doing
         shown = tf.nest.map_structure(
             lambda spec: f"{spec.dtype.name}{list(spec.shape)}" if isinstance(spec, tf.TensorSpec) else repr(spec), specs
         )
@@ -85,7 +88,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     flat = FlatGraph(simplified, concrete.variables, {o.name for group in like.groups for o in group} if like else None)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
-    groups = arrange(flat)
+    groups = _same_groups(flat, like) or arrange(flat)
     number = {operation: i for i, group in enumerate(groups) for operation in group}
 
     def numbers(operations: Iterable[tf.Operation], own: int) -> tuple[int, ...]:
@@ -110,3 +113,14 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=lambda i: flat.position[groups[i][-1]])
     return TracedStep(concrete, simplified, graph, groups, values, tuple(plain_order), flat.notes())
+
+
+def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[tuple[tf.Operation, ...], ...] | None:
+    """The groups of `like` in its order, or None where this trace has other ops."""
+    if like is None:
+        return None
+    by_name = {operation.name: operation for operation in flat.planned}
+    names = [operation.name for group in like.groups for operation in group]
+    if len(names) != len(by_name) or not by_name.keys() >= set(names):
+        return None
+    return tuple(tuple(by_name[operation.name] for operation in group) for group in like.groups)

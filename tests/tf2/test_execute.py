@@ -27,7 +27,14 @@ def nests():
         a = tf.sin(batch["a"])
         b = tf.cos(batch["b"][0]) @ a
         c = tf.exp(b) + a
-        return {"deep": [a, (b,)], "point": Point(c, tf.shape(c)), "argument": scale, "twice": [c, c], "constant": 3.0}
+        return {
+            "deep": [a, (b,)],
+            "point": Point(c, tf.shape(c)),
+            "argument": scale,
+            "twice": [c, c],
+            "constant": 3.0,
+            "nothing": [None, a],
+        }
 
     return step, ({"a": square(1), "b": [square(2)]}, square(3)), []
 

@@ -337,6 +337,19 @@ def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
         compiled(loss=refuses_to_be_called, budget=budget)
 
 
+def test_a_loss_per_example_is_refused():
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match="one number per batch; got shape"):
+        compiled(loss=lambda labels, prediction: tf.reduce_mean((labels - prediction) ** 2, -1))
+
+
+@pytest.mark.parametrize("what", ["loss", "optimizer"])
+def test_a_name_that_keras_does_not_know_is_refused(what):
+    with pytest.raises(TraceError, match=f"no {what} 'nonesuch'"):
+        compiled(**{what: "nonesuch"})
+
+
 @pytest.mark.parametrize("solver", ["gurobi", 7])
 def test_an_unknown_solver_is_refused_before_tracing(solver):
     with pytest.raises(SolverUnavailableError, match="snapshot"):

@@ -339,6 +339,37 @@ def test_a_function_that_writes_is_one_op_and_runs_once():
     assert not op_of(found, "StatefulPartitionedCall")[1].recomputable
 
 
+def test_what_follows_a_loop_is_forward():
+    """Taking the gradient of an LSTM gives its forward loop lists of the backward pass as inputs; what reads the loop is forward all the same."""
+    import keras
+
+    inputs = keras.Input((12, 16))
+    x = keras.layers.Dense(64, "tanh", name="after")(keras.layers.LSTM(24)(inputs))
+    found = traced(training(keras.Model(inputs, keras.layers.Dense(5)(x)), squared_error, keras.optimizers.SGD(0.1)), (64, 12, 16), (64, 5))
+    after = next(op for op in found.graph.ops if op.kind.endswith("Tanh") and "/after" in op.name)
+    assert not after.is_backward
+    assert after.recomputable
+
+
+def test_an_update_that_would_set_the_peak_waits_for_the_activations_to_go():
+    import keras
+
+    inputs = keras.Input((24, 24, 3))
+    x = inputs
+    for _ in range(6):
+        x = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    x = keras.layers.Dense(96, name="head")(keras.layers.Flatten()(x))
+    found = traced(
+        training(keras.Model(inputs, keras.layers.Dense(5)(x)), squared_error, keras.optimizers.Adam(0.1)), (8, 24, 24, 3), (8, 5)
+    )
+    gradient = max(op.output_bytes for op in found.graph.ops if "MatMul" in op.kind)
+    ops = found.graph.ops
+    updates = [i for i, op in enumerate(ops) if any(ops[d].output_bytes == gradient and "MatMul" in ops[d].kind for d in op.deps)]
+    last_convolution = max(i for i, op in enumerate(ops) if "Conv2DBackpropFilter" in op.kind)
+    assert updates
+    assert min(updates) > last_convolution
+
+
 def test_a_loop_comes_after_inputs_that_are_made_later():
     """Taking the gradient of an LSTM gives its loop more inputs, made by ops that come later in the trace."""
     import keras
