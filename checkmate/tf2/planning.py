@@ -39,6 +39,9 @@ ALLOCATOR_RESERVE = 0.1
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget."""
 
+SMALLEST_CORRECTION = 0.03
+"""Share of what the budget leaves for activations by which the next plan is made lower at least."""
+
 CHECK_RUNS = 3
 """How often a plan is run to be measured: later runs find memory and variables as those before left them, as in a training loop."""
 
@@ -190,11 +193,12 @@ class _Attempt:
                 )
             if interrupted:
                 break
-            # What the allocator adds grows with what is allocated.
-            target = fixed + int((result.peak_bytes - fixed) * (budget - fixed) / max(1, measured - fixed))
-            if not too_low < target < too_high:
-                target = (too_low + too_high) // 2
-            if too_high - too_low < UNUSED_SHARE * (budget - fixed):
+            # What the allocator adds grows with what is allocated; a step that is too small would measure the same again.
+            room = budget - fixed
+            target = fixed + int((result.peak_bytes - fixed) * room / max(1, measured - fixed))
+            if measured > budget:
+                target = min(target, too_high - int(SMALLEST_CORRECTION * room))
+            if not too_low < target < too_high or too_high - too_low < SMALLEST_CORRECTION * room:
                 break
         return best or self._refused(refusal, plain_peak_bytes)
 
