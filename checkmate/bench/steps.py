@@ -1,8 +1,8 @@
-"""`checkmate bench steps`: the plain and the planned training step of real models, side by side in one process per model.
+"""`checkmate bench steps`: the plain and the planned training step of real models, side by side.
 
-Memory is what TensorFlow's allocator reports above the resting level (variables, optimizer slots, the batch), each step run on
-its own as in training. The two are then timed in turn, so that a slow moment of the machine hits both. Budgets are shares of
-what the plain step is predicted to need above the resting level.
+Memory is what TensorFlow's allocator reports above the resting level (variables, optimizer slots, the batch), each step in a
+fresh process as in training. In the planned step's process the two are then timed in turn, so that a slow moment of the machine
+hits both. Budgets are shares of what the plain step is predicted to need above the resting level.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from checkmate.bench.process import fresh_process
+from checkmate.errors import CheckmateError
+from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
 COLUMNS = (
@@ -36,29 +38,33 @@ MIB = 2**20
 
 def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
     """Rows of text, one per budget, under `COLUMNS`."""
-    for row in fresh_process("checkmate.bench.steps", [name, budgets, str(steps)]):
-        if "error" in row:
-            yield (name, row["budget"], row["error"][:60])
+    plain = fresh_process("checkmate.bench.steps", [name, str(steps)])
+    for budget in budgets.split(","):
+        budget_bytes = plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"])
+        try:
+            row = fresh_process("checkmate.bench.steps", [name, str(steps), str(budget_bytes)])
+        except CheckmateError as error:
+            yield (name, budget, str(error).strip().splitlines()[-1][:100])
             continue
         yield (
             name,
-            row["budget"],
-            f"{row['peak_bytes'] / MIB:.0f} of {row['plain_peak_bytes'] / MIB:.0f}",
-            f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}",
+            budget,
+            f"{row['peak_bytes'] / MIB:.0f} of {plain['peak_bytes'] / MIB:.0f}",
+            f"{row['peak_bytes'] / plain['peak_bytes']:.3f}",
             f"{row['step_s']:.3f} of {row['plain_s']:.3f}",
             f"{row['step_s'] / row['plain_s']:.3f}",
-            f"{row['predicted_bytes'] / MIB:.0f} of {row['predicted_plain_bytes'] / MIB:.0f}",
+            f"{row['predicted_bytes'] / MIB:.0f} of {plain['predicted_bytes'] / MIB:.0f}",
             f"{row['overhead'] - 1:+.2%}",
             f"{row['gap']:.2%}",
             f"{row['recomputed']} of {row['ops']}",
             f"{row['planning_s']:.1f}",
-            f"{row['planning_s'] / row['plain_trace_s']:.2f}",
+            f"{row['planning_s'] / plain['trace_s']:.2f}",
             f"{row['phases'].get('solving', 0):.2f}",
         )
 
 
-def compare(name: str, budgets: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """Measures the plain step of a workload and the planned step for each budget; one row of figures per budget."""
+def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
+    """Trains a workload plain, or under a budget, in this process, and returns the figures."""
     import keras
 
     import checkmate
@@ -77,42 +83,31 @@ def compare(name: str, budgets: Sequence[str], steps: int) -> list[dict[str, Any
     work = workload(name)
     optimizer = keras.optimizers.Adam(1e-4)
     plain = plain_step(work, optimizer)
-    started = time.perf_counter()
-    plain.get_concrete_function(work.inputs, work.labels)
-    plain_trace_s = time.perf_counter() - started
-    rows: list[dict[str, Any]] = []
-    for budget in budgets:
-        try:
-            planned = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget)
-        except checkmate.CheckmateError as error:
-            rows.append({"budget": budget, "error": str(error)})
-            continue
-        report = planned.report()
-        peak_bytes = max(one(planned)[1] for _ in range(steps))
-        plain_peak_bytes = max(one(plain)[1] for _ in range(steps + 1))
-        pairs = [(one(plain)[0], one(planned)[0]) for _ in range(steps + 1)][1:]
-        rows.append(
-            {
-                "budget": budget,
-                "budget_bytes": report.budget_bytes,
-                "fixed_bytes": report.fixed_bytes,
-                "plain_peak_bytes": plain_peak_bytes,
-                "peak_bytes": peak_bytes,
-                "predicted_plain_bytes": report.plain_peak_bytes - report.fixed_bytes,
-                "predicted_bytes": report.peak_bytes - report.fixed_bytes,
-                "plain_s": statistics.median(pair[0] for pair in pairs),
-                "step_s": statistics.median(pair[1] for pair in pairs),
-                "overhead": report.result.overhead if report.result else 1.0,
-                "gap": report.result.gap if report.result else 0.0,
-                "recomputed": len(planned.plan.recomputed),
-                "ops": len(planned.graph),
-                "plain_trace_s": plain_trace_s,
-                "planning_s": sum(report.seconds.get(phase, 0.0) for phase in ("tracing", "solving", "building")),
-                "phases": report.seconds,
-            }
-        )
-    return rows
+    if budget_bytes is None:
+        started = time.perf_counter()
+        plain.get_concrete_function(work.inputs, work.labels)
+        trace_s = time.perf_counter() - started
+        peak_bytes = max(one(plain)[1] for _ in range(steps))
+        report = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%").report()
+        predicted = report.plain_peak_bytes - report.fixed_bytes
+        return {"trace_s": trace_s, "peak_bytes": peak_bytes, "fixed_bytes": report.fixed_bytes, "predicted_bytes": predicted}
+    planned = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget_bytes)
+    report = planned.report()
+    peak_bytes = max(one(planned)[1] for _ in range(steps))
+    pairs = [(one(plain)[0], one(planned)[0]) for _ in range(steps + 1)][1:]
+    return {
+        "peak_bytes": peak_bytes,
+        "predicted_bytes": report.peak_bytes - report.fixed_bytes,
+        "plain_s": statistics.median(pair[0] for pair in pairs),
+        "step_s": statistics.median(pair[1] for pair in pairs),
+        "overhead": report.result.overhead if report.result else 1.0,
+        "gap": report.result.gap if report.result else 0.0,
+        "recomputed": len(planned.plan.recomputed),
+        "ops": len(planned.graph),
+        "planning_s": sum(report.seconds.get(phase, 0.0) for phase in ("tracing", "solving", "building")),
+        "phases": report.seconds,
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(compare(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]))))
+    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))
