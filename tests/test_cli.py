@@ -142,21 +142,27 @@ def test_a_bug_is_no_refusal(monkeypatch):
 
 
 def test_bench_steps(monkeypatch):
-    row = {
-        "budget": "60%", "peak_bytes": GIB, "plain_peak_bytes": 2 * GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB,
-        "predicted_plain_bytes": 2 * GIB, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90, "phases": {"solving": 0.5, "tracing": 1.5},
+    plain = {"trace_s": 2.0, "peak_bytes": 2 * GIB, "fixed_bytes": GIB, "predicted_bytes": 2 * GIB}
+    planned = {
+        "peak_bytes": GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90,
+        "planning_s": 5.0, "phases": {"solving": 0.5, "tracing": 1.5},
     }  # fmt: skip
     calls = []
 
     def fresh_process(module, arguments, **options):
         calls.append((module, list(arguments)))
-        return [row, {"budget": "10%", "error": "No plan fits 1 GiB."}]
+        if len(arguments) == 2:
+            return plain
+        if arguments[2] == str(GIB + 2 * GIB // 10):
+            raise checkmate.CheckmateError("the process ended:\nNo plan fits 1 GiB.")
+        return planned
 
     monkeypatch.setattr(steps, "fresh_process", fresh_process)
-    found = invoke("bench", "steps", "unet", "vgg16", "--budgets", "60%,10%", "--steps", "3")
+    found = invoke("bench", "steps", "unet", "vgg16", "--budgets", "50%,10%", "--steps", "3")
     assert found.exit_code == 0
-    assert calls == [("checkmate.bench.steps", [name, "60%,10%", "3"]) for name in ("unet", "vgg16")]
-    for shown in ("1024 of 2048", "0.500", "1.100", "+5.00%", "7 of 90", "No plan fits"):
+    expected = [[name, "3", *rest] for name in ("unet", "vgg16") for rest in ([], [str(2 * GIB)], [str(GIB + 2 * GIB // 10)])]
+    assert calls == [("checkmate.bench.steps", arguments) for arguments in expected]
+    for shown in ("1024 of 2048", "0.500", "1.100", "+5.00%", "7 of 90", "2.50", "No plan fits"):
         assert shown in found.output
 
 
