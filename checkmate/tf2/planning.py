@@ -33,7 +33,7 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 
 log = logging.getLogger("checkmate")
 
-ALLOCATOR_RESERVE = 0.1
+ALLOCATOR_RESERVE = 0.2
 """Share of what the budget leaves for activations that the first plan does not use: what the allocator is expected to lose."""
 
 CHECK_ROUNDS = 4
@@ -44,9 +44,6 @@ SMALLEST_CORRECTION = 0.03
 
 CHECK_RUNS = 3
 """How often a plan is run to be measured: later runs find memory and variables as those before left them, as in a training loop."""
-
-UNUSED_SHARE = 0.05
-"""A plan that recomputes and leaves more than this share of the budget unused is made again for more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,11 +176,8 @@ class _Attempt:
                 return planned
             interrupted = result.status is SolveStatus.INTERRUPTED  # whoever interrupts does not want another round
             if measured <= budget:
-                if best is None or result.cost < best.result.cost:
-                    best = planned
-                if interrupted or budget - measured <= UNUSED_SHARE * budget or not result.plan.recomputed:
-                    break
-                too_low = target
+                best = planned
+                break  # what is left unused stays so: the allocator's losses vary with what else ran in the process
             else:
                 too_high = target
                 refusal = NoPlanFoundError(
@@ -297,7 +291,7 @@ class _Attempt:
         except CheckmateError:
             return None
         per_example = max((needed_bytes - least) / (batch - 1), 1)
-        return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - least) // per_example)))
+        return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - self._reserve() - least) // per_example)))
 
 
 def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
