@@ -156,14 +156,13 @@ class _Attempt:
         budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes
         target = budget - self._reserve()  # what the solver is asked for
         too_low, too_high = 0, budget + 1  # targets at which no plan was found, and whose plan took more than the budget
-        best: Planned | None = None
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
         for _ in range(CHECK_ROUNDS):
             try:
                 result = self._solve(target)
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 refusal, too_low = error, target
-                if best is not None or not devices.allocator_reports(devices.training_device()):
+                if not devices.allocator_reports(devices.training_device()):
                     break
                 target = (target + too_high) // 2
                 continue
@@ -172,29 +171,23 @@ class _Attempt:
             measured = self._measured(run)
             planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
-            if measured is None:
-                return planned
-            interrupted = result.status is SolveStatus.INTERRUPTED  # whoever interrupts does not want another round
-            if measured <= budget:
-                best = planned
-                break  # what is left unused stays so: the allocator's losses vary with what else ran in the process
-            else:
-                too_high = target
-                refusal = NoPlanFoundError(
-                    f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
-                    f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
-                    best_peak_bytes=measured,
-                )
-            if interrupted:
+            if measured is None or measured <= budget:
+                return planned  # what is left unused stays so: the allocator's losses vary with what else ran in the process
+            too_high = target
+            refusal = NoPlanFoundError(
+                f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
+                f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
+                best_peak_bytes=measured,
+            )
+            if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
             # What the allocator adds grows with what is allocated; a step that is too small would measure the same again.
             room = budget - fixed
             target = fixed + int((result.peak_bytes - fixed) * room / max(1, measured - fixed))
-            if measured > budget:
-                target = min(target, too_high - int(SMALLEST_CORRECTION * room))
+            target = min(target, too_high - int(SMALLEST_CORRECTION * room))
             if not too_low < target < too_high or too_high - too_low < SMALLEST_CORRECTION * room:
                 break
-        return best or self._refused(refusal, plain_peak_bytes)
+        return self._refused(refusal, plain_peak_bytes)
 
     def _reserve(self) -> int:
         return int(ALLOCATOR_RESERVE * max(0, self.planner.budget_bytes - self.graph.fixed_bytes))
