@@ -15,7 +15,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed", "README.md"]},
+    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.bench": ["graphs/*.json.gz"]},
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",

@@ -83,3 +83,29 @@ def bench_steps(models: tuple[str, ...], budgets: str, steps: int) -> None:
             for row in benchmark.measure(name, budgets, steps):
                 table.add_row(*row)
     Console(width=max(150, Console().width)).print(table)
+
+
+@bench.command("solvers")
+@click.argument("graphs", nargs=-1)
+@click.option(
+    "--shares", default="0.9,0.7,0.5,0.3,0.2,0.1", show_default=True, help="Budgets, as shares of the way from floor to plain peak."
+)
+@click.option("--solvers", default="auto", show_default=True, help="Names of solvers; paper:ENGINE is the paper's program alone.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for each.")
+def bench_solvers(graphs: tuple[str, ...], shares: str, solvers: str, time_limit: float) -> None:
+    """Cost, bound, gap and times of solvers on GRAPHS (default: the packaged ones; layeredN and encoderN are made by rule)."""
+    from checkmate.bench import problems
+    from checkmate.bench import solvers as benchmark
+
+    names, rows = graphs or problems.packaged(), []
+    table = Table(title=f"solvers within {time_limit:g} s; f is the budget's share of the way from floor to plain peak")
+    for column in benchmark.COLUMNS:
+        table.add_column(column, justify="right")
+    with Console(stderr=True).status("solving ...") as status:
+        for row in benchmark.measure(names, [float(share) for share in shares.split(",")], solvers.split(","), time_limit_s=time_limit):
+            rows.append(row)
+            table.add_row(*row.cells())
+            status.update(" ".join(row.cells()))
+    Console(width=max(150, Console().width)).print(table)
+    for sentence in benchmark.times_faster(rows):
+        click.echo(sentence)

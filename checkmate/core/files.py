@@ -7,10 +7,12 @@ A graph file is `{"name", "nodes": [{"name", "op", "cost", "bytes", "backward", 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from checkmate.core.plan import Compute, Free, Plan
 from checkmate.errors import CheckmateError, PlanFileError
 
 PLAN_FORMAT, PLAN_VERSION = "checkmate-plan", 1
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 def fingerprint(graph: DFGraph) -> str:
@@ -137,11 +140,12 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a file that holds one JSON object; `PlanFileError` says what else it found."""
+    """Reads a file that holds one JSON object, gzipped or not; `PlanFileError` says what else it found."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanFileError(f"Cannot read {path}: {error.strerror or error}.") from error
+        content = Path(path).read_bytes()
+        data = json.loads(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise PlanFileError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanFileError(f"{path} is not JSON: {error}. It may be cut short or of another kind.") from error
     if not isinstance(data, dict):

@@ -1,0 +1,124 @@
+"""Problems for solvers that anyone has: the training graphs packaged in `graphs/`, and graphs by rule of any size.
+
+The packaged ones: `vgg16`, `vgg19`, `unet`, `mobilenet`, `resnet50` and `resnet152` are layer-level steps of the Keras applications, `transformer12`
+and `transformer40` pre-norm encoders, all with bytes of 32-bit floats and costs in nanoseconds by a roofline (10 TFLOP/s, 700 GB/s, 2 us
+per op); the ones that end in `_ops` are traced by TensorFlow op by op. By rule: `layeredN`, a random layered graph of N ops with
+no backward pass, and `encoderN`, the step of an op-level transformer encoder of N layers, 94 ops each.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from importlib import resources
+
+from checkmate.core.graph import DFGraph, Op
+from checkmate.core.memory import floor, replay
+from checkmate.core.plan import Plan
+from checkmate.errors import GraphError
+
+LAYERED_EDGES = {100: 236, 250: 944, 500: 2461, 1000: 5875}
+"""Edges of random layered graphs by number of ops, as in the tables of MOCCASIN (Bartan et al., ICML 2023); 6 per op elsewhere."""
+
+
+def packaged() -> tuple[str, ...]:
+    """Names of the graphs that come with the package, smallest first."""
+    files = [file for file in (resources.files("checkmate.bench") / "graphs").iterdir() if file.name.endswith(".json.gz")]
+    return tuple(file.name.removesuffix(".json.gz") for file in sorted(files, key=lambda file: (len(file.read_bytes()), file.name)))
+
+
+def load(name: str) -> DFGraph:
+    """Returns the graph of this name: a packaged one, or `layeredN` or `encoderN` by rule. Raises `GraphError` for any other."""
+    rule = re.fullmatch(r"(layered|encoder)([1-9]\d*)", name)
+    if rule:
+        return layered(int(rule[2])) if rule[1] == "layered" else encoder(int(rule[2]))
+    if name not in packaged():
+        raise GraphError(f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN and encoderN by rule.")
+    with resources.as_file(resources.files("checkmate.bench") / "graphs" / f"{name}.json.gz") as path:
+        return DFGraph.load(path)
+
+
+def budget_at(graph: DFGraph, share: float) -> int:
+    """The budget at this share of the way from the floor of the graph to the peak of its plain step, fixed bytes included."""
+    lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
+    return int(lowest + share * (peak - lowest))
+
+
+def layered(n: int, *, edges: int | None = None, seed: int = 0) -> DFGraph:
+    """A random layered graph: no backward pass, and an order that leaves values in memory for no good reason.
+
+    Layers hold about sqrt(n) ops. Every op past the first layer reads one of the layer before; the other edges join any two layers, near
+    ones more often than far ones. Costs and sizes are whole numbers from 1 to 100. What nobody reads is an output.
+    """
+    chance = random.Random(seed)
+    edges = LAYERED_EDGES.get(n, 6 * n) if edges is None else edges
+    width = max(2, round(n**0.5))
+    layer = [min(i // width, (n - 1) // width) for i in range(n)]
+    deps: list[set[int]] = [{chance.choice([d for d in range(n) if layer[d] == layer[i] - 1])} if layer[i] else set() for i in range(n)]
+    total, attempts = sum(map(len, deps)), 100 * edges
+    while total < edges and attempts:
+        attempts -= 1
+        i = chance.randrange(width, n) if n > width else 0
+        back = min(1 + int(chance.expovariate(0.5)), layer[i])
+        d = chance.randrange(n)
+        d = (layer[i] - back) * width + d % width if layer[i] else i
+        if layer[d] < layer[i] and d not in deps[i]:
+            deps[i].add(d)
+            total += 1
+    ops = [Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100)) for i in range(n)]
+    read = set().union(*deps)
+    return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"layered{n}")
+
+
+# One encoder layer: (op, inputs, size in units of batch * length * width, cost). `x` is what enters the layer.
+_NORM = (("mean", ("x",), 0.01, 1), ("centre", ("x", "mean"), 1, 2), ("square", ("centre",), 1, 2), ("variance", ("square",), 0.01, 1),
+         ("rsqrt", ("variance",), 0.01, 1), ("scale", ("centre", "rsqrt"), 1, 2), ("gamma", ("scale",), 1, 2), ("beta", ("gamma",), 1, 2))  # fmt: skip
+_ATTENTION = (("q", ("x",), 1, 24), ("q_bias", ("q",), 1, 2), ("k", ("x",), 1, 24), ("k_bias", ("k",), 1, 2), ("v", ("x",), 1, 24),
+              ("v_bias", ("v",), 1, 2), ("q_heads", ("q_bias",), 1, 2), ("k_heads", ("k_bias",), 1, 2), ("v_heads", ("v_bias",), 1, 2),
+              ("scores", ("q_heads", "k_heads"), 8, 20), ("scaled", ("scores",), 8, 16), ("largest", ("scaled",), 0.02, 8),
+              ("shifted", ("scaled", "largest"), 8, 16), ("exp", ("shifted",), 8, 16), ("sum", ("exp",), 0.02, 8),
+              ("softmax", ("exp", "sum"), 8, 16), ("dropout", ("softmax",), 8, 16), ("context", ("dropout", "v_heads"), 1, 20),
+              ("merged", ("context",), 1, 2), ("projected", ("merged",), 1, 24), ("projected_bias", ("projected",), 1, 2))  # fmt: skip
+_FEED_FORWARD = (("wide", ("x",), 4, 96), ("wide_bias", ("wide",), 4, 8), ("gelu", ("wide_bias",), 4, 8), ("dropout", ("gelu",), 4, 8),
+                 ("narrow", ("dropout",), 1, 96), ("narrow_bias", ("narrow",), 1, 2))  # fmt: skip
+
+
+def encoder(layers: int, *, unit_bytes: int = 2**22) -> DFGraph:
+    """The training step of a pre-norm transformer encoder op by op: every op of a layer has one backward op that reads what it read."""
+    ops: list[Op] = []
+    index: dict[str, int] = {}
+    forward: list[tuple[str, tuple[str, ...], float, float]] = []
+
+    def add(name: str, deps: tuple[str, ...], size: float, cost: float, is_backward: bool = False) -> str:
+        index[name] = len(ops)
+        places = tuple(sorted({index[d] for d in deps}))
+        ops.append(Op(name, places, cost, int(size * unit_bytes), is_backward=is_backward))
+        return name
+
+    def run(name: str, deps: tuple[str, ...], size: float, cost: float) -> str:
+        forward.append((name, deps, size, cost))
+        return add(name, deps, size, cost)
+
+    def block(prefix: str, rule, x: str) -> str:
+        names = {"x": x}
+        for name, reads, size, cost in rule:
+            names[name] = run(f"{prefix}/{name}", tuple(names[d] for d in reads), size, cost)
+        return names[rule[-1][0]]
+
+    x = run("embedded", (), 1, 2)
+    for k in range(layers):
+        for part, rule in (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD)):
+            inner = block(f"{k}/{part}", rule, block(f"{k}/{part}_norm", _NORM, x))
+            inner = run(f"{k}/{part}_dropout", (inner,), 1, 2)
+            x = run(f"{k}/{part}_add", (x, inner), 1, 2)
+    add("loss", (x,), 0.01, 1)
+    gradient = {x: "loss"}
+    readers: dict[str, list[str]] = {}
+    for name, deps, _, _ in forward:
+        for d in deps:
+            readers.setdefault(d, []).append(name)
+    for name, deps, size, cost in reversed(forward):
+        above = tuple(f"d_{reader}" for reader in readers.get(name, ())) or (gradient[name],)
+        kept = () if name.endswith(("_add", "_bias", "_heads", "/merged")) else (*deps, name)
+        add(f"d_{name}", (*above, *kept), size, 2 * cost, is_backward=True)
+    return DFGraph(tuple(ops), (index["loss"], index["d_embedded"]), 0, f"encoder{layers}")

@@ -1,0 +1,137 @@
+"""`checkmate bench solvers`: one table of problems x solvers, with what each found, proved, and when.
+
+A budget is a share f of the way from the graph's floor to the peak of its plain step (see `problems.budget_at`). Overheads and gaps are
+the judge's. Times are wall-clock seconds since `solve` was called: until the first plan within the budget, until the gap was at most
+one in a thousand, and until the gap was closed (to `OPTIMALITY_TOLERANCE`); "-" where that did not happen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from checkmate.bench.problems import budget_at, load
+from checkmate.core.graph import DFGraph
+from checkmate.errors import CheckmateError
+from checkmate.solvers.backends.engines import solve_matrices
+from checkmate.solvers.backends.matrices import AnswerStatus
+from checkmate.solvers.formulation import formulate
+from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import OPTIMALITY_TOLERANCE
+from checkmate.solvers.solve import solve
+
+COLUMNS = ("graph", "ops", "f", "solver", "overhead", "bound", "gap", "first s", "0.1 % s", "proof s", "total s", "found by")
+SMALL_GAP = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one solver made of one problem. Times in seconds; None where it did not happen.
+
+    Attributes:
+      overhead: Cost of the plan over the cost of running every op once.
+      bound: What is proven of every plan in the graph's order, in the same unit.
+      refusal: Why there is no plan, in a word.
+    """
+
+    graph: str
+    ops: int
+    share: float
+    solver: str
+    overhead: float | None
+    bound: float
+    first_s: float | None
+    small_gap_s: float | None
+    proof_s: float | None
+    total_s: float
+    found_by: str
+    refusal: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """overhead / bound - 1."""
+        return None if self.overhead is None else max(0.0, self.overhead / self.bound - 1)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, under `COLUMNS`."""
+        figures = (
+            self.refusal or f"{self.overhead:.5f}",
+            f"{self.bound:.5f}",
+            "-" if self.gap is None else f"{self.gap:.3%}",
+            *("-" if seconds is None else f"{seconds:.2f}" for seconds in (self.first_s, self.small_gap_s, self.proof_s, self.total_s)),
+        )
+        return (self.graph, str(self.ops), f"{self.share:g}", self.solver, *figures, self.found_by)
+
+
+def measure(names: Sequence[str], shares: Sequence[float], solvers: Sequence[str], *, time_limit_s: float) -> Iterator[Row]:
+    """Asks every solver about every graph and budget. A solver "paper:ENGINE" is the paper's program alone (see `prove`)."""
+    for name in names:
+        graph = load(name)
+        for share in shares:
+            budget_bytes = budget_at(graph, share)
+            for solver in solvers:
+                paper, engine = solver.startswith("paper:"), solver.removeprefix("paper:")
+                ask = prove if paper else ask_solver
+                yield ask(graph, share, budget_bytes, engine, time_limit_s)
+
+
+def ask_solver(graph: DFGraph, share: float, budget_bytes: int, solver: str, time_limit_s: float) -> Row:
+    """One problem, one solver."""
+    started = time.perf_counter()
+    try:
+        result = solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False)
+    except CheckmateError as error:
+        total_s = time.perf_counter() - started
+        return Row(graph.name, len(graph), share, solver, None, 1.0, None, None, None, total_s, "", type(error).__name__)
+    return _row(result, share, solver, time.perf_counter() - started)
+
+
+def prove(graph: DFGraph, share: float, budget_bytes: int, engine: str, time_limit_s: float) -> Row:
+    """The paper's program as it stands, without relaxation, start or grouping: the optimum of its space, if the engine gets there.
+
+    Its bound is not one for all plans in the graph's order; the overhead is the program's objective and not judged.
+    """
+    started = time.perf_counter()
+    program = formulate(graph, budget_bytes)
+    try:
+        answer = solve_matrices(program.problem, engine=engine, time_limit_s=time_limit_s)
+    except CheckmateError as error:
+        total_s = time.perf_counter() - started
+        return Row(graph.name, len(graph), share, f"paper:{engine}", None, 1.0, None, None, None, total_s, "", type(error).__name__)
+    total_s = time.perf_counter() - started
+    overhead = None if answer.x is None else float(program.problem.cost @ answer.x)
+    done = answer.status in (AnswerStatus.OPTIMAL, AnswerStatus.INFEASIBLE)
+    proof_s = total_s if done else None
+    found = "" if answer.x is None else f"{program.problem.shape[1]} columns"
+    refusal = answer.status.name if answer.x is None else ""
+    return Row(
+        graph.name, len(graph), share, f"paper:{engine}", overhead, max(1.0, answer.bound), None, None, proof_s, total_s, found, refusal
+    )
+
+
+def times_faster(rows: Sequence[Row]) -> Iterator[str]:
+    """For each problem that the paper's program was proven on, how much sooner each other solver had its proof."""
+    for paper in rows:
+        if not paper.solver.startswith("paper:"):
+            continue
+        for row in rows:
+            same = (row.graph, row.share) == (paper.graph, paper.share) and not row.solver.startswith("paper:")
+            if not same or row.proof_s is None:
+                continue
+            ratio = (paper.proof_s or paper.total_s) / max(row.proof_s, 1e-4)
+            relation = f"{ratio:,.0f} times" if paper.proof_s else f"more than {ratio:,.0f} times"
+            yield f"{row.graph} f={row.share:g}: {row.solver} has its proof {relation} faster than {paper.solver}"
+
+
+def _row(result: SolveResult, share: float, solver: str, total_s: float) -> Row:
+    unit = result.graph.total_cost or 1.0
+
+    def first(gap: float) -> float | None:
+        return next((at for at, cost, bound in result.stats.history if cost is not None and cost <= bound * (1 + gap)), None)
+
+    return Row(
+        result.graph.name, len(result.graph), share, solver, result.overhead, result.bound / unit,
+        first(float("inf")), first(SMALL_GAP), first(OPTIMALITY_TOLERANCE), total_s, result.stats.found_by,
+        "" if result.plan else result.status.name,
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""The bench of solvers: its problems are what they say, and its table says what the solvers said."""
+
+import pytest
+from click.testing import CliRunner
+
+from checkmate import GraphError, Plan, floor, replay
+from checkmate.bench import problems, solvers
+from checkmate.cli import main
+
+
+def test_packaged_graphs_come_with_the_package():
+    names = problems.packaged()
+    assert {"vgg16", "resnet50", "resnet152", "transformer40", "resnet50_ops"} <= set(names)
+    sizes = {name: len(problems.load(name)) for name in names}
+    assert sizes["resnet50"] == 354
+    assert sizes["resnet50_ops"] == 1255
+    assert all(any(op.is_backward for op in problems.load(name).ops) for name in names)
+
+
+@pytest.mark.parametrize("name", ["resnet", "layered0", "encoder", "../vgg16"])
+def test_unknown_graphs_are_refused_with_the_known_ones(name):
+    with pytest.raises(GraphError, match="vgg16"):
+        problems.load(name)
+
+
+@pytest.mark.parametrize(("n", "edges"), problems.LAYERED_EDGES.items())
+def test_layered_graphs_have_the_size_they_promise(n, edges):
+    graph = problems.layered(n)
+    assert (len(graph), len(graph.edges)) == (n, edges)
+    assert graph.deps == problems.load(f"layered{n}").deps
+    assert graph.deps != problems.layered(n, seed=1).deps
+
+
+def test_small_layered_graphs_end():
+    assert [len(problems.layered(n)) for n in (1, 2, 3, 7)] == [1, 2, 3, 7]
+
+
+def test_encoder_grows_by_the_layer():
+    one, two, three = (len(problems.encoder(layers)) for layers in (1, 2, 3))
+    assert three - two == two - one == 94
+    graph = problems.encoder(2)
+    assert [op.is_backward for op in graph.ops] == [False] * (len(graph) // 2 + 1) + [True] * (len(graph) // 2)
+
+
+def test_budget_goes_from_floor_to_peak():
+    graph = problems.load("vgg16")
+    assert problems.budget_at(graph, 0) == floor(graph).bytes
+    assert problems.budget_at(graph, 1) == replay(graph, Plan.keep_all(graph)).peak_bytes
+
+
+def test_rows_tell_what_the_solvers_said():
+    (auto, chen, none) = solvers.measure(["vgg16"], [0.3], ["auto", "chen_sqrt_n", "checkpoint_all"], time_limit_s=30)
+    assert auto.overhead == pytest.approx(auto.bound, rel=1e-3)
+    assert 0 <= auto.first_s <= auto.small_gap_s <= auto.total_s
+    assert chen.overhead is None or chen.overhead >= auto.bound
+    assert (none.refusal, none.overhead, none.gap) == ("NOT_FOUND", None, None)
+
+
+def test_how_much_faster():
+    def row(solver, proof_s, total_s):
+        return solvers.Row("g", 9, 0.5, solver, 1.1, 1.1, 0.0, proof_s, proof_s, total_s, "")
+
+    rows = [row("auto", 0.5, 0.5), row("paper:scip", 100.0, 100.0), row("paper:cbc", None, 60.0), row("checkpoint_all", None, 0.1)]
+    assert list(solvers.times_faster(rows)) == [
+        "g f=0.5: auto has its proof 200 times faster than paper:scip",
+        "g f=0.5: auto has its proof more than 120 times faster than paper:cbc",
+    ]
+
+
+def test_the_command_prints_the_table():
+    found = CliRunner().invoke(
+        main, ["bench", "solvers", "layered4", "--shares", "0.5", "--solvers", "auto,paper:scip", "--time-limit", "5"]
+    )
+    assert found.exit_code == 0, found.output
+    assert "layered4" in found.output
+    assert "paper:scip" in found.output
