@@ -19,6 +19,7 @@ from checkmate.errors import (
     EvictionError,
     GraphError,
     InfeasibleBudgetError,
+    LogError,
     NoPlanFoundError,
     PlanError,
     PlanFileError,
@@ -31,18 +32,21 @@ from checkmate.solvers.solve import solve
 
 if TYPE_CHECKING:
     from checkmate import tf2 as tf2
+    from checkmate.dtr.simulator import simulate
 
 __version__ = "0.1.0"
 
 # Without "tf2": `from checkmate import *` must not import TensorFlow.
 __all__ = [
     "BudgetError", "CheckmateError", "Compute", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
-    "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
-    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "solve",
+    "LogError", "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
+    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "simulate", "solve",
 ]  # fmt: skip
 
 
 def __getattr__(name: str):
     if name == "tf2":
         return importlib.import_module("checkmate.tf2")
+    if name == "simulate":
+        return importlib.import_module("checkmate.dtr.simulator").simulate
     raise AttributeError(f"module 'checkmate' has no attribute {name!r}")

@@ -76,3 +76,19 @@ class TraceError(CheckmateError, ValueError):
 
 class EvictionError(CheckmateError, MemoryError):
     """Dynamic rematerialization cannot stay within its budget: what is locked does not fit."""
+
+
+class ThrashingError(EvictionError):
+    """Dynamic rematerialization was given up: recomputing has cost more than the limit that was set."""
+
+
+class LogError(CheckmateError, ValueError):
+    """An op log that is cut, out of order, or names a tensor that it never made.
+
+    Attributes:
+      line: The line of the file, or the position of the instruction, counted from 1.
+    """
+
+    def __init__(self, message: str, *, line: int):
+        super().__init__(message)
+        self.line = line

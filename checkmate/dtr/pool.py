@@ -1,0 +1,176 @@
+"""The pool: what may be evicted now, in the order in which it became so, and the search for the lowest score.
+
+Scores change with every tick of the clock, so all are worked out at every eviction, as arrays. The costs in them change only where
+something was evicted or came back; the neighbourhood says where.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate.dtr.heuristic import Heuristic
+from checkmate.dtr.neighbourhood import Classes, Own
+from checkmate.dtr.storage import Storage
+
+WIDTH = 4
+"""Classes per storage that fit the array; the few storages that touch more are worked out one by one."""
+
+EXACT = 2.0**53
+"""Whole numbers up to here are exact in floating point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How much of the pool an eviction looks at.
+
+    Args:
+      sample: Only about the square root of their number, drawn at random.
+      smallest: Leave out storages smaller than this share of the mean size in the pool, as long as there are others.
+      seed: Of everything random.
+
+    Source: Kirisame et al. (2021), appendix E.2: sampling, and a share of 0.01, make the search cheap in a prototype.
+    """
+
+    sample: bool = False
+    smallest: float = 0.0
+    seed: int = 0
+
+
+class Pool:
+    """Storages that may be evicted.
+
+    Args:
+      heuristic: The score; the lowest is evicted, of equal ones the latest in the pool, and the first that scores zero at once.
+      neighbourhood: What counts costs; told by the runtime what happens.
+      search: Limits of the search.
+    """
+
+    def __init__(self, heuristic: Heuristic, neighbourhood: Own, search: Search):
+        self._heuristic, self._neighbourhood, self._search = heuristic, neighbourhood, search
+        self._random = random.Random(search.seed)
+        self._storages: list[Storage | None] = []
+        self._count = 0
+        self._allocate(64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Storage]:
+        return (storage for storage in self._storages if storage is not None)
+
+    def add(self, storage: Storage) -> None:
+        """Puts a storage that is not in the pool at its end."""
+        slot = len(self._storages)
+        if slot == len(self._bytes):
+            self._compact()
+            slot = len(self._storages)
+        storage.slot = slot
+        self._storages.append(storage)
+        self._bytes[slot] = storage.bytes
+        self._last[slot] = storage.last_access
+        self._neighbourhood.stale[storage] = None
+        self._count += 1
+
+    def discard(self, storage: Storage) -> None:
+        """Takes a storage out that is in the pool."""
+        self._storages[storage.slot] = None
+        self._cost[storage.slot] = math.inf
+        storage.slot = -1
+        self._count -= 1
+
+    def touched(self, storage: Storage) -> None:
+        """Tells that the storage was read."""
+        if storage.slot >= 0:
+            self._last[storage.slot] = storage.last_access
+
+    def choose(self, clock: float) -> Storage:
+        """Returns the storage to evict next. The pool must not be empty."""
+        self._refresh()
+        if self._heuristic.random:
+            alive = list(self)
+            return alive[self._random.randrange(len(alive))]
+        if self._search.sample or self._search.smallest:
+            return self._lowest(self._searched(), clock)
+        end = len(self._storages)
+        cost = self._cost[:end]
+        if isinstance(self._neighbourhood, Classes):
+            cost = cost + self._neighbourhood.table[self._classes[:, :end]].sum(axis=0)
+        below = self._bytes[:end] if self._heuristic.size else np.ones(end)
+        if self._heuristic.staleness:
+            below = below * (clock - self._last[:end])
+        score = np.full(end, math.inf)
+        np.divide(cost, below, out=score, where=below > 0)
+        zero = np.flatnonzero(score == 0)
+        if len(zero):
+            score = score[: zero[0] + 1]
+        least = score.min()
+        if least == math.inf:
+            return next(storage for storage in reversed(self._storages) if storage is not None)
+        if below.max() <= EXACT:
+            return self._at(len(score) - 1 - int(score[::-1].argmin()))
+        # The products are rounded: what is near the lowest score is worked out again in whole numbers.
+        near = np.flatnonzero(score <= least + 1e-12 * abs(least))
+        return self._lowest([self._at(slot) for slot in near], clock)
+
+    def _searched(self) -> list[Storage]:
+        storages = list(self)
+        if self._search.smallest:
+            least = self._search.smallest * sum(storage.bytes for storage in storages) / len(storages)
+            storages = [storage for storage in storages if storage.bytes >= least] or storages
+        if self._search.sample:
+            drawn = self._random.sample(range(len(storages)), math.isqrt(len(storages) - 1) + 1)
+            storages = [storages[k] for k in sorted(drawn)]
+        return storages
+
+    def _lowest(self, storages: list[Storage], clock: float) -> Storage:
+        best, chosen = math.inf, storages[-1]
+        for storage in storages:
+            score = self._heuristic.score(self._neighbourhood.cost(storage), storage, clock)
+            if score <= best:
+                best, chosen = score, storage
+            if score == 0:
+                break
+        return chosen
+
+    def _at(self, slot: int | np.integer) -> Storage:
+        storage = self._storages[slot]
+        assert storage is not None
+        return storage
+
+    def _refresh(self) -> None:
+        stale = self._neighbourhood.stale
+        wide = []
+        for storage in stale:
+            slot = storage.slot
+            if slot < 0:
+                continue
+            cost, classes = self._neighbourhood.own(storage), self._neighbourhood.classes(storage)
+            if len(classes) > WIDTH:
+                cost, classes = self._neighbourhood.cost(storage), ()
+                wide.append(storage)
+            self._cost[slot] = cost
+            for k in range(WIDTH):
+                self._classes[k, slot] = classes[k] if k < len(classes) else 0
+        stale.clear()
+        stale.update(dict.fromkeys(wide))
+
+    def _allocate(self, capacity: int) -> None:
+        self._bytes, self._last, self._cost = (np.zeros(capacity) for _ in range(3))
+        self._classes = np.zeros((WIDTH, capacity), dtype=np.int64)
+
+    def _compact(self) -> None:
+        """Closes the gaps, and makes room for as many again."""
+        kept = np.array([slot for slot, storage in enumerate(self._storages) if storage is not None], dtype=np.int64)
+        columns, classes = [self._bytes, self._last, self._cost], self._classes
+        self._allocate(max(64, 2 * len(kept)))
+        for new, old in zip((self._bytes, self._last, self._cost), columns, strict=True):
+            new[: len(kept)] = old[kept]
+        self._classes[:, : len(kept)] = classes[:, kept]
+        self._storages = list(self)
+        for slot, storage in enumerate(self):
+            storage.slot = slot

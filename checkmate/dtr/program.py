@@ -1,0 +1,217 @@
+"""Program: what a runtime is to do, step by step, on numbered tensors. Op logs and dataflow graphs become one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from checkmate.core.graph import DFGraph
+from checkmate.dtr import log as logs
+from checkmate.dtr.heuristic import HEURISTICS
+from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.storage import FRESH, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an op for the first time. Its outputs get the next numbers; see `Runtime.call` for the fields."""
+
+    op: str
+    inputs: tuple[int, ...]
+    sizes: tuple[int, ...]
+    aliases: tuple[int, ...]
+    cost: int
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Hold one more reference to a tensor."""
+
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give back a reference to a tensor."""
+
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Have a tensor in memory from here."""
+
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Have no need of a pinned tensor any more."""
+
+    tensor: int
+
+
+Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order.
+
+    Args:
+      graph: The graph it was made of. Then the first step makes `graph.fixed_bytes`, and the others with `Run` are its ops in order.
+    """
+
+    steps: tuple[Step, ...]
+    name: str = ""
+    graph: DFGraph | None = field(default=None, repr=False)
+
+    @cached_property
+    def cost(self) -> int:
+        """What running every op once costs."""
+        return sum(step.cost for step in self.steps if isinstance(step, Run))
+
+    @cached_property
+    def plain_peak_bytes(self) -> int:
+        """The most memory in use without a budget, where everything is gone for good once nothing refers to it."""
+        paper = Paper()
+        self.run(Runtime(paper, budget_bytes=math.inf, heuristic=HEURISTICS["local"], deallocation=Deallocation.BANISH))
+        return paper.peak
+
+    def run(self, runtime: Runtime) -> None:
+        """Has a runtime do all steps. Raises what the runtime raises."""
+        tensors: list[Tensor] = []
+        for step in self.steps:
+            if isinstance(step, Run):
+                inputs = [tensors[i] for i in step.inputs]
+                tensors.extend(runtime.call(step.op, inputs, step.sizes, step.aliases, step.cost, step.workspace_bytes))
+            elif isinstance(step, Retain):
+                runtime.retain(tensors[step.tensor])
+            elif isinstance(step, Drop):
+                runtime.release(tensors[step.tensor])
+            elif isinstance(step, Pin):
+                runtime.pin(tensors[step.tensor])
+            else:
+                runtime.unpin(tensors[step.tensor])
+
+    @classmethod
+    def from_log(cls, log: logs.OpLog) -> Program:
+        """Constants are pinned, a mutation makes new tensors, and what is still referenced at the end is brought back and pinned."""
+        return cls(tuple(_LogSteps().steps(log)), log.name)
+
+    @classmethod
+    def from_graph(cls, graph: DFGraph) -> Program:
+        """The plain step. A value is released after its last use and may be evicted all the time, unless it could not be made again.
+
+        That holds for ops that may run only once, and, from the op on that overwrites what they read, for others. Such values are pinned
+        until nothing can need them, neither directly nor to recompute another.
+        """
+        return cls(tuple(_graph_steps(graph)), graph.name, graph)
+
+
+class _LogSteps:
+    """The names of a log, and how many of them each tensor has."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, int] = {}
+        self.names: list[int] = []
+        self.sizes: list[int] = []
+
+    def steps(self, log: logs.OpLog) -> Iterator[Step]:
+        for instruction in log.instructions:
+            yield from self._one(instruction)
+        for tensor in self.tensors.values():
+            if self.names[tensor] > 0:
+                yield Pin(tensor)
+
+    def _one(self, instruction: logs.Instruction) -> Iterator[Step]:
+        match instruction:
+            case logs.Constant(name=name):
+                yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
+                yield Pin(self._new(name, instruction.bytes))
+            case logs.Call(aliases=aliases):
+                args = tuple(self.tensors[name] for name in instruction.args)
+                sizes = tuple(size if alias == FRESH else 0 for size, alias in zip(instruction.bytes, aliases, strict=True))
+                yield Run(instruction.op, args, sizes, aliases, instruction.time)
+                for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
+                    self._new(name, size if alias == FRESH else self.sizes[args[alias]])
+            case logs.Mutate(mutated=mutated):
+                args = tuple(self.tensors[name] for name in instruction.args)
+                sizes = tuple(self.sizes[args[k]] for k in mutated)
+                yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
+                for k, size in zip(mutated, sizes, strict=True):
+                    self._new(instruction.args[k], size)
+                for k in mutated:
+                    yield self._drop(args[k])
+            case logs.Copy(name=name, source=source):
+                yield self._retain(name, source)
+            case logs.CopyFrom(name=name, source=source):
+                old = self.tensors[name]
+                retain = self._retain(name, source)
+                yield self._drop(old)
+                yield retain
+            case logs.Release(name=name):
+                if name in self.tensors:
+                    yield self._drop(self.tensors[name])
+
+    def _new(self, name: str, size: int) -> int:
+        self.tensors[name] = len(self.names)
+        self.names.append(1)
+        self.sizes.append(size)
+        return self.tensors[name]
+
+    def _retain(self, name: str, source: str) -> Retain:
+        tensor = self.tensors[name] = self.tensors[source]
+        self.names[tensor] += 1
+        return Retain(tensor)
+
+    def _drop(self, tensor: int) -> Drop:
+        self.names[tensor] -= 1
+        return Drop(tensor)
+
+
+def _graph_steps(graph: DFGraph) -> Iterator[Step]:
+    """Op i makes tensor i + 1; tensor 0 is what is resident all the time."""
+    n, outputs = len(graph), set(graph.outputs)
+    costs = logs.whole_costs(graph)
+    last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
+    needed = _needed_until(graph)
+    ending: list[list[int]] = [[] for _ in range(n)]
+    for i in range(n):
+        if needed[i] < n:
+            ending[needed[i]].append(i)
+    pinned: set[int] = set()
+    yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
+    yield Pin(0)
+    for i, op in enumerate(graph.ops):
+        for d in op.overwrites:
+            if d not in pinned and needed[d] > i:
+                pinned.add(d)
+                yield Pin(d + 1)
+        yield Run(op.name, tuple(d + 1 for d in op.deps), (op.output_bytes,), (FRESH,), costs[i], op.workspace_bytes)
+        if not op.recomputable and needed[i] > i:
+            pinned.add(i)
+            yield Pin(i + 1)
+        yield from (Drop(d + 1) for d in (*op.deps, i) if last_use[d] == i and d not in outputs)
+        yield from (Unpin(d + 1) for d in ending[i] if d in pinned)
+    yield from (Pin(i + 1) for i in graph.outputs if i not in pinned)
+
+
+def _needed_until(graph: DFGraph) -> list[int]:
+    """For each value the last op for which it may have to be in memory, be it to recompute something else; n at the end."""
+    n, outputs = len(graph), set(graph.outputs)
+    expires = [n] * n  # from which op on it cannot run again
+    for i, op in enumerate(graph.ops):
+        for d in op.overwrites:
+            expires[d] = min(expires[d], i)
+    until = [0] * n
+    for i in reversed(range(n)):
+        until[i] = n if i in outputs else i
+        for user in graph.users[i]:
+            again = min(until[user], expires[user]) if graph.ops[user].recomputable else user
+            until[i] = max(until[i], user, again)
+    return until

@@ -1,0 +1,208 @@
+"""simulate(): run an op log or a graph under a budget on paper, and say what DTR would have done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Compute, Free, Plan
+from checkmate.dtr.heuristic import Heuristic, make_heuristic
+from checkmate.dtr.log import OpLog
+from checkmate.dtr.pool import Search
+from checkmate.dtr.program import Program
+from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.errors import CheckmateError, EvictionError, ThrashingError
+from checkmate.units import Bytes, format_bytes, parse_bytes
+
+
+class DTRStatus(str, Enum):
+    """How a run ended."""
+
+    OK = "ok"  # the program is done within the budget
+    THRASHED = "thrashed"  # given up: recomputing has cost more than the limit
+    OOM = "oom"  # given up: what is locked or pinned does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class DTRRun:
+    """What a run came to. Of a run that was given up, the figures are those up to then.
+
+    Attributes:
+      status: "ok", "thrashed" or "oom".
+      heuristic: The name of the heuristic.
+      budget_bytes: What was allowed; constants count.
+      peak_bytes: The most that was in use at any moment.
+      plain_peak_bytes: The same without a budget, where all is freed once nothing refers to it. "60%" of a budget is of this.
+      cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was recomputed.
+      plain_cost: Cost of every call once.
+      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred to it any more.
+      rematerializations: How often a call ran again.
+      seconds: What the simulation took.
+      message: Why it was given up, or "".
+      plan: The run as a plan, when it is of a graph and ended well. `replay` confirms its peak.
+    """
+
+    status: DTRStatus
+    heuristic: str
+    budget_bytes: int
+    peak_bytes: int
+    plain_peak_bytes: int
+    cost: float
+    plain_cost: float
+    evictions: int
+    eager_evictions: int
+    rematerializations: int
+    seconds: float = field(compare=False)
+    message: str = ""
+    plan: Plan | None = field(default=None, repr=False)
+
+    @property
+    def overhead(self) -> float:
+        """cost / plain_cost: 1.0 means that nothing is recomputed."""
+        return self.cost / self.plain_cost if self.plain_cost else 1.0
+
+    def __str__(self) -> str:
+        budget = f"{self.heuristic} within {format_bytes(self.budget_bytes)} ({self.budget_bytes / max(1, self.plain_peak_bytes):.0%} of plain)"
+        if self.status is not DTRStatus.OK:
+            return f"{self.status.value}: {budget}. {self.message}"
+        return (
+            f"ok: {budget}: peak {format_bytes(self.peak_bytes)}, cost {self.overhead - 1:+.2%}, {self.evictions} evictions, "
+            f"{self.rematerializations} rematerializations."
+        )
+
+
+def simulate(
+    log: OpLog | DFGraph | Program | str | os.PathLike,
+    budget: Bytes,
+    *,
+    heuristic: str | Heuristic = "dtr_eq",
+    deallocation: Deallocation | str = Deallocation.EAGER,
+    overhead_limit: float = 2.0,
+    search: Search | None = None,
+) -> DTRRun:
+    """Runs a program under a budget with dynamic rematerialization, on paper.
+
+    Counted are the bytes of storages, constants included, and the cost of calls; not what the decisions themselves cost. A peak is that of
+    the log's sizes: what an allocator would add is not in it.
+
+    Args:
+      log: An op log, a graph (with its workspaces and ops that may run only once), or a file with either.
+      budget: A number of bytes, "6GiB", or "60%" of the program's peak without a budget.
+      heuristic: A name (see `HEURISTICS`) or a `Heuristic`.
+      deallocation: "eager", "banish" or "ignore": what happens when nothing refers to a storage any more.
+      overhead_limit: The run is given up as "thrashed" when recomputing has cost more than (overhead_limit - 1) times the plain cost.
+      search: Sampling and leaving out small storages in the search for what to evict; by default all are looked at.
+
+    Returns:
+      The figures of the run. Running out of memory or of patience is a status, no error.
+
+    Raises:
+      LogError: The log is cut, out of order, or names a tensor that it never made.
+      CheckmateError: There is no such heuristic or policy.
+      BudgetError: The budget cannot be understood.
+
+    Example:
+      >>> from checkmate import DFGraph, Op, simulate
+      >>> chain = DFGraph((Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)), outputs=(3,))
+      >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value  # the plain step has 12 bytes at its peak
+      (1.0, 'ok')
+
+    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions are those of the authors' simulator where
+    it is deterministic, except for views made of several tensors, whose neighbourhoods are kept exact here, and for banishing within a
+    finite budget. No guarantee on the overhead; for a chain see `checkmate.dtr.theory`.
+    """
+    program = as_program(log)
+    chosen = make_heuristic(heuristic)
+    if not overhead_limit >= 1:
+        raise CheckmateError(f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2 allows to double the cost.")
+    budget_bytes = parse_bytes(budget, percent_of=program.plain_peak_bytes)
+    paper = _Recorder() if program.graph else Paper()
+    runtime = Runtime(
+        paper,
+        budget_bytes=budget_bytes,
+        heuristic=chosen,
+        deallocation=_policy(deallocation),
+        recompute_limit=program.cost * (overhead_limit - 1),
+        search=search,
+    )
+    started = time.perf_counter()
+    status, message, plan = DTRStatus.OK, "", None
+    try:
+        program.run(runtime)
+        plan = paper.plan() if isinstance(paper, _Recorder) else None
+    except ThrashingError as error:
+        status, message = DTRStatus.THRASHED, str(error)
+    except EvictionError as error:
+        status, message = DTRStatus.OOM, str(error)
+    return DTRRun(
+        status,
+        str(chosen),
+        budget_bytes,
+        paper.peak,
+        program.plain_peak_bytes,
+        program.cost + runtime.recomputed_cost,
+        program.cost,
+        runtime.evictions,
+        runtime.eager_evictions,
+        runtime.rematerializations,
+        time.perf_counter() - started,
+        message,
+        plan,
+    )
+
+
+def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
+    """Returns what a runtime can run: of a log, of a graph, or of a file with one of them."""
+    if isinstance(log, Program):
+        return log
+    if isinstance(log, OpLog):
+        return Program.from_log(log)
+    if isinstance(log, DFGraph):
+        return Program.from_graph(log)
+    if isinstance(log, (str, os.PathLike)):
+        return as_program(_load(Path(log)))
+    raise CheckmateError(f"simulate() takes an OpLog, a DFGraph or the path of a file with one; got {type(log).__name__}.")
+
+
+def _load(path: Path) -> OpLog | DFGraph:
+    """Op logs have a key INSTRUCTION on every line, graph files none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            is_log = '"INSTRUCTION"' in file.readline() or path.suffix in (".log", ".jsonl")
+    except OSError:
+        is_log = False  # the message is the same for both
+    return OpLog.load(path) if is_log else DFGraph.load(path)
+
+
+def _policy(deallocation: Deallocation | str) -> Deallocation:
+    try:
+        return Deallocation(deallocation)
+    except ValueError:
+        known = ", ".join(policy.value for policy in Deallocation)
+        raise CheckmateError(f"There is no deallocation policy {deallocation!r}. Known: {known}.") from None
+
+
+class _Recorder(Paper):
+    """Counts, and writes down the run of a graph as the steps of a plan. Call 0 is what is resident all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: list[Compute | Free] = []
+
+    def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
+        super().compute(call, duplicates)
+        if call.number:
+            self._steps.append(Compute(call.number - 1))
+
+    def free(self, storage: Storage) -> None:
+        super().free(storage)
+        self._steps.append(Free(storage.tensors[0].call.number - 1))
+
+    def plan(self) -> Plan:
+        return Plan(tuple(self._steps))

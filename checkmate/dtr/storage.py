@@ -1,0 +1,121 @@
+"""What DTR evicts and runs again: storages, the tensors that view them, and the calls that make those.
+
+Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 2 and appendix C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+FRESH = -1
+"""Alias index of an output that has memory of its own."""
+
+
+class Call:
+    """One application of an op to tensors. Running it makes all its outputs, whichever of them is wanted.
+
+    Attributes:
+      number: Calls are numbered in the order in which they first run.
+      bytes: What its outputs need; a view of an input needs nothing.
+      workspace_bytes: What it needs besides while it runs.
+      cost: What running it once costs.
+    """
+
+    __slots__ = ("bytes", "cost", "inputs", "name", "number", "outputs", "workspace_bytes")
+
+    def __init__(self, number: int, name: str, inputs: Sequence[Tensor], cost: float, workspace_bytes: int):
+        self.number, self.name, self.inputs = number, name, tuple(inputs)
+        self.cost, self.workspace_bytes = cost, workspace_bytes
+        self.outputs: tuple[Tensor, ...] = ()
+        self.bytes = 0
+
+
+class Tensor:
+    """One output of a call: a view of a storage, which may be another tensor's.
+
+    Attributes:
+      bytes: What it adds to memory: the storage's bytes for the tensor that brought the storage in, zero for other views.
+      refs: How many references the program holds to it.
+      defined: Its call has run since the storage was last evicted. Evicting a storage undefines every view of it.
+    """
+
+    __slots__ = ("bytes", "call", "defined", "refs", "storage")
+
+    def __init__(self, call: Call, storage: Storage, count: int):
+        self.call, self.storage, self.bytes = call, storage, count
+        self.refs = 1
+        self.defined = False
+
+
+class Storage:
+    """A piece of memory and its views: what is evicted and rematerialized as a whole.
+
+    Attributes:
+      cost: The sum of the costs of the calls that made its views.
+      material: It is in memory.
+      locks: Why it may not be evicted now: running calls that read it, and one for being pinned.
+      refs: References of the program to any of its views.
+      last_access: The clock when a call last read it.
+      before, after: The storages its views were made of, and those made of its views (dicts, as sets that keep their order).
+      around: What the neighbourhood in use keeps about it.
+      slot: Its place in the pool, or -1.
+    """
+
+    __slots__ = (
+        "after", "around", "banished", "before", "bytes", "cost", "last_access", "locks", "material", "pinned", "refs", "slot", "tensors",
+    )  # fmt: skip
+
+    def __init__(self, count: int):
+        self.bytes = count
+        self.cost: float = 0
+        self.tensors: list[Tensor] = []
+        self.material = self.pinned = self.banished = False
+        self.locks = self.refs = 0
+        self.last_access: float = 0
+        self.before: dict[Storage, None] = {}
+        self.after: dict[Storage, None] = {}
+        self.around: Any = None
+        self.slot = -1
+
+    def neighbours(self) -> Iterator[Storage]:
+        """The storages one call away, in either direction."""
+        return chain(self.before, self.after)
+
+    def detach(self) -> None:
+        """Cuts it out of the graph: nothing is recomputed through it any more."""
+        for other in self.before:
+            del other.after[self]
+        for other in self.after:
+            del other.before[self]
+        self.before, self.after = {}, {}
+
+
+def apply(
+    number: int, name: str, inputs: Sequence[Tensor], sizes: Sequence[int], aliases: Sequence[int], cost: float, workspace_bytes: int
+) -> Call:
+    """Links a new call, whose outputs are not in memory yet, to its inputs.
+
+    Args:
+      sizes: Bytes of each output.
+      aliases: For each output the index of the input that it is a view of, or `FRESH`.
+    """
+    call = Call(number, name, inputs, cost, workspace_bytes)
+    outputs = []
+    for size, alias in zip(sizes, aliases, strict=True):
+        storage = Storage(size) if alias == FRESH else inputs[alias].storage
+        if not (storage.tensors and storage.tensors[-1].call is call):
+            storage.cost += cost
+        tensor = Tensor(call, storage, size if alias == FRESH else 0)
+        storage.tensors.append(tensor)
+        storage.refs += 1
+        call.bytes += tensor.bytes
+        outputs.append(tensor)
+    call.outputs = tuple(outputs)
+    for tensor in outputs:
+        for source in inputs:
+            if source.storage is not tensor.storage:
+                source.storage.after[tensor.storage] = None
+                tensor.storage.before[source.storage] = None
+    return call
