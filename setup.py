@@ -15,7 +15,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.bench": ["graphs/*.json.gz"]},
+    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.bench": ["graphs/*.json.gz"], "checkmate.plot": ["page.html"]},
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",
@@ -23,6 +23,7 @@ setup(
         "networkx>=3.0",  # articulation points, import and export of graphs
         "cylp>=0.93",  # CBC and CLP
         "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
+        "matplotlib>=3.8",  # pictures
         "click>=8.1",  # the command line
         "rich>=13",  # progress bars and tables in a terminal
         "psutil>=5.9",  # free memory, for budget="auto" on a CPU

@@ -31,12 +31,13 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 
 if TYPE_CHECKING:
+    from checkmate import plot as plot
     from checkmate import tf2 as tf2
     from checkmate.dtr.simulator import simulate
 
 __version__ = "0.1.0"
 
-# Without "tf2": `from checkmate import *` must not import TensorFlow.
+# Without "tf2" and "plot": `from checkmate import *` must not import TensorFlow and Matplotlib.
 __all__ = [
     "BudgetError", "CheckmateError", "Compute", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
     "LogError", "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
@@ -45,8 +46,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "tf2":
-        return importlib.import_module("checkmate.tf2")
+    if name in ("tf2", "plot"):
+        return importlib.import_module(f"checkmate.{name}")
     if name == "simulate":
         return importlib.import_module("checkmate.dtr.simulator").simulate
     raise AttributeError(f"module 'checkmate' has no attribute {name!r}")

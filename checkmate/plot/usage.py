@@ -1,0 +1,198 @@
+"""What the pictures draw, as numbers: memory evaluation by evaluation, stages, layers. No drawing here, and no figures but the judge's.
+
+A plan evaluates ops one after another. While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
+memory, and the workspace of the op. Here the same bytes are told apart by what they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph, Op
+from checkmate.core.layers import layer_names
+from checkmate.core.memory import MemoryTimeline, replay
+from checkmate.core.plan import Compute, Plan
+
+PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
+"""What bytes can be: always there; the value of a forward op; such a value computed again; of the backward pass; of an update; scratch."""
+
+
+def part_of(op: Op) -> str:
+    """Returns "forward", "backward" or "update": the phase of a training step that an op belongs to."""
+    if not op.is_backward:
+        return "forward"
+    return "update" if op.overwrites or "Assign" in op.kind or "ResourceApply" in op.kind else "backward"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A plan of a graph, replayed.
+
+    Attributes:
+      ops: (m,) int, the op of each evaluation.
+      again: (m,) bool, whether the op ran before.
+      starts: (m + 1,) float, cost spent before each evaluation, and at the end; the plain step is 1. Where ops cost nothing, their number.
+      bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to the memory in use.
+      timeline: The judge's.
+    """
+
+    graph: DFGraph
+    plan: Plan
+    ops: np.ndarray = field(repr=False)
+    again: np.ndarray = field(repr=False)
+    starts: np.ndarray = field(repr=False)
+    bytes_by_part: np.ndarray = field(repr=False)
+    timeline: MemoryTimeline
+
+    @property
+    def peak(self) -> int:
+        """The evaluation that sets the peak."""
+        return sum(isinstance(step, Compute) for step in self.plan.steps[: self.timeline.peak_step + 1]) - 1
+
+    @property
+    def binding_op(self) -> Op:
+        """The op that runs when the peak is reached."""
+        return self.graph.ops[int(self.ops[self.peak])]
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The layer of each op of the graph."""
+        return layer_names(self.graph)
+
+    @property
+    def turn(self) -> int:
+        """The evaluation that begins the backward pass: the first of an op of it; where there is none, the one that sets the peak."""
+        first = next((k for k, i in enumerate(self.ops) if part_of(self.graph.ops[int(i)]) == "backward"), None)
+        return self.peak if first is None else first
+
+    def live_at(self, evaluation: int) -> list[int]:
+        """The ops whose values are in memory when an evaluation begins."""
+        live: dict[int, None] = {}
+        count = 0
+        for step in self.plan.steps:
+            if isinstance(step, Compute):
+                if count == evaluation:
+                    break
+                count += 1
+                live[step.op] = None
+            else:
+                del live[step.op]
+        return list(live)
+
+
+def usage(graph: DFGraph, plan: Plan) -> Usage:
+    """Replays a plan and tells its bytes apart. Raises `PlanError` when the plan is not legal for the graph."""
+    timeline = replay(graph, plan)
+    part = [PARTS.index(part_of(op)) for op in graph.ops]
+    ops, again, rows = [], [], []
+    seen: set[int] = set()
+    counted_as: dict[int, int] = {}  # op whose value is in memory -> part it counts as
+    now = np.zeros(len(PARTS), np.int64)
+    now[0] = graph.fixed_bytes
+    for step in plan.steps:
+        i = step.op
+        if isinstance(step, Compute):
+            counted_as[i] = PARTS.index("recomputed") if i in seen else part[i]
+            ops.append(i)
+            again.append(i in seen)
+            seen.add(i)
+            now[counted_as[i]] += graph.ops[i].output_bytes
+            rows.append(now.copy())
+            rows[-1][-1] = graph.ops[i].workspace_bytes
+        else:
+            now[counted_as.pop(i)] -= graph.ops[i].output_bytes
+    costs = graph.costs[ops] if graph.total_cost else np.ones(len(ops))
+    starts = np.concatenate([[0.0], np.cumsum(costs)]) / (graph.total_cost or len(graph))
+    return Usage(graph, plan, np.array(ops), np.array(again), starts, np.array(rows), timeline)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """What a plan does to one layer. Bytes are those of its forward values when the backward pass begins.
+
+    Attributes:
+      ops: How many ops of the graph it has.
+      kept_bytes: What is in memory for the backward pass.
+      plain_bytes: What the plain step has in memory there.
+      evaluations: How many evaluations there are beyond the first of each op.
+      cost: What those cost, as a share of the plain step.
+    """
+
+    name: str
+    ops: int
+    kept_bytes: int
+    plain_bytes: int
+    evaluations: int
+    cost: float
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the plan does not keep; negative where it keeps what the plain step had freed."""
+        return self.plain_bytes - self.kept_bytes
+
+
+def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[LayerUse]:
+    """What a plan keeps and computes again, layer by layer, in the order of the forward pass.
+
+    The kept bytes of all layers, with the fixed bytes, are the memory in use when the backward pass begins.
+
+    Args:
+      plain: The plan of the step as it was written; by default every op once, in the order of the graph.
+    """
+    planned, before = usage(graph, plan), usage(graph, plain or Plan.keep_all(graph))
+    total, names = graph.total_cost or 1.0, planned.layers
+    count, kept, unplanned, evaluations = (Counter[str]() for _ in range(4))
+    cost: dict[str, float] = dict.fromkeys(names, 0.0)
+    count.update(names)
+    for column, found in ((kept, planned), (unplanned, before)):
+        for i in found.live_at(found.turn):
+            column[names[i]] += graph.ops[i].output_bytes
+    for i, more in plan.recomputed.items():
+        evaluations[names[i]] += more
+        cost[names[i]] += more * float(graph.ops[i].cost) / total
+    return [LayerUse(name, count[name], kept[name], unplanned[name], evaluations[name], cost[name]) for name in cost]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """R and S of any plan, stage by stage: stage t ends with the t-th op that runs for the first time.
+
+    For a plan whose first evaluations keep the graph's order these are the paper's matrices, and `order` is 0, 1, 2, ...
+
+    Attributes:
+      order: The ops by their first evaluation: the columns.
+      R: (n, n) bool, whether column i's op runs in stage t.
+      S: (n, n) bool, whether its value is in memory when stage t begins.
+      evaluations: The evaluation with which each stage begins.
+    """
+
+    order: tuple[int, ...]
+    R: np.ndarray = field(repr=False)
+    S: np.ndarray = field(repr=False)
+    evaluations: tuple[int, ...] = field(repr=False)
+
+
+def stages(graph: DFGraph, plan: Plan) -> Stages:
+    """Returns the matrices of a legal plan."""
+    n = len(graph)
+    order = tuple(dict.fromkeys(plan.computed))
+    column = {i: k for k, i in enumerate(order)}
+    R, S = np.zeros((n, n), bool), np.zeros((n, n), bool)
+    live = np.zeros(n, bool)
+    begun, stage, evaluation = [0], 0, 0
+    for step in plan.steps:
+        place = column[step.op]
+        if not isinstance(step, Compute):
+            live[place] = False
+            continue
+        if stage == len(begun):  # what was freed since the stage before ended is not retained
+            S[stage] = live
+            begun.append(evaluation)
+        R[stage, place] = live[place] = True
+        evaluation += 1
+        stage += place == stage
+    return Stages(order, R, S, tuple(begun))
