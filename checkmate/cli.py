@@ -9,24 +9,36 @@ from rich.console import Console
 from rich.table import Table
 
 import checkmate
+from checkmate.commands.completion import completion_command
+from checkmate.commands.doctor import doctor_command
+from checkmate.commands.plan import plan_command
+from checkmate.commands.show import show_command
+from checkmate.commands.solve import solve_command
 from checkmate.units import format_bytes
+
+MISUNDERSTOOD = (checkmate.BudgetError, checkmate.GraphError, checkmate.PlanError, checkmate.PlanFileError)
+"""Errors that say that what was given cannot be read or does not belong together."""
 
 
 class _Group(click.Group):
-    """Turns the library's refusals into a sentence and exit status 1."""
+    """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is at fault."""
 
     def invoke(self, context: click.Context) -> None:
         try:
             super().invoke(context)
         except checkmate.CheckmateError as error:
             click.echo(f"checkmate: {error}", err=True)
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
 
 
 @click.group(cls=_Group)
 @click.version_option(checkmate.__version__, package_name="checkmate")
 def main() -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
+
+
+for command in (plan_command, solve_command, show_command, doctor_command, completion_command):
+    main.add_command(command)
 
 
 @main.command()

@@ -57,7 +57,8 @@ def _draw(axis: Any, title: str, found: Usage, size: float) -> None:
         part_bytes = found.bytes_by_part[:, column]
         if part_bytes.any():
             above = below + np.append(part_bytes, part_bytes[-1]) / size
-            axis.fill_between(x, below, above, step="post", color=COLOURS[part], label=LABELS[part], linewidth=0)
+            corners = np.append(True, (np.diff(below) != 0) | (np.diff(above) != 0)) | (np.arange(len(x)) == len(x) - 1)
+            axis.fill_between(x[corners], below[corners], above[corners], step="post", color=COLOURS[part], label=LABELS[part], linewidth=0)
             below = above
     k, peak = found.peak, found.timeline.peak_bytes
     middle = (x[k] + x[k + 1]) / 2

@@ -1,0 +1,1 @@
+"""The sub-commands of `checkmate`, one per file. They read arguments, call the library and print; what is true is decided elsewhere."""

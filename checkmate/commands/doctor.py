@@ -1,0 +1,117 @@
+"""`checkmate doctor`: what is here, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import click
+from rich.table import Table
+
+import checkmate
+from checkmate.commands.output import console, json_option, print_json
+from checkmate.progress import Progress
+from checkmate.units import format_bytes
+
+PACKAGES = {
+    "tensorflow": "tensorflow", "keras": "keras", "numpy": "numpy", "scipy": "scipy", "networkx": "networkx", "matplotlib": "matplotlib",
+}  # fmt: skip
+"""Module -> name on the package index, of what everything needs."""
+
+SOLVERS = {"cylp": ("cylp", "milp, milp_cbc, lp_rounding"), "ortools": ("ortools", "milp_scip, milp_highs, milp_cp_sat")}
+"""Module of a solver package -> its name on the package index, and the solvers that need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the diagnosis.
+
+    Attributes:
+      state: "ok"; "missing", when something that everything needs is not there; "note", when something works less well than it could.
+      cure: What to do about it.
+    """
+
+    what: str
+    state: str
+    found: str
+    cure: str = ""
+
+
+@click.command("doctor")
+@json_option
+def doctor_command(as_json: bool) -> None:
+    """Check this installation: versions, solvers, devices, memory, and whether the allocator reports.
+
+    Exit status 0 if nothing that is needed is missing, else 1. With --json, one object per line: what, state, found, cure.
+    """
+    with Progress("doctor") as progress, progress.phase("looking around"):
+        findings = list(examine())
+    if as_json:
+        for finding in findings:
+            print_json(asdict(finding))
+    else:
+        table = Table(title=f"checkmate {checkmate.__version__}", title_justify="left")
+        for column in ("", "found", "what to do"):
+            table.add_column(column, overflow="fold")
+        table.add_column("", justify="center")
+        for finding in findings:
+            table.add_row(finding.what, finding.found, finding.cure, finding.state)
+        console().print(table)
+    sys.exit(int(any(finding.state == "missing" for finding in findings)))
+
+
+def examine() -> Iterator[Finding]:
+    """Looks at one thing after the other."""
+    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for module, name in PACKAGES.items():
+        yield _package(module, name, "missing", f"pip install {name}")
+    for module, (name, solvers) in SOLVERS.items():
+        yield _package(module, name, "note", f"pip install {name}, for the solvers {solvers}")
+    if importlib.util.find_spec("tensorflow") is not None:
+        yield from _attempt("devices", _devices)
+
+
+def _package(module: str, name: str, state: str, cure: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(name, state, "not installed", cure)
+    return Finding(name, "ok", importlib.metadata.version(name))
+
+
+def _attempt(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except Exception as error:  # a diagnosis must not break on what it looks for
+        yield Finding(what, "missing", f"{type(error).__name__}: {error}", "Reinstall TensorFlow.")
+
+
+def _devices() -> Iterator[Finding]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+
+    from checkmate.tf2 import device as devices
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        yield Finding("Keras backend", "missing", backend, "Set KERAS_BACKEND=tensorflow before Keras is imported.")
+    training = devices.training_device()
+    yield Finding("training device", "ok", f"{training}: {devices.describe(training)}", _gpu_cure(training))
+    try:
+        yield Finding("free memory", "ok", format_bytes(devices.free_bytes(training)))
+    except ImportError as error:
+        yield Finding("free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'")
+    if devices.allocator_reports(training):
+        yield Finding("allocator", "ok", "reports what is in use: plans are checked by running them")
+    else:
+        cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
+        yield Finding("allocator", "note", "does not report what is in use: peaks are predicted, not checked", cure)
+
+
+def _gpu_cure(training: str) -> str:
+    if training.startswith("GPU") or not os.path.exists("/proc/driver/nvidia"):
+        return ""
+    return "There is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tensorflow[and-cuda]'"

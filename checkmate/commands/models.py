@@ -1,0 +1,103 @@
+"""From what a user calls a model to a traced training step: a name of keras.applications, a .keras file, or module:function."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate.bench.demo import plain_step
+from checkmate.bench.models import Workload
+from checkmate.errors import CheckmateError
+from checkmate.tf2.trace import TracedStep, trace
+
+
+def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str) -> TracedStep:
+    """Traces one training step of a model; nothing is run, and no batch is made.
+
+    Args:
+      model: See the module.
+      batch: Examples in a batch.
+      size: Pixels of an image's side, where the model leaves it open; None for what it was made for.
+      loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax, else the mean squared error.
+
+    Raises:
+      CheckmateError: There is no such model, or it cannot be had.
+    """
+    work = _from_function(model, batch, size, loss) if ":" in model and not os.path.exists(model) else _from_keras(model, batch, size, loss)
+    return trace(plain_step(work, keras.optimizers.get(optimizer)), work.inputs, work.labels, name=work.model.name)
+
+
+def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Workload:
+    model = _loaded(name) if name.endswith(".keras") else application(name, size)
+    return _specified(model, _loss(model, loss), batch, size)
+
+
+def _loaded(path: str) -> keras.Model:
+    if not os.path.exists(path):
+        raise CheckmateError(f"There is no file {path}.")
+    try:
+        return keras.models.load_model(path)
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckmateError(f"Keras cannot load {path}: {error}") from error
+
+
+def application(name: str, size: int | None = None) -> keras.Model:
+    """Makes a model of keras.applications, untrained. Case does not matter: "ResNet50", "resnet50"."""
+    known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
+    if name.lower() not in known:
+        close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are {', '.join(sorted(known.values()))}."
+        raise CheckmateError(f"keras.applications has no {name!r}, and it is no .keras file and no module:function. {hint}")
+    shape = {"input_shape": (size, size, 3)} if size else {}
+    return getattr(keras.applications, known[name.lower()])(weights=None, **shape)
+
+
+def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:
+    """What `module:function` returns: (model, loss), or (model, loss, inputs, labels) where the batch is not to be guessed."""
+    module, function = target.split(":", 1)
+    sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise CheckmateError(f"Cannot call {target}: {error}. It is found from the current folder.") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(made, tuple) or len(made) not in (2, 4) or not isinstance(made[0], keras.Model):
+        raise CheckmateError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
+    own_loss = keras.losses.get(loss) if loss else made[1] if callable(made[1]) else keras.losses.get(made[1])
+    return Workload(made[0], own_loss, *made[2:]) if len(made) == 4 else _specified(made[0], own_loss, batch, size)
+
+
+def _loss(model: keras.Model, name: str | None) -> Any:
+    found = keras.losses.get(name) if name else getattr(model, "loss", None)
+    if isinstance(found, str):
+        found = keras.losses.get(found)
+    if callable(found):
+        return found
+    softmax = getattr(model.layers[-1], "activation", None) is keras.activations.softmax
+    return keras.losses.SparseCategoricalCrossentropy() if softmax else keras.losses.MeanSquaredError()
+
+
+def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> Workload:
+    """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole numbers."""
+    if not hasattr(model, "inputs") or not model.inputs:
+        raise CheckmateError(
+            f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels) from a module:function."
+        )
+
+    def spec(tensor: Any, *, label: bool = False) -> tf.TensorSpec:
+        shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
+        if None in shape:
+            raise CheckmateError(f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size.")
+        if label and "sparse" in getattr(loss, "name", getattr(loss, "__name__", "")).lower():
+            return tf.TensorSpec(shape[:-1], tf.int32)
+        return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
+
+    outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), model.output)
+    return Workload(model, loss, tf.nest.map_structure(spec, model.input), outputs)

@@ -1,0 +1,59 @@
+"""`checkmate plan`: from a model to its graph and plans, as files."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from checkmate.commands.output import budget_option, json_option, print_found, solve_each, solver_option, status_of, time_limit_option
+from checkmate.progress import Progress
+
+
+@click.command("plan")
+@click.argument("model")
+@click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch.")
+@click.option("--size", type=click.IntRange(1), help="Pixels of an image's side, where the model does not say.")
+@budget_option
+@click.option("--loss", help="A Keras loss; by default the model's own, or what goes with its last layer.")
+@click.option("--optimizer", default="adam", show_default=True, help="A Keras optimizer.")
+@click.option(
+    "--costs", default="profile", show_default=True, type=click.Choice(["profile", "roofline", "unit"]),
+    help="How ops are timed: measured on this device, from sizes and arithmetic alone, or all alike.",
+)  # fmt: skip
+@solver_option
+@time_limit_option
+@click.option(
+    "--output", "-o", default=".", type=click.Path(file_okay=False, path_type=Path), help="Folder for the files; here by default."
+)
+@json_option
+def plan_command(
+    model: str, batch: int, size: int | None, budgets: tuple[str, ...], loss: str | None, optimizer: str, costs: str,
+    solver: str, time_limit: float, output: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan the training step of MODEL and write its graph and a plan per budget.
+
+    MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function, which returns (model, loss) or
+    (model, loss, inputs, labels). The step is traced, not run; peaks are predicted. `checkmate show` draws what is written.
+
+    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
+
+    Example: checkmate plan resnet50 --batch 64 -b 6GiB,60%
+    """
+    name = f"{re.sub('[^0-9A-Za-z]+', '-', Path(model).stem if model.endswith('.keras') else model).strip('-').lower()}-b{batch}"
+    output.mkdir(parents=True, exist_ok=True)
+    with Progress(name) as progress:
+        with progress.phase("loading TensorFlow"):
+            from checkmate.commands.models import traced_step
+            from checkmate.tf2.profile import with_costs
+        with progress.phase("tracing"):
+            traced = traced_step(model, batch=batch, size=size, loss=loss, optimizer=optimizer)
+        with progress.phase("measuring ops"):
+            graph = with_costs(traced, costs, on_progress=progress.advance)
+    graph_file = output / f"{name}.graph.json"
+    graph.save(graph_file)
+    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=graph_file.name)
+    print_found(graph, found, as_json=as_json, graph_file=str(graph_file))
+    sys.exit(status_of(found))

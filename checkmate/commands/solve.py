@@ -1,0 +1,33 @@
+"""`checkmate solve`: plans for a graph file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from checkmate.commands.output import budget_option, json_option, print_found, solve_each, solver_option, status_of, time_limit_option
+from checkmate.core.graph import DFGraph
+
+
+@click.command("solve")
+@click.argument("graph_file", metavar="GRAPH", type=click.Path(exists=True, dir_okay=False))
+@budget_option
+@solver_option
+@time_limit_option
+@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Folder to write plan files to.")
+@json_option
+def solve_command(graph_file: str, budgets: tuple[str, ...], solver: str, time_limit: float, output: Path | None, as_json: bool) -> None:
+    """Find plans for GRAPH, a JSON file as `checkmate plan` or `DFGraph.save` writes it.
+
+    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
+
+    Example: checkmate solve resnet50.graph.json -b 80%,60%,40%
+    """
+    graph = DFGraph.load(graph_file)
+    if output:
+        output.mkdir(parents=True, exist_ok=True)
+    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=str(Path(graph_file).resolve()))
+    print_found(graph, found, as_json=as_json, graph_file=graph_file)
+    sys.exit(status_of(found))
