@@ -23,7 +23,18 @@ take the moment op j runs. (3) holds as first evaluations come in index order, (
 by the rules of a plan. A plan that runs op i in an interval pays cost_i there at least once. []
 
 What is lost is the memory between the snapshots and second evaluations within one interval. The bound speaks of the
-graph's order of first evaluations, and charges a repeated evaluation what the first one costs.
+graph's order of first evaluations, and charges a repeated evaluation what the first one costs. Backward ops are ops like others: they may run
+again too. An op's several outputs are one value here, as they are for the judge.
+
+**Rows over several intervals.** As a linear program, (1) and (2) let a value be computed by halves in two intervals from the same retained
+half of an input, and more snapshots make the bound *weaker*. Let A[a, b, i] = 1 when op i runs after snapshot a and not after snapshot b. Then
+
+    (8)  R[c, i] <= A[a, b, i] <= sum of R[c', i],  a < c <= b, over a < c' <= b
+    (9)  A[a, b, j] <= P[a, i] + A[a, b, i]         for every op j that reads op i
+    (10) P[b, i] <= P[a, i] + A[a, b, i]
+
+hold for every plan, by the proof of (1) and (2) with the intervals in between taken as one. They change no binary optimum, as A follows from R, so
+A need not be declared binary. They are added for the intervals of a binary tree: all pairs bound little better and take many times as long.
 
 Two reductions keep the optimum. Ops that no later op, output or snapshot can need get no variable. And where op i is read by op
 j alone, is no output, and j reads nothing else and is not larger, i is never kept once j exists (P[c, i] = 0 for j < t_c) and runs
@@ -82,6 +93,7 @@ class SnapshotModel:
         self.fixed_cost = graph.total_cost
         self._scale = SCALE / graph.total_cost if graph.total_cost > 0 else 1.0
         self._objective: list[float] = []
+        self._binary: list[bool] = []
         self._rows: list[int] = []
         self._columns: list[int] = []
         self._values: list[float] = []
@@ -93,11 +105,13 @@ class SnapshotModel:
         self.R: list[list[int]] = []
         self._add_variables()
         self._add_rows()
+        if len(self.snapshots) > 1:
+            self._join(0, len(self.snapshots))
 
     @property
     def size(self) -> int:
         """Number of binary variables."""
-        return len(self._objective)
+        return sum(self._binary)
 
     def solve(self, *, time_limit_s: float, nodes: int = 200, precision: float = 1e-6, relaxed: bool = False) -> Bound:
         """Solves the relaxation with HiGHS.
@@ -110,17 +124,16 @@ class SnapshotModel:
         """
         if self.contradiction:
             return Bound(float("inf"), None, True)
-        if not self.size:
-            return Bound(self.fixed_cost, self._dropped(np.zeros(0)), True)
+        columns = len(self._objective)
         if not self._upper:  # nothing binds: keep everything
-            return Bound(self.fixed_cost, self._dropped(np.ones(self.size)), True)
+            return Bound(self.fixed_cost, self._dropped(np.ones(columns)), True)
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
 
-        matrix = csr_matrix((self._values, (self._rows, self._columns)), shape=(len(self._upper), self.size))
+        matrix = csr_matrix((self._values, (self._rows, self._columns)), shape=(len(self._upper), columns))
         answer = milp(
             np.array(self._objective),
-            integrality=np.zeros(self.size) if relaxed else np.ones(self.size),
+            integrality=np.zeros(columns) if relaxed else np.array(self._binary, dtype=int),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, -np.inf, np.array(self._upper)),
             options={"time_limit": time_limit_s, "node_limit": nodes, "mip_rel_gap": precision},
@@ -176,8 +189,9 @@ class SnapshotModel:
                     P[i] = ONE
                 self.P.append(P)
 
-    def _variable(self, cost: float) -> int:
+    def _variable(self, cost: float, *, binary: bool = True) -> int:
         self._objective.append(cost * self._scale)
+        self._binary.append(binary)
         return len(self._objective) - 1
 
     def _add_rows(self) -> None:
@@ -207,6 +221,39 @@ class SnapshotModel:
             else:
                 for i in graph.outputs:
                     self._implies(ONE, before[i], R[i])
+
+    def _join(self, a: int, b: int) -> list[int]:
+        """Returns the columns of A for the intervals after snapshot a up to snapshot b; adds rows (8) to (10) for them and below in the tree."""
+        if b == a + 1:
+            return self.R[b]
+        middle = (a + b) // 2
+        graph, n, first, second = self.graph, len(self.graph), self._join(a, middle), self._join(middle, b)
+        start, end = self.snapshots[a], self.snapshots[b] if b < len(self.snapshots) else n - 1
+        A = [ZERO] * (start + 1) + [ONE] * (end - start) + [ZERO] * (n - 1 - end)
+        for i in range(start + 1):
+            A[i] = self._either(first[i], second[i])
+        for j in range(end + 1):
+            if A[j] != ZERO:
+                for i in graph.deps[j]:
+                    if i <= start:
+                        self._implies(A[j], self.P[a][i], A[i])
+        if b < len(self.snapshots):
+            for i in range(start + 1):
+                if self.P[b][i] != ZERO:
+                    self._implies(self.P[b][i], self.P[a][i], A[i])
+        return A
+
+    def _either(self, x: int, y: int) -> int:
+        """A column that is 1 when x or y is; one that is there already where that will do."""
+        if ZERO in (x, y) or x == y:
+            return max(x, y) if ONE not in (x, y) else ONE
+        if ONE in (x, y):
+            return ONE
+        either = self._variable(0.0, binary=False)
+        self._implies(either, x, y)
+        self._implies(x, either, ZERO)
+        self._implies(y, either, ZERO)
+        return either
 
     def _implies(self, x: int, a: int, b: int) -> None:
         """The row x <= a + b, left out where it always holds."""

@@ -5,23 +5,29 @@
                 often within the budget, and then optimal, with the bound as certificate. Where it overflows, repair it, set one
                 more snapshot there, and solve again
     improve     ruin and recreate from the best plans, while it pays
+    deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
+                time for each, with local search beside them on another core
 
-A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap.
+A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap
+(`curve` mends that for many budgets at once).
 
 The theorem behind the bound is in `relaxation`. Only the judge's figures count: a plan that rounding inside HiGHS made too large is
 refused there, and the bound is lowered by more than HiGHS' tolerances before it is told. The effort is counted in moves
 and branch-and-bound nodes, so the same graph and budget give the same plan on every machine, unless a time limit cuts in: the
-search's, or the one second of a single call of HiGHS.
+search's, or that of a single call of HiGHS (a second; while deepening more).
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
-from checkmate.solvers.relaxation import SnapshotModel
+from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 from checkmate.units import format_bytes
@@ -38,8 +44,20 @@ NEARLY = 5e-4
 SMALL_MODEL = 700
 """Variables up to which snapshots are added even while they teach little."""
 
-NODES = (200, 20)
-"""Branch-and-bound nodes for one snapshot and for several."""
+FEW = 4
+"""Snapshots set before local search; more only while deepening."""
+
+NODES = (200, 20, 1000)
+"""Branch-and-bound nodes for one snapshot, for several, and while deepening."""
+
+CANDIDATES = 6
+"""Stages among which linear programs choose the next snapshot while deepening."""
+
+DEEP_SECONDS = 3.0
+"""Longest first call of HiGHS while deepening; each further one may take half as long again."""
+
+WORTH, PATIENCE = 0.02, 2
+"""Deepening ends when so many snapshots in a row each took less than this share of what was missing."""
 
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
@@ -65,7 +83,7 @@ class Snapshot:
       seed: Of the local search.
     """
 
-    snapshots: int = 4
+    snapshots: int = 12
     effort: int = 160
     rounds: int = 8
     seed: int = 0
@@ -77,6 +95,39 @@ class Snapshot:
         _Run(self, search).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The choice of snapshots that told most: its bound, and by how much each stage of its lifted plan is over the budget."""
+
+    bound: float
+    chosen: tuple[int, ...]
+    over: np.ndarray
+
+
+@contextmanager
+def _beside(work: Callable[[], Bound]) -> Iterator[Callable[[], Bound]]:
+    """Does `work` in a thread while the body runs; what is yielded waits for its answer. HiGHS leaves Python to other threads meanwhile."""
+    answers: list[Bound] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def answer() -> Bound:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return answers[0]
+
+    yield answer
+
+
 class _Run:
     """One call of the solver: the timetable at work, and the plans to start local search from."""
 
@@ -85,6 +136,7 @@ class _Run:
         self.search = search
         self.timetable = Timetable(search.graph)
         self.starts: list[tuple[float, Moves]] = []
+        self.looked = _Look(0.0, (), np.zeros(0))
 
     def run(self) -> None:
         self._settle(by="greedy")
@@ -96,6 +148,8 @@ class _Run:
                 self._refine(other)
         if not self._finished():
             self._search_locally()
+        if not self._finished():
+            self._deepen()
 
     def _search_locally(self) -> None:
         """Improves the cheapest plans, a round at a time: always the one that, gaining as much again as last time, comes out cheapest.
@@ -119,37 +173,100 @@ class _Run:
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
-        search, graph = self.search, self.search.graph
         chosen = [first]
         while not self._finished():
-            model = SnapshotModel(graph, search.budget_bytes, chosen)
-            if len(chosen) > 1 and model.size > MODEL_SIZE:
+            model = SnapshotModel(self.search.graph, self.search.budget_bytes, chosen)
+            several = len(chosen) > 1
+            if several and model.size > MODEL_SIZE:
                 return
             missing = self._missing()
-            # While much is missing, a rough bound and a plan that needs repair anyway come much sooner.
-            precision = max(1e-6, PRECISION * missing / (search.bound + missing - graph.total_cost)) if len(chosen) > 1 else 1e-6
-            found = model.solve(time_limit_s=min(MILP_SECONDS, search.remaining_s), nodes=NODES[len(chosen) > 1], precision=precision)
-            if np.isinf(found.cost):
-                search.prove_infeasible(self._why_none(model))
-                return
-            search.raise_bound(found.cost, by=f"{len(chosen)} snapshot{'s' * (len(chosen) > 1)}")
-            if found.dropped is None:
-                return
-            self.timetable.move_to(())
-            lift(self.timetable, model.snapshots, found.dropped)
-            over = self.timetable.bytes_in[: len(graph)] - search.budget_bytes
-            if self.timetable.peak_bytes <= search.budget_bytes:
-                self._offer(by="lifted snapshot")
-                return
-            self._settle(by="repaired snapshot")
-            stuck = self._missing() < NEARLY * search.bound if len(chosen) == 1 else self._missing() > 0.97 * missing
-            if model.size > SMALL_MODEL and stuck:
+            found = model.solve(
+                time_limit_s=min(MILP_SECONDS, self.search.remaining_s), nodes=NODES[several], precision=self._precision(several)
+            )
+            over = self._learn(model, found)
+            stuck = self._missing() > 0.97 * missing if several else self._missing() < NEARLY * self.search.bound
+            if over is None or len(chosen) >= min(FEW, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
                 return
             for t in chosen:
                 over[max(0, t - 1) : t + 2] = 0
-            if len(chosen) == self.options.snapshots or over.max() <= 0:
+            if over.max() <= 0:
                 return
             chosen.append(int(over.argmax()))
+
+    def _deepen(self) -> None:
+        """Adds snapshots to those that told most, while it pays."""
+        search, graph, options = self.search, self.search.graph, self.options
+        seconds, patience, number = DEEP_SECONDS, PATIENCE, 0
+        while patience and self.looked.chosen and len(self.looked.chosen) < options.snapshots and not self._finished():
+            missing = self._missing()
+            more = self._telling_stage()
+            if more is None:
+                return
+            model = SnapshotModel(graph, search.budget_bytes, [*self.looked.chosen, more])
+            limits = {"time_limit_s": min(seconds, search.remaining_s), "nodes": NODES[2], "precision": self._precision(True)}
+            with _beside(lambda: model.solve(**limits)) as answer:  # noqa: B023
+                self._improve(min(self.starts)[1] if self.starts else (), seed=options.seed + options.rounds + number)
+            if self._learn(model, answer(), deeper=True) is not None and not self._finished():
+                self._improve(self.timetable.moves(), seed=options.seed + 2 * options.rounds + number)
+            patience = PATIENCE if self._missing() < (1 - WORTH) * missing else patience - 1
+            seconds, number = 1.5 * seconds, number + 1
+
+    def _improve(self, moves: Moves, *, seed: int) -> None:
+        """One round of local search from a plan within the budget."""
+        self.timetable.move_to(moves)
+        if self.timetable.peak_bytes > self.search.budget_bytes:
+            return
+        work = self.options.effort * len(self.search.graph)
+        improve(self.timetable, self.search.budget_bytes, work=work, seed=seed, out_of_time=self._out_of_time)
+        self._offer(by="local search")
+
+    def _learn(self, model: SnapshotModel, found: Bound, *, deeper: bool = False) -> np.ndarray | None:
+        """Takes the bound, lifts the solution and offers it, repaired if need be.
+
+        Returns by how much each stage of the lifted plan is over the budget; None when there is nothing more to learn there.
+        """
+        search, n = self.search, len(self.search.graph)
+        if np.isinf(found.cost):
+            search.prove_infeasible(self._why_none(model))
+            return None
+        search.raise_bound(found.cost, by=f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}")
+        over = np.zeros(n)
+        if found.dropped is not None:
+            self.timetable.move_to(())
+            lift(self.timetable, model.snapshots, found.dropped)
+            over = self.timetable.bytes_in[:n] - float(search.budget_bytes)
+        if found.cost > self.looked.bound or deeper:
+            self.looked = _Look(max(found.cost, self.looked.bound), model.snapshots, over)
+        if found.dropped is None:
+            return None
+        if self.timetable.peak_bytes <= search.budget_bytes:
+            self._offer(by="lifted snapshot")
+            return None
+        self._settle(by="repaired snapshot")
+        return over
+
+    def _precision(self, several: bool) -> float:
+        """While much is missing, a rough bound and a plan that needs repair anyway come much sooner."""
+        missing = self._missing()
+        return max(1e-6, PRECISION * missing / (self.search.bound + missing - self.search.graph.total_cost)) if several else 1e-6
+
+    def _telling_stage(self) -> int | None:
+        """The stage whose snapshot, beside those chosen, gives the best linear bound, among where their lifted plan or the best plan is fullest."""
+        search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
+        if over.max(initial=0) <= 0:
+            self.timetable.move_to(min(self.starts)[1] if self.starts else ())
+            over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
+        candidates: list[int] = []
+        for t in (int(t) for t in np.argsort(-over, kind="stable")):
+            if over[t] > 0 and all(abs(t - other) > 1 for other in (*chosen, *candidates)):
+                candidates.append(t)
+            if len(candidates) == CANDIDATES:
+                break
+        bounds = []
+        for t in candidates:
+            model = SnapshotModel(search.graph, search.budget_bytes, [*chosen, t])
+            bounds.append(model.solve(time_limit_s=min(MILP_SECONDS, search.remaining_s), relaxed=True).cost)
+        return candidates[int(np.argmax(bounds))] if bounds else None
 
     def _best_stage(self) -> int:
         """The stage whose single snapshot bounds best, by linear programming over stages where the best plan is tight."""

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from checkmate import DFGraph, Op
 from checkmate.solvers.relaxation import SnapshotModel, _stands_for
+from checkmate.solvers.timetable import Timetable
 
 
 def _check_bound(problem, data):
     graph, budget = problem
-    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=3, unique=True))
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=6, unique=True))
     model = SnapshotModel(graph, budget, snapshots)
     bound = model.solve(time_limit_s=10)
     cheapest = oracles.cheapest(graph, budget)
@@ -50,6 +51,48 @@ def test_kept_in_its_place_costs_the_same(problem, data):
 
     full = Unreduced(graph, budget, snapshots).solve(time_limit_s=10)
     assert np.isclose(reduced.cost, full.cost, rtol=1e-5) or reduced.cost == full.cost
+
+
+class Apart(SnapshotModel):
+    """Without the rows over several intervals."""
+
+    def _join(self, a, b):
+        return []
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.problems(strategies.training_chains()), st.data())
+def test_rows_over_several_intervals_change_no_optimum(problem, data):
+    graph, budget = problem
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=3, max_size=7, unique=True))
+    joined, apart = SnapshotModel(graph, budget, snapshots), Apart(graph, budget, snapshots)
+    best, same = (model.solve(time_limit_s=10) for model in (joined, apart))
+    assert np.isclose(best.cost, same.cost, rtol=1e-5) or best.cost == same.cost
+
+
+def test_rows_over_several_intervals_bound_better():
+    graph = strategies.training_chain(12)
+    budget = int(0.4 * Timetable(graph).peak_bytes)
+    joined, apart = (
+        model(graph, budget, [12, 14, 16, 18, 20, 22]).solve(time_limit_s=10, relaxed=True).cost for model in (SnapshotModel, Apart)
+    )
+    assert joined > apart + 0.005 * graph.total_cost
+
+
+def test_larger_ops_must_not_stand_in():
+    """The second reduction needs "and is not larger": here it would drop a small value for a large one, and raise the bound."""
+    # a (1 byte) -> b (6 bytes) -> end; beside big (8 bytes) of 9 there is room for a, not for b.
+    ops = (Op("a", (), 9, 1), Op("b", (0,), 1, 6), Op("big", (), 1, 8), Op("shrunk", (2,), 1, 0), Op("end", (1, 3), 1, 1))
+    graph = DFGraph(ops, outputs=(4,))
+    cheapest = oracles.cheapest(graph, 9)
+    assert SnapshotModel(graph, 9, [2]).solve(time_limit_s=10).cost <= cheapest == graph.total_cost + 1
+
+    class Careless(SnapshotModel):
+        def _add_variables(self):
+            self._stands_for[0] = 1
+            super()._add_variables()
+
+    assert Careless(graph, 9, [2]).solve(time_limit_s=10).cost > cheapest
 
 
 def test_one_snapshot_is_worked_out_by_hand():
