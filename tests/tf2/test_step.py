@@ -204,20 +204,6 @@ def test_what_a_step_shows():
     assert {"tracing", "measuring ops", "solving", "building", "checking"} == set(report.seconds)
 
 
-def test_the_printed_report():
-    report = planned().report()
-    lines = str(report).splitlines()
-    assert lines[0] == "Checkmate plan of 'dense_model'"
-    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
-    assert list(rows)[:5] == ["budget", "predicted peak, plain step", "predicted peak, this step", "measured peak, this step", "reserve"]
-    assert list(rows)[5:] == ["plan", "predicted cost", "proven", "solver", "time"]
-    again = report.result.plan.recomputed
-    assert rows["plan"].startswith(f"{len(again)} of {report.ops} ops are recomputed, {sum(again.values())} evaluations more")
-    assert f"{report.peak_bytes / report.plain_peak_bytes:.0%} of plain" in rows["predicted peak, this step"]
-    assert f"{report.result.overhead - 1:+.2%}" in rows["predicted cost"]
-    assert rows["solver"].startswith("snapshot, ")
-
-
 def test_a_huge_budget_runs_the_step_as_it_is():
     step = compiled()
     assert step.result is None

@@ -1,0 +1,143 @@
+"""What a step says of itself: as text, as a page, in a notebook."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from strategies import training_chain
+
+import checkmate
+from checkmate import Plan, SolveStatus, floor, replay, solve
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+GRAPH = training_chain(12, sizes=(2**20, 2**19), costs=(1.0, 3.0), fixed_bytes=2**20)
+PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
+
+
+def report(budget="60%", **changes):
+    from checkmate.tf2.report import Report
+
+    result = solve(GRAPH, budget) if budget else None
+    facts = {
+        "name": "chain", "budget_bytes": result.budget_bytes if result else 2 * PLAIN, "fixed_bytes": GRAPH.fixed_bytes,
+        "plain_peak_bytes": PLAIN, "measured_peak_bytes": None, "reserve_bytes": 0, "result": result, "ops": len(GRAPH),
+        "tensorflow_ops": 100, "seconds": {"tracing": 0.5, "solving": 1.25}, "notes": (),
+    }  # fmt: skip
+    return Report(**{**facts, **changes})
+
+
+def rows(text):
+    """The lines of the printed report that have a name and a value."""
+    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in text.splitlines()[1:] if re.search(r"\S\s{2,}\S", line))
+
+
+def test_the_printed_report():
+    found = report(measured_peak_bytes=2**22, measured_slowdown=1.25)
+    lines = str(found).splitlines()
+    assert lines[0] == "Checkmate plan of 'chain'"
+    shown = rows(str(found))
+    keys = ["budget", "predicted peak, plain step", "predicted peak, this step", "measured peak, this step", "reserve"]
+    assert list(shown)[:11] == [*keys, "plan", "predicted cost", "measured time", "proven", "solver", "time"]
+    again = found.result.plan.recomputed
+    assert again
+    assert shown["plan"].startswith(f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more")
+    assert f"{found.peak_bytes / PLAIN:.0%} of plain" in shown["predicted peak, this step"]
+    assert f"{found.result.overhead - 1:+.2%}" in shown["predicted cost"]
+    assert shown["measured peak, this step"] == "4.00 MiB"
+    assert shown["measured time"] == "1.25 times the plain step"
+    assert shown["time"] == "tracing 0.5 s, solving 1.2 s"
+
+
+def test_what_was_not_measured_is_not_said():
+    assert rows(str(report()))["measured peak, this step"] == "not measured"
+    assert "measured time" not in str(report())
+    assert "(predicted)" in report().sentence()
+    assert "(measured)" in report(measured_peak_bytes=1).sentence()
+
+
+def test_the_proof_is_rounded_up():
+    found = report()
+    assert found.result.status is SolveStatus.OPTIMAL
+    assert rows(str(found))["proven"] == "no plan in this order of ops is faster"
+    from dataclasses import replace
+
+    gap = replace(found.result, status=SolveStatus.FEASIBLE, bound=found.result.cost / 1.00001)
+    assert "at most 0.01% slower than the best possible plan" in str(report(result=gap))
+
+
+def test_layers_that_pay_are_those_that_save_or_run_again():
+    found = report()
+    paying = found.layers()
+    assert paying
+    assert {row.name for row in paying if row.evaluations} == {GRAPH.ops[i].name for i in found.result.plan.recomputed}
+    assert sum(row.evaluations for row in paying) == sum(found.result.plan.recomputed.values())
+    assert sum(row.cost for row in paying) == pytest.approx(found.result.overhead - 1)
+    saved = [row.saved_bytes for row in paying]
+    assert saved == sorted(saved, reverse=True)
+    assert paying[0].name in str(found)
+
+
+def test_the_budgets_at_which_something_changes():
+    said = " ".join(report().next_budgets())
+    lowest = floor(GRAPH)
+    for size in (PLAIN, report().peak_bytes, lowest.bytes):
+        assert checkmate.units.format_bytes(size) in said
+    assert GRAPH.ops[lowest.op].name in said
+
+
+def test_advice_follows_what_binds():
+    from dataclasses import replace
+
+    found = report()
+    assert found.advice() == ["For less memory give a smaller budget; for less time a larger one."]
+    loose = replace(found.result, status=SolveStatus.FEASIBLE, bound=found.result.cost / 1.5)
+    assert "time_limit_s" in " ".join(report(result=loose).advice())
+    assert "resident" in " ".join(report(fixed_bytes=PLAIN).advice())
+    assert "least possible" in " ".join(report(budget_bytes=floor(GRAPH).bytes).advice())
+    assert "fits" in " ".join(report(budget=None).advice())
+
+
+def test_a_step_that_runs_as_it_is():
+    found = report(budget=None)
+    assert "none needed: the step runs as it is" in str(found)
+    assert "proven" not in str(found)
+    assert "runs as it is" in found.sentence()
+    assert found.layers() == []
+    assert "<table>" in found._repr_html_()
+    assert "none needed" in found.to_html()
+
+
+def test_a_step_that_runs_as_it_is_has_pictures_where_its_graph_is_known():
+    found = report(budget=None, graph=GRAPH)
+    assert "data:image/png;base64," in found._repr_html_()
+    assert '"title":"plain step"' in found.to_html()
+
+
+def test_notes_are_told_everywhere():
+    found = report(notes=("Mind the <gap>.",))
+    assert "note: Mind the <gap>." in str(found)
+    assert "Mind the &lt;gap&gt;." in found.to_html()
+    assert "Mind the &lt;gap&gt;." in found._repr_html_()
+
+
+class Tags(HTMLParser):
+    """Which tags a page opens, and what it would load."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.opened, self.loaded = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.opened.append(tag)
+        self.loaded += [value for key, value in attributes if key in ("src", "href") and not value.startswith("data:")]
+
+
+def test_the_page_and_the_notebook_load_nothing():
+    found = report()
+    for page in (found.to_html(), found._repr_html_()):
+        tags = Tags(page)
+        assert tags.loaded == []
+        assert "table" in tags.opened
+        assert "predicted cost" in page
