@@ -27,6 +27,7 @@ from checkmate.errors import (
     SolverUnavailableError,
     TraceError,
 )
+from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 
@@ -39,9 +40,9 @@ __version__ = "0.1.0"
 
 # Without "tf2" and "plot": `from checkmate import *` must not import TensorFlow and Matplotlib.
 __all__ = [
-    "BudgetError", "CheckmateError", "Compute", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
+    "BudgetError", "CheckmateError", "Compute", "Curve", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
     "LogError", "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
-    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "simulate", "solve",
+    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "simulate", "solve", "solve_curve",
 ]  # fmt: skip
 
 

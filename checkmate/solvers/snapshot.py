@@ -203,9 +203,9 @@ class _Run:
             if more is None:
                 return
             model = SnapshotModel(graph, search.budget_bytes, [*self.looked.chosen, more])
-            limits = {"time_limit_s": min(seconds, search.remaining_s), "nodes": NODES[2], "precision": self._precision(True)}
-            with _beside(lambda: model.solve(**limits)) as answer:  # noqa: B023
-                self._improve(min(self.starts)[1] if self.starts else (), seed=options.seed + options.rounds + number)
+            time_limit_s, precision = min(seconds, search.remaining_s), self._precision(True)
+            with _beside(lambda: model.solve(time_limit_s=time_limit_s, nodes=NODES[2], precision=precision)) as answer:  # noqa: B023
+                self._improve(min(self.starts)[1] if self.starts else [], seed=options.seed + options.rounds + number)
             if self._learn(model, answer(), deeper=True) is not None and not self._finished():
                 self._improve(self.timetable.moves(), seed=options.seed + 2 * options.rounds + number)
             patience = PATIENCE if self._missing() < (1 - WORTH) * missing else patience - 1
@@ -230,7 +230,7 @@ class _Run:
             search.prove_infeasible(self._why_none(model))
             return None
         search.raise_bound(found.cost, by=f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}")
-        over = np.zeros(n)
+        over: np.ndarray = np.zeros(n)
         if found.dropped is not None:
             self.timetable.move_to(())
             lift(self.timetable, model.snapshots, found.dropped)

@@ -1,0 +1,129 @@
+"""solve_curve(): what each budget costs, from one set of plans and bounds, and how low the budget can go.
+
+A plan with a peak of p bytes is an answer for every budget from p up, and a bound for one budget holds for every smaller one. So plans
+are passed on upwards and bounds downwards: a larger budget never costs more, even where single searches end with a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import floor, replay
+from checkmate.core.plan import Plan
+from checkmate.errors import BudgetError
+from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
+from checkmate.solvers.solve import solve
+from checkmate.units import Bytes, parse_bytes
+
+CLOSE = 0.005
+"""The search for the least budget ends when it is known to this share of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Cost against budget.
+
+    Attributes:
+      graph: The problem.
+      results: One judged answer for each budget asked for, by budget, smallest first. Costs never rise from one to the next, bounds neither.
+      smallest_bytes: The lowest peak of any plan found, fixed bytes included: the smallest budget known to have a plan.
+      floor_bytes: No plan needs less than this; it is proven. For plans in the graph's order of first evaluations.
+    """
+
+    graph: DFGraph = field(repr=False)
+    results: tuple[SolveResult, ...]
+    smallest_bytes: int
+    floor_bytes: int
+
+    def at(self, budget: Bytes) -> SolveResult | None:
+        """The answer for the largest budget that was asked for and is not above `budget`; None where all are."""
+        budget_bytes = parse_bytes(budget, percent_of=_plain_peak(self.graph))
+        return next((result for result in reversed(self.results) if result.budget_bytes <= budget_bytes), None)
+
+
+def solve_curve(
+    graph: DFGraph,
+    budgets: Iterable[Bytes],
+    *,
+    solver: str | Solver = "auto",
+    time_limit_s: float = 10,
+    find_smallest: bool = False,
+) -> Curve:
+    """Solves one graph for many budgets, so that a larger budget never costs more.
+
+    Args:
+      budgets: Amounts of memory as `solve` takes them, in any order; at least one.
+      solver: As in `solve`.
+      time_limit_s: Wall-clock seconds for each budget.
+      find_smallest: Also look for the least budget that has a plan, by bisection; takes as long as several budgets.
+
+    Returns:
+      A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or NOT_FOUND.
+
+    Raises:
+      BudgetError: There is no budget, or one that cannot be understood.
+      SolverUnavailableError, SolverFailedError: As in `solve`.
+
+    Example:
+      >>> from checkmate import DFGraph, Op, solve_curve
+      >>> graph = DFGraph((Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1)), outputs=(3,))
+      >>> [result.cost for result in solve_curve(graph, [9, 8, 10]).results]  # 8 bytes: a makes room for c and runs again for d
+      [5.0, 4.0, 4.0]
+    """
+    plain_peak = _plain_peak(graph)
+    amounts = sorted({parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True)
+    if not amounts:
+        raise BudgetError("A curve needs at least one budget; none was given.")
+    results = [solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False) for budget_bytes in amounts]
+    proven = max([floor(graph).bytes, *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE)])
+    found = [result for result in results if result.plan]
+    if find_smallest:
+        lowest = min((result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak)
+        more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
+        found += more
+    found.append(solve(graph, plain_peak, solver="checkpoint_all", time_limit_s=0))
+    smallest = min(result.timeline.peak_bytes for result in found if result.timeline)
+    return Curve(graph, tuple(reversed(_shared(results, found))), smallest, min(proven, smallest))
+
+
+def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:
+    """Each answer, largest budget first, with the best plan that fits it and the best bound that holds for it."""
+    shared, bound = [], 0.0
+    for result in results:
+        bound = max(bound, result.bound)
+        fitting = [
+            (t.cost, t.peak_bytes, k) for k, other in enumerate(found) if (t := other.timeline) and t.peak_bytes <= result.budget_bytes
+        ]
+        if not fitting:
+            shared.append(replace(result, bound=bound))
+            continue
+        cost, _, k = min(fitting)
+        best, stats = found[k], replace(result.stats, found_by=f"{found[k].stats.found_by} at another budget")
+        if result.cost is not None and result.cost <= cost:
+            best, stats = result, result.stats
+        bound = min(bound, cost)
+        status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else SolveStatus.FEASIBLE
+        shared.append(replace(result, status=status, plan=best.plan, timeline=best.timeline, bound=bound, stats=stats))
+    return shared
+
+
+def _bisect(graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float) -> tuple[list[SolveResult], int]:
+    """Plans of ever lower peak, and the least budget that is not proven to have none."""
+    found, hopeless = [], proven
+    while lowest - hopeless > CLOSE * lowest:
+        result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s / 4, throw=False)
+        if result.timeline is not None:
+            found.append(result)
+            lowest = result.timeline.peak_bytes
+        else:
+            hopeless = result.budget_bytes + 1
+            if result.status is SolveStatus.INFEASIBLE:
+                proven = hopeless
+    return found, proven
+
+
+def _plain_peak(graph: DFGraph) -> int:
+    return replay(graph, Plan.keep_all(graph)).peak_bytes

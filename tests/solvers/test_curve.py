@@ -1,0 +1,86 @@
+"""The curve: a larger budget never costs more, bounds never contradict each other, and how low the budget can go is bracketed."""
+
+from itertools import pairwise
+
+import pytest
+import strategies
+from hypothesis import given, settings
+from oracles import cheapest
+
+from checkmate import BudgetError, Op, Plan, SolveStatus, floor, replay, solve, solve_curve
+from checkmate.core.graph import DFGraph
+from checkmate.solvers.search import Search
+
+
+def check(curve):
+    for tighter, looser in pairwise(curve.results):
+        assert tighter.budget_bytes < looser.budget_bytes
+        assert tighter.bound >= looser.bound
+        assert tighter.plan is None or looser.cost <= tighter.cost
+    for result in curve.results:
+        assert (result.plan is None) == (result.budget_bytes < curve.smallest_bytes)
+        if result.plan:
+            assert replay(curve.graph, result.plan) == result.timeline
+            assert result.bound <= result.cost
+            assert result.peak_bytes <= result.budget_bytes
+    assert curve.floor_bytes <= curve.smallest_bytes
+
+
+@settings(max_examples=25)
+@given(strategies.training_chains())
+def test_monotone_and_bounded(graph):
+    peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    lowest = max(1, floor(graph).bytes - 1)
+    curve = solve_curve(graph, range(lowest, peak + 2, max(1, (peak - lowest) // 4)))
+    check(curve)
+    for result in curve.results:
+        least = cheapest(graph, result.budget_bytes)
+        assert (least is None) <= (result.plan is None)
+        if least is not None:
+            assert result.bound <= least * (1 + 1e-6)
+
+
+class Whimsical:
+    """Finds a plan for some budgets only, and a dear one for large ones."""
+
+    name = "whimsical"
+
+    def run(self, search: Search) -> None:
+        tight = 50 if search.budget_bytes % 2 else 60
+        if search.budget_bytes % 3:
+            search.offer(solve(search.graph, f"{tight}%").plan, by=self.name)
+
+
+def test_plans_and_bounds_are_shared_between_budgets():
+    graph = strategies.training_chain(12)
+    peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    curve = solve_curve(graph, range(peak // 2, peak, 13), solver=Whimsical())
+    check(curve)
+    with_plan = [result for result in curve.results if result.plan]
+    assert {result.stats.found_by for result in with_plan} >= {"whimsical at another budget"}
+
+
+def test_the_least_budget_is_bracketed():
+    graph = strategies.training_chain(16, fixed_bytes=100)
+    curve = solve_curve(graph, ["90%", "70%"], find_smallest=True, time_limit_s=0.4)
+    check(curve)
+    assert floor(graph).bytes <= curve.floor_bytes <= curve.smallest_bytes < curve.results[0].budget_bytes
+    assert solve(graph, curve.smallest_bytes).plan
+
+
+def test_bad_budgets():
+    graph = DFGraph((Op("a", (), 1, 4),))
+    with pytest.raises(BudgetError, match="none was given"):
+        solve_curve(graph, [])
+    with pytest.raises(BudgetError):
+        solve_curve(graph, ["much"])
+
+
+def test_budgets_without_a_plan_say_why():
+    graph = strategies.training_chain(6)
+    lowest = floor(graph).bytes
+    curve = solve_curve(graph, [lowest - 1, "100%"])
+    assert [result.status for result in curve.results] == [SolveStatus.INFEASIBLE, SolveStatus.OPTIMAL]
+    assert curve.floor_bytes >= lowest
+    assert curve.at(lowest - 2) is None
+    assert curve.at(10**9) is curve.results[-1]
