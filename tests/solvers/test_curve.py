@@ -65,7 +65,7 @@ def test_the_least_budget_is_bracketed():
     curve = solve_curve(graph, ["90%", "70%"], find_smallest=True, time_limit_s=0.4)
     check(curve)
     assert floor(graph).bytes <= curve.floor_bytes <= curve.smallest_bytes < curve.results[0].budget_bytes
-    assert solve(graph, curve.smallest_bytes).plan
+    assert solve(graph, curve.smallest_bytes, time_limit_s=0.5).plan
 
 
 def test_bad_budgets():
