@@ -46,6 +46,20 @@ def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
     return result, before, tf.config.experimental.get_memory_info(device)["peak"]
 
 
+def make_room(device: str, size: int) -> bool:
+    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later; False where that much cannot be had.
+
+    A pool that grows piece by piece hands out whole old pieces that are up to twice what was asked for. From one large piece it cuts
+    what is asked. Nothing is written to the memory, so that the system need not provide it before it is used.
+    """
+    try:
+        with tf.device(device):
+            tf.raw_ops.Empty(shape=[max(0, size)], dtype=tf.uint8)
+    except tf.errors.ResourceExhaustedError:
+        return False
+    return True
+
+
 def held_bytes(tensor: tf.Tensor) -> int:
     """Returns the bytes of an eager tensor's values."""
     return int(tf.size(tensor)) * tensor.dtype.size if tensor.dtype not in (tf.string, tf.resource, tf.variant) else 0

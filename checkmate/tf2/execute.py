@@ -6,6 +6,10 @@ a recomputation as soon as its inputs are there, and nothing would be saved. Vie
 oneDNN fuses two kernels after all of this, without a look at what the chain has between them: that would close a cycle. It
 does so only where both wait for the same control edges. Hence no edge beside a data edge (Conv2D and its BiasAdd are then
 neighbours or differ), and the two gradients of a convolution's bias and filter follow each other (see `trace`).
+
+What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
+allocator from handing out what is around them in one piece. So writes to a variable wait for everyone who looks at its memory
+(else TensorFlow writes elsewhere), and what was assigned, and the step's results, are copied at its end, when all else is free.
 """
 
 from __future__ import annotations
@@ -55,6 +59,8 @@ class _Replayer:
         self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
         self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
+        self.shown: dict[str, Any] = {}  # tensor that is a variable's memory -> the variable's handle
+        self.looking: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
         self.last = ""
 
     def evaluate(self, i: int) -> None:
@@ -67,7 +73,7 @@ class _Replayer:
             if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
-            self.current[operation] = self.last = self.writer.copy(operation, inputs, after=after, name=name)
+            self.current[operation] = self.last = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
 
     def tensor(self, tensor: tf.Tensor) -> str:
@@ -81,8 +87,24 @@ class _Replayer:
         if op_rules.role(operation) is Role.SHAPE and (shape := op_rules.static_shape(operation, tensor.value_index)) is not None:
             return self.writer.constant(shape, tensor.dtype)
         if op_rules.role(operation) is Role.VIEW:
-            return f"{self.writer.copy(operation, [self.tensor(each) for each in operation.inputs])}:{tensor.value_index}"
+            return f"{self.copy(operation, [self.tensor(each) for each in operation.inputs])}:{tensor.value_index}"
         return f"{self.made(operation)}:{tensor.value_index}"
+
+    def copy(self, operation: tf.Operation, inputs: list[str], after: Sequence[str] = (), name: str = "") -> str:
+        """The name of a new op like this one.
+
+        What writes to a variable waits for all who look at its memory: while one does, TensorFlow would write to other memory.
+        """
+        handles = [op_rules.source(tensor).ref() for tensor in operation.inputs if tensor.dtype == tf.resource]
+        if operation.type not in op_rules.PURE_READS:
+            after = [*after, *(reader for handle in handles for reader in self.looking.get(handle, ()))]
+        copy = self.writer.copy(operation, inputs, after=after, name=name)
+        seen = {self.shown[name] for name in inputs if name in self.shown}
+        for handle in seen:
+            self.looking.setdefault(handle, []).append(copy)
+        if operation.type == "ReadVariableOp" or (seen and op_rules.role(operation) is Role.VIEW):
+            self.shown[f"{copy}:0"] = next(iter(seen), None) or handles[0]
+        return copy
 
     def befores(self, operation: tf.Operation) -> list[str]:
         """The names of the ops that the traced step has this one wait for."""
@@ -101,7 +123,7 @@ class _Replayer:
                 continue
             pending.pop()
             if not self._exists(top):
-                self.once[top] = self.writer.copy(top, [self.tensor(tensor) for tensor in top.inputs], after=self.befores(top))
+                self.once[top] = self.copy(top, [self.tensor(tensor) for tensor in top.inputs], self.befores(top))
         return self.once.get(operation) or self.current[operation]
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
@@ -110,10 +132,29 @@ class _Replayer:
         for operation in flat.graph.control_outputs:
             if self._is_made_once(operation):
                 self.made(operation)
-        names = [self.tensor(tensor) for tensor in flat.outputs]
+        self.settle()
+        names = [self.result(tensor) for tensor in flat.outputs]
         given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
         return self.traced.pack(outputs)
+
+    def settle(self) -> None:
+        """Gives every variable that was assigned a value fresh memory, now that all else is gone: it has the value's until here."""
+        assigned: dict[tf.Tensor, list[tf.Operation]] = {}
+        for operation in (*self.once, *self.current):
+            if operation.type == "AssignVariableOp" and _can_be_copied(operation.inputs[1].dtype):
+                assigned.setdefault(op_rules.source(operation.inputs[0]).ref(), []).append(operation)
+        for handle, writes in assigned.items():
+            dtype = writes[0].inputs[1].dtype
+            value = self.writer.read(self.tensor(handle.deref()), dtype, after=[self.last, *(self.made(write) for write in writes)])
+            value = self.writer.add("DeepCopy", [value], dtype, name="settled")
+            self.last = self.writer.assign(self.tensor(handle.deref()), value, dtype)
+
+    def result(self, tensor: tf.Tensor) -> str:
+        """The name of a value for the caller to keep: a copy made when all else is gone from memory."""
+        if not _can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given:
+            return self.tensor(tensor)
+        return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=[self.last], name="result")
 
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self.once or operation in self.current
@@ -122,3 +163,7 @@ class _Replayer:
         return (
             operation not in self.planned and op_rules.role(operation) is not Role.ALIAS and operation.type not in ("NoOp", "Placeholder")
         )
+
+
+def _can_be_copied(dtype: tf.DType) -> bool:
+    return dtype.is_numpy_compatible and dtype not in (tf.string, tf.resource, tf.variant)

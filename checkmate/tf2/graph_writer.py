@@ -34,9 +34,21 @@ class GraphWriter:
         node.attr.pop("_class", None)  # colocation goes by the old names
         return node.name
 
-    def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, name: str) -> str:
-        """Writes an op whose one type attribute is T and returns the name of its tensor."""
-        node = self._graph_def.node.add(name=self._unique(name), op=kind, input=inputs)
+    def read(self, handle: str, dtype: tf.DType, *, after: Sequence[str]) -> str:
+        """Writes the read of a variable and returns its tensor's name."""
+        node = self._graph_def.node.add(name=self._unique("read"), op="ReadVariableOp", input=[handle, *(f"^{before}" for before in after)])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        return f"{node.name}:0"
+
+    def assign(self, handle: str, value: str, dtype: tf.DType) -> str:
+        """Writes an assignment to a variable and returns its name."""
+        node = self._graph_def.node.add(name=self._unique("assign"), op="AssignVariableOp", input=[handle, value])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        return node.name
+
+    def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, after: Sequence[str] = (), name: str) -> str:
+        """Writes an op whose one type attribute is T, to run after the ops of these names; returns the name of its tensor."""
+        node = self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *(f"^{before}" for before in after)])
         node.attr["T"].type = dtype.as_datatype_enum
         return f"{node.name}:0"
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
@@ -33,17 +34,26 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 
 log = logging.getLogger("checkmate")
 
-ALLOCATOR_RESERVE = 0.2
+ALLOCATOR_RESERVE = 0.05
 """Share of what the budget leaves for activations that the first plan does not use: what the allocator is expected to lose."""
 
-CHECK_ROUNDS = 4
-"""How many plans are made at most to bring the measured peak within the budget."""
+UNCHECKED_RESERVE = 0.2
+"""The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
-SMALLEST_CORRECTION = 0.03
-"""Share of what the budget leaves for activations by which the next plan is made lower at least."""
+CHECK_ROUNDS = 4
+"""How many plans are made at most to bring the measured peak within the budget, and close to it."""
+
+AIM_BELOW = 0.02
+"""Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
+
+UNUSED_SHARE = 0.05
+"""Share of what the budget leaves for activations that a plan with recomputations may leave unused without another one being tried."""
+
+SMALLEST_CORRECTION = 0.02
+"""Share of what the budget leaves for activations by which the next plan differs at least."""
 
 CHECK_RUNS = 3
-"""How often a plan is run to be measured: later runs find memory and variables as those before left them, as in a training loop."""
+"""How often a plan is run to be measured. The first run only brings memory into the state in which a training loop has it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +98,7 @@ class Planner:
                 traced = trace(self.step, *specs, name=self.name, like=like.traced if like else None)
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
+            self._make_room(traced)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
             plain = replay(graph, traced.plain_plan())
@@ -109,6 +120,13 @@ class Planner:
         except PlanError:
             return None
         return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan))
+
+    def _make_room(self, traced: TracedStep) -> None:
+        """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones."""
+        device = devices.training_device()
+        if devices.allocator_reports(device):
+            plain = replay(traced.graph, traced.plain_plan()).peak_bytes
+            devices.make_room(device, min(plain, self.budget_bytes or self._resolve(plain)) - traced.graph.fixed_bytes)
 
     def _resolve(self, plain_peak_bytes: int) -> int:
         if self.budget == "auto":
@@ -154,15 +172,17 @@ class _Attempt:
     def within_budget(self, plain_peak_bytes: int) -> Planned:
         """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
         budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes
+        room = budget - fixed
         target = budget - self._reserve()  # what the solver is asked for
-        too_low, too_high = 0, budget + 1  # targets at which no plan was found, and whose plan took more than the budget
+        too_low, too_high = 0, budget + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
+        best: Planned | None = None
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
         for _ in range(CHECK_ROUNDS):
             try:
                 result = self._solve(target)
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
-                refusal, too_low = error, target
-                if not devices.allocator_reports(devices.training_device()):
+                refusal, too_low = refusal or error, target
+                if not self._can_measure:
                     break
                 target = (target + too_high) // 2
                 continue
@@ -171,26 +191,39 @@ class _Attempt:
             measured = self._measured(run)
             planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
-            if measured is None or measured <= budget:
-                return planned  # what is left unused stays so: the allocator's losses vary with what else ran in the process
-            too_high = target
-            refusal = NoPlanFoundError(
-                f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
-                f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
-                best_peak_bytes=measured,
-            )
+            if measured is None:
+                return planned
+            if measured <= budget:
+                best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
+                if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
+                    break
+            else:
+                too_high, refusal = target, self._took_too_much(measured)
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
-            # What the allocator adds grows with what is allocated; a step that is too small would measure the same again.
-            room = budget - fixed
-            target = fixed + int((result.peak_bytes - fixed) * room / max(1, measured - fixed))
-            target = min(target, too_high - int(SMALLEST_CORRECTION * room))
-            if not too_low < target < too_high or too_high - too_low < SMALLEST_CORRECTION * room:
+            # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
+            target = fixed + int((result.peak_bytes - fixed) * (1 - AIM_BELOW) * room / max(1, measured - fixed))
+            step = int(SMALLEST_CORRECTION * room)
+            target = min(max(target, too_low + step), too_high - step, budget)
+            if not too_low < target < too_high:
                 break
-        return self._refused(refusal, plain_peak_bytes)
+        return best or self._refused(refusal, plain_peak_bytes)
+
+    def _took_too_much(self, measured: int) -> NoPlanFoundError:
+        budget = self.planner.budget_bytes
+        return NoPlanFoundError(
+            f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
+            f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
+            best_peak_bytes=measured,
+        )
+
+    @property
+    def _can_measure(self) -> bool:
+        return devices.allocator_reports(devices.training_device())
 
     def _reserve(self) -> int:
-        return int(ALLOCATOR_RESERVE * max(0, self.planner.budget_bytes - self.graph.fixed_bytes))
+        share = ALLOCATOR_RESERVE if self._can_measure else UNCHECKED_RESERVE
+        return int(share * max(0, self.planner.budget_bytes - self.graph.fixed_bytes))
 
     def _solve(self, budget_bytes: int) -> SolveResult:
         with self.clock.phase("solving"), self.progress.phase("solving"):
@@ -204,11 +237,10 @@ class _Attempt:
 
     def _measured(self, run: Callable[..., Any]) -> int | None:
         """The step's real peak in the budget's terms, or None where nobody can tell."""
-        device = devices.training_device()
-        if not devices.allocator_reports(device):
+        if not self._can_measure:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
-            measured = measured_peak(run, self.traced, device, enough=self.planner.budget_bytes)
+            measured = measured_peak(run, self.traced, devices.training_device(), enough=self.planner.budget_bytes)
         if measured is None:
             self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
         return measured
@@ -217,7 +249,7 @@ class _Attempt:
         self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
     ) -> Planned:
         notes = (*self.traced.notes, *self.notes)
-        if not devices.allocator_reports(devices.training_device()):
+        if not self._can_measure:
             notes += (
                 "This device's allocator does not report what is in use: the peak is predicted, and the reserve stands in for checking it.",
             )
@@ -311,12 +343,11 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
     resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
     result, most = None, 0
     try:
-        for _ in range(CHECK_RUNS):
-            held = (
-                sum(devices.held_bytes(tensor) for tensor in tf.nest.flatten(result, expand_composites=True)) if result is not None else 0
-            )
+        for number in range(CHECK_RUNS):
+            held = sum(devices.held_bytes(tensor) for tensor in tf.nest.flatten(result, expand_composites=True) if tensor is not None)
             result, _, peak = devices.peak_above(device, lambda: run(*batch))
-            most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
+            if number:  # the first finds memory as whatever ran before left it, the others as the step itself does
+                most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
             if most > enough:
                 break
     except tf.errors.ResourceExhaustedError:
@@ -326,8 +357,23 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
         return None
     finally:
         for variable, value in zip(variables, saved, strict=True):
-            variable.assign(value)
+            _put_back(variable, value)
     return most
+
+
+def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
+    """Gives a variable this value to the bit, where it can in the memory that it has.
+
+    An assignment gives it other memory, which may split what the allocator holds in one piece: a step would then measure
+    differently before and after.
+    """
+    found = variable.numpy()
+    exact = variable.dtype.is_floating and np.isfinite(found).all() and np.isfinite(value).all()
+    if exact and not np.any(np.signbit(value) & (value == 0)):  # 0 + -0 is 0
+        variable.assign_sub(found, read_value=False)
+        variable.assign_add(value, read_value=False)
+    else:
+        variable.assign(value, read_value=False)
 
 
 def _unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
