@@ -59,6 +59,21 @@ class Plan:
     def __repr__(self) -> str:
         return f"Plan({len(self.computed)} evaluations, {len(self.steps)} steps)"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: ops from top to bottom in the order of evaluation, those that run again in orange."""
+        first, again, seen = "", "", set()
+        for k, i in enumerate(self.computed):
+            mark = f"M{k} {i}h1"
+            first, again = (first, again + mark) if i in seen else (first + mark, again)
+            seen.add(i)
+        box = f"0 -1 {max(1, len(self.computed))} {max(seen, default=0) + 2}"
+        lines = "".join(
+            f'<path d="{path}" stroke="{colour}" stroke-width="3" vector-effect="non-scaling-stroke"/>'
+            for path, colour in ((first, "#0072b2"), (again, "#e69f00"))
+            if path
+        )
+        return f'<p>{self!r}</p><svg viewBox="{box}" preserveAspectRatio="none" width="480" height="240" fill="none">{lines}</svg>'
+
     @property
     def computed(self) -> tuple[int, ...]:
         """The ops in the order of their evaluations, with repeats."""

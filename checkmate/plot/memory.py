@@ -33,7 +33,7 @@ def memory(graph: DFGraph, plan: Plan | None = None, *, budget_bytes: int | None
     with settings():
         figure, axes = new_figure(3.7, 1, len(shown), sharey=True, squeeze=False, width_ratios=widths)
         for axis, (title, found) in zip(axes[0], shown, strict=True):
-            _draw(axis, title, found, size)
+            _draw(axis, title, found, size, budget_bytes)
             axis.set_ylim(0, 1.18 * max(most, budget_bytes or 0) / size)
             if budget_bytes:
                 axis.axhline(
@@ -51,7 +51,7 @@ def memory(graph: DFGraph, plan: Plan | None = None, *, budget_bytes: int | None
     return Picture(figure)
 
 
-def _draw(axis: Any, title: str, found: Usage, size: float) -> None:
+def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | None) -> None:
     x, below = 100 * found.starts, np.zeros(len(found.ops) + 1)
     for column, part in enumerate(PARTS):
         part_bytes = found.bytes_by_part[:, column]
@@ -65,8 +65,9 @@ def _draw(axis: Any, title: str, found: Usage, size: float) -> None:
     side = "right" if middle > x[-1] / 2 else "left"
     axis.plot(middle, peak / size, marker="v", color="black", markersize=6, clip_on=False)
     layer = found.layers[int(found.ops[k])] or found.binding_op.name
+    above = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak  # the words stay clear of the line
     axis.annotate(
-        f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}", (middle, peak / size), xytext=(-8 if side == "right" else 8, 2),
+        f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}", (middle, above / size), xytext=(-8 if side == "right" else 8, 3),
         textcoords="offset points", ha=side, va="bottom", fontsize=8.5,
     )  # fmt: skip
     axis.set_xlim(0, x[-1])

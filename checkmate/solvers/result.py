@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import MemoryTimeline
@@ -12,10 +13,14 @@ from checkmate.core.schedule import Schedule
 from checkmate.units import format_bytes
 
 
+OrderSpace = Literal["given order", "any order"]
+"""The plans that a bound speaks of, by the order of their first evaluations."""
+
+
 class SolveStatus(Enum):
     """The five ways a search can end. The value is the sentence for people."""
 
-    OPTIMAL = "The plan is within the budget and proven to be the cheapest."
+    OPTIMAL = "The plan is within the budget and proven to be the cheapest of those that the bound covers."
     FEASIBLE = "The plan is within the budget; the gap says how far from the cheapest it can be at most."
     INFEASIBLE = "It is proven that no plan fits the budget."
     NOT_FOUND = "No plan within the budget was found, and none was proven impossible."
@@ -58,10 +63,11 @@ class SolveResult:
       budget_bytes: The budget asked for, which counts `graph.fixed_bytes`.
       plan: Present when the status says so; then `timeline.peak_bytes <= budget_bytes`.
       timeline: The judge's replay of the plan.
-      bound: No plan that keeps the graph's order of first evaluations costs less within this budget (graph's cost unit).
+      bound: No plan within this budget, of those that `bound_covers`, costs less (graph's cost unit).
       stats: How it was found.
-
-    The bound speaks of plans that evaluate ops for the first time in the graph's order; a plan in another order can be cheaper.
+      bound_covers: "any order", or "given order": plans that evaluate ops for the first time in the graph's order. A plan in
+        another order can then be cheaper than an optimal one. With `solve(..., reorder=True)` it is "any order".
+      given_order_bound: No plan that keeps the graph's order costs less. A plan that does cost less was only possible in another order.
     """
 
     status: SolveStatus
@@ -71,6 +77,8 @@ class SolveResult:
     timeline: MemoryTimeline | None
     bound: float
     stats: SolveStats
+    bound_covers: OrderSpace = "given order"
+    given_order_bound: float | None = None
 
     @property
     def cost(self) -> float | None:
@@ -97,15 +105,34 @@ class SolveResult:
         return self.timeline.cost / self.graph.total_cost if self.graph.total_cost > 0 else 1.0
 
     @property
+    def beats_given_order(self) -> bool:
+        """Re-ordering paid: the plan is cheaper than what is proven to be needed in the graph's own order."""
+        return self.cost is not None and self.given_order_bound is not None and self.cost < self.given_order_bound
+
+    @property
+    def _space(self) -> str:
+        return "any order" if self.bound_covers == "any order" else "the graph's order"
+
+    @property
     def schedule(self) -> Schedule | None:
         """The paper's R and S of the plan, or None where the plan has no stage-wise form."""
         return Schedule.from_plan(self.graph, self.plan) if self.plan else None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the sentence, and the memory over the step beside that of the plain one."""
+        from checkmate.plot import memory
+
+        picture = memory(self.graph, self.plan, budget_bytes=self.budget_bytes).html() if self.plan else ""
+        return f"<p>{self}</p>{picture}"
 
     def __str__(self) -> str:
         head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
-        return (
-            f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, "
-            f"cost {100 * (self.overhead - 1):.2f} % over the plain step, at most {100 * self.gap:.2f} % above the cheapest plan."
+        sentence = (
+            f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, cost "
+            f"{100 * (self.overhead - 1):.2f} % over the plain step, at most {100 * self.gap:.2f} % above the cheapest plan in {self._space}."
         )
+        if self.beats_given_order:
+            sentence += " It is cheaper than any plan in the graph's own order."
+        return sentence

@@ -180,7 +180,7 @@ class Report:
             name = max(len(row.name) for row in paying)
             lines.append("  layers that pay, by what they do not keep for the backward pass:")
             lines += [
-                f"    {row.name:<{name}}  {format_bytes(row.saved_bytes):>11}  {row.cost:+.2%} time, {row.evaluations} evaluations more"
+                f"    {row.name:<{name}}  {format_bytes(row.saved_bytes):>11}  {row.cost:+.2%} time, {row.evaluations} more evaluation{'s' * (row.evaluations != 1)}"
                 for row in paying
             ]
         return "\n".join([*lines, *(f"  {key}: {value}" for key, value in self._sentences())])
