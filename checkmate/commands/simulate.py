@@ -1,0 +1,121 @@
+"""`checkmate simulate`: dynamic rematerialization of an op log or a graph, on paper."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from checkmate.commands.output import console, each_budget, json_option, print_json
+from checkmate.dtr.heuristic import HEURISTICS, make_heuristic
+from checkmate.dtr.pool import Search
+from checkmate.dtr.program import Program
+from checkmate.dtr.runtime import Deallocation
+from checkmate.dtr.simulator import DTRRun, DTRStatus, as_program, simulate
+from checkmate.errors import CheckmateError
+from checkmate.progress import Progress
+from checkmate.units import format_bytes
+
+GRID = tuple(f"{share}%" for share in range(100, 10, -10))
+"""Budgets of a picture, as the paper's evaluation has them."""
+
+
+@click.command("simulate")
+@click.argument("file", metavar="LOG|GRAPH", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--budget", "-b", "budgets", multiple=True, metavar="TEXT",
+    help="Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. A list with commas, or again. Default: 50%; with "
+    "--plot 100% to 20%.",
+)  # fmt: skip
+@click.option(
+    "--heuristic",
+    "-e",
+    "heuristics",
+    metavar="TEXT",
+    help=f"{', '.join(HEURISTICS)}; several with commas, or all. Default: dtr_eq; with --plot all.",
+)
+@click.option(
+    "--deallocation", type=click.Choice([policy.value for policy in Deallocation]), default=Deallocation.EAGER.value, show_default=True,
+    help="When nothing refers to a value any more: ignore that, evict it at once, or drop it for good.",
+)  # fmt: skip
+@click.option("--overhead-limit", default=2.0, show_default=True, help="Times the plain cost at which a run is given up as thrashed.")
+@click.option("--sample", is_flag=True, help="Look at about the square root of what could be evicted.")
+@click.option("--smallest", default=0.0, show_default=True, help="Leave out values below this share of the mean size.")
+@click.option("--seed", default=0, show_default=True, help="Of --sample and of the heuristic random.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw cost against budget into this .png, .svg or .pdf.")
+@json_option
+def simulate_command(
+    file: str, budgets: tuple[str, ...], heuristics: str | None, plot: Path | None, as_json: bool,
+    sample: bool, smallest: float, seed: int, **options: Any,
+) -> None:  # fmt: skip
+    """Run an op log (JSON lines of DTR's format) or a graph file under a budget, evicting and recomputing as DTR would.
+
+    Exit status 0 if every run ends within its budget, 1 if one ran out of memory or thrashed (with --plot, 0), 2 if the command or the file
+    cannot be understood.
+
+    Example: checkmate simulate resnet.log -b 50%,30% -e dtr_eq,lru
+    """
+    program = as_program(file)
+    chosen = (heuristics or ("all" if plot else "dtr_eq")).lower()
+    names = list(HEURISTICS) if chosen == "all" else [name.strip() for name in chosen.split(",")]
+    for name in names:
+        make_heuristic(name)
+    asked = list(each_budget(budgets or (GRID if plot else ("50%",))))
+    runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
+    if as_json:
+        for run in runs:
+            print_json(facts_of(run))
+    else:
+        _print(program, runs)
+    if plot:
+        overhead_curve(program.name, runs).save(plot)
+    sys.exit(0 if plot or all(run.status is DTRStatus.OK for run in runs) else 1)
+
+
+def _runs(program: Program, budgets: Sequence[str], names: Sequence[str], options: dict[str, Any]) -> Iterator[DTRRun]:
+    with Progress(program.name or "program") as progress:
+        for name in names:
+            for budget in budgets:
+                with progress.phase(f"{name} within {budget}"):
+                    yield simulate(program, budget, heuristic=name, **options)
+
+
+def facts_of(run: DTRRun) -> dict[str, Any]:
+    """The fields of a `DTRRun` and its overhead, for scripts."""
+    facts = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "plan"}
+    return {**facts, "status": run.status.value, "overhead": run.overhead, "message": run.message or None}
+
+
+def _print(program: Program, runs: Sequence[DTRRun]) -> None:
+    out = console()
+    title = f"DTR of {program.name or 'the program'}; without a budget its peak is {format_bytes(program.plain_peak_bytes)}"
+    table = Table(title=title, title_justify="left")
+    for column in ("heuristic", "budget", "status", "extra time", "peak", "evictions", "rematerializations", "simulated in"):
+        table.add_column(column, justify="left" if column in ("heuristic", "status") else "right")
+    for run in runs:
+        more = "" if run.status is DTRStatus.OK else "more than "
+        table.add_row(
+            run.heuristic, format_bytes(run.budget_bytes), run.status.value, f"{more}{run.overhead - 1:+.2%}", format_bytes(run.peak_bytes),
+            str(run.evictions), str(run.rematerializations), f"{run.seconds:.2f} s",
+        )  # fmt: skip
+    out.print(table)
+    if len(runs) == 1 and runs[0].message:
+        click.echo(f"checkmate: {runs[0].message}", err=True)
+
+
+def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
+    """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic. Runs that were given up are not in it."""
+    from checkmate.plot.curves import Point, budget_curve
+
+    if not runs:
+        raise CheckmateError("There are no runs to draw.")
+    lines: dict[str, list[Point]] = {}
+    for run in runs:
+        overhead = run.overhead if run.status is DTRStatus.OK else None
+        lines.setdefault(run.heuristic, []).append(Point(run.budget_bytes, overhead, peak_bytes=run.peak_bytes if overhead else None))
+    return budget_curve(lines, plain_bytes=runs[0].plain_peak_bytes, name=f"{name}, DTR".removeprefix(", "))
