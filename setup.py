@@ -20,6 +20,7 @@ setup(
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",
         "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
+        "numba>=0.60",  # compiles simulated annealing on the user's machine: the package itself needs no compiler
         "networkx>=3.0",  # articulation points, import and export of graphs
         "cylp>=0.93",  # CBC and CLP
         "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP

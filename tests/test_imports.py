@@ -100,7 +100,7 @@ def test_core_needs_the_standard_library_and_numpy(path):
 
 
 def test_import_checkmate_is_light():
-    heavy = (*SOLVER_PACKAGES, *FRAMEWORKS, "scipy", "networkx", "matplotlib", "pandas")
+    heavy = (*SOLVER_PACKAGES, *FRAMEWORKS, "scipy", "networkx", "numba", "matplotlib", "pandas")
     script = f"import sys, checkmate; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     assert done.stdout.strip() == "[]"

@@ -2,7 +2,8 @@
 
 All of it works on a `Timetable`, where a move costs microseconds and is exact. An *eviction* picks a value that is held across an
 overflowing stage and runs its op again in the stage that reads it next, together with those of its inputs that are gone by then.
-It is scored by its exact extra cost per byte of overflow that it takes away.
+It is scored by its exact extra cost per byte of overflow that it takes away. From there on simulated annealing goes where greed does not
+(`annealer`); `improve` is the slower way, for when its machine code is not there yet.
 
 Nothing here proves anything: bounds come from `relaxation`. Nothing here reads a clock except to stop: the same timetable and
 seed give the same result as long as the deadline is not hit.
@@ -13,9 +14,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from checkmate.core.plan import Plan
+from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
+from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 
 SLACK = 0.05
@@ -29,6 +34,57 @@ MISPRICING = (1.0, 1.0, 0.5, 2.0)
 
 Moves = list[tuple[int, int]]
 """Repeated evaluations: pairs (op, stage)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSearch:
+    """Finds plans by greedy repair and simulated annealing, in the graph's order of first evaluations. It proves nothing.
+
+    Args:
+      proposals: Proposals per op in the first round. Each further round has twice as many.
+      rounds: Rounds at most; it ends before when two in a row found nothing better.
+      seed: Of the chances taken.
+    """
+
+    proposals: int = 400
+    rounds: int = 8
+    seed: int = 0
+
+    name = "local_search"
+
+    def run(self, search: Search) -> None:
+        """Offers plans until the rounds or the time are over."""
+        timetable = Timetable(search.graph)
+        Repair(timetable, search.budget_bytes, lambda: search.remaining_s <= 0).run()
+        trim(timetable, search.budget_bytes)
+        search.offer(timetable.plan(), by="greedy")
+        if search.remaining_s < COMPILE_SECONDS and not is_compiled():
+            if search.timeline is not None:
+                work = self.proposals * len(search.graph)
+                improve(timetable, search.budget_bytes, work=work, seed=self.seed, out_of_time=lambda: search.remaining_s <= 0)
+                search.offer(timetable.plan(), by="ruin and recreate")
+            return
+        annealer = Annealer(search.graph, search.budget_bytes, timetable.evaluations(), seed=self.seed)
+        anneal_in_rounds(annealer, search, self.proposals * len(search.graph), self.rounds)
+
+
+def anneal_in_rounds(annealer: Annealer, search: Search, proposals: int, rounds: int, patience: int = 2) -> None:
+    """Runs rounds, each twice as long as the one before and from the best order, and offers what they find.
+
+    Ends after so many rounds, when `patience` of them in a row found nothing cheaper, or with the time.
+    """
+    waiting = patience
+    for number in range(rounds):
+        before = annealer.best_cost
+        annealer.run(proposals << number, remaining_s=lambda: search.remaining_s)
+        if annealer.best is not None and annealer.best_cost < before:
+            search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
+            waiting = patience + 1
+        waiting -= 1
+        if search.optimal or search.remaining_s <= 0 or not waiting:
+            return
+        if annealer.best is not None:
+            annealer.restart(annealer.best)
 
 
 def lift(timetable: Timetable, snapshots: Sequence[int], dropped: Sequence[Iterable[int]]) -> None:

@@ -12,7 +12,6 @@ from checkmate.core.plan import Plan
 from checkmate.core.schedule import Schedule
 from checkmate.units import format_bytes
 
-
 OrderSpace = Literal["given order", "any order"]
 """The plans that a bound speaks of, by the order of their first evaluations."""
 

@@ -34,15 +34,25 @@ class Search:
       graph: The problem.
       budget_bytes: The limit, which counts `graph.fixed_bytes`.
       time_limit_s: Seconds from now until solvers should stop.
+      reorder: The question is about plans in any order; otherwise about those whose first evaluations come in the graph's order.
       on_progress: Called with this search each time plan or bound improves.
     """
 
-    def __init__(self, graph: DFGraph, budget_bytes: int, *, time_limit_s: float, on_progress: Callable[[Search], None] | None = None):
+    def __init__(
+        self,
+        graph: DFGraph,
+        budget_bytes: int,
+        *,
+        time_limit_s: float,
+        reorder: bool = False,
+        on_progress: Callable[[Search], None] | None = None,
+    ):
         self.graph = graph
         self.budget_bytes = budget_bytes
+        self.reorder = reorder
         self.plan: Plan | None = None
         self.timeline: MemoryTimeline | None = None
-        self.bound = graph.total_cost  # every op runs at least once
+        self.given_order_bound = self.any_order_bound = graph.total_cost  # every op runs at least once
         self.infeasible: str = ""  # why no plan can exist, once a solver has proven it
         self.found_by, self.proven_by = "", "every op runs once"
         self.best_peak_bytes: int | None = None
@@ -60,6 +70,11 @@ class Search:
     def remaining_s(self) -> float:
         """Seconds until solvers should stop; never below zero."""
         return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def bound(self) -> float:
+        """No plan of those that the question is about costs less."""
+        return self.any_order_bound if self.reorder else self.given_order_bound
 
     @property
     def optimal(self) -> bool:
@@ -80,15 +95,20 @@ class Search:
             self._improved()
         return timeline
 
-    def raise_bound(self, bound: float, *, by: str) -> None:
-        """Tells that no plan within the budget, in the graph's order of first evaluations, costs less than `bound`."""
-        if bound > self.bound:
-            self.bound, self.proven_by = bound, by
+    def raise_bound(self, bound: float, *, by: str, any_order: bool = False) -> None:
+        """Tells that no plan within the budget costs less than `bound`: of those in the graph's order, or, if asked, in any order."""
+        before = self.bound
+        self.given_order_bound = max(self.given_order_bound, bound)
+        if any_order:
+            self.any_order_bound = max(self.any_order_bound, bound)
+        if self.bound > before:
+            self.proven_by = by
             self._improved()
 
-    def prove_infeasible(self, why: str) -> None:
-        """Tells that no plan within the budget exists in the graph's order of first evaluations."""
-        self.infeasible = why
+    def prove_infeasible(self, why: str, *, any_order: bool = False) -> None:
+        """Tells that no plan within the budget exists: of those in the graph's order, or, if asked, in any order."""
+        if any_order or not self.reorder:
+            self.infeasible = why
 
     def _improved(self) -> None:
         self.history.append((self.elapsed_s, self.timeline.cost if self.timeline else None, self.bound))

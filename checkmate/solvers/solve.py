@@ -9,7 +9,8 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor
 from checkmate.core.plan import Plan
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, SolverFailedError, SolverUnavailableError
-from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
+from checkmate.solvers.reorder import Reorder
+from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import Search, Solver
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
@@ -17,6 +18,7 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 SOLVERS: dict[str, tuple[str, str, dict]] = {
     "auto": ("checkmate.solvers.snapshot", "Snapshot", {}),
     "snapshot": ("checkmate.solvers.snapshot", "Snapshot", {}),
+    "local_search": ("checkmate.solvers.local_search", "LocalSearch", {}),
     "milp": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
     "milp_cbc": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
     "milp_scip": ("checkmate.solvers.milp", "MILP", {"engine": "scip"}),
@@ -24,8 +26,12 @@ SOLVERS: dict[str, tuple[str, str, dict]] = {
     "milp_cp_sat": ("checkmate.solvers.milp", "MILP", {"engine": "cp_sat"}),
     "lp_rounding": ("checkmate.solvers.lp_rounding", "LPRounding", {}),
     "checkpoint_all": ("checkmate.solvers.baselines", "CheckpointAll", {}),
+    "checkpoint_last": ("checkmate.solvers.baselines", "CheckpointLast", {}),
     "chen_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {}),
     "chen_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {}),
+    "revolve": ("checkmate.solvers.revolve", "Revolve", {}),
+    "min_cut": ("checkmate.solvers.min_cut", "MinCut", {}),
+    "dtr": ("checkmate.solvers.dtr", "DTR", {}),
 }
 
 
@@ -48,6 +54,7 @@ def solve(
     *,
     solver: str | Solver = "auto",
     time_limit_s: float = 60,
+    reorder: bool = False,
     throw: bool = True,
     on_progress: Callable[[Search], None] | None = None,
 ) -> SolveResult:
@@ -61,6 +68,8 @@ def solve(
       budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts `graph.fixed_bytes`.
       solver: A name (see `SOLVERS`) or an object with `run(search)`.
       time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
+      reorder: Also look for plans that run ops in another order than the graph's, as far as dependencies, control dependencies and
+        overwritten variables allow. Such a plan can be cheaper; it has no R and S. The bound of the result then covers any order.
       throw: False returns the two refusals as a result without a plan instead of raising them.
       on_progress: Called with the `Search` each time plan or bound improves.
 
@@ -76,12 +85,12 @@ def solve(
 
     Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1.
     """
-    engine = make_solver(solver)
+    engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)
     name = solver if isinstance(solver, str) else getattr(solver, "name", type(solver).__name__)
     keep_all = Plan.keep_all(graph)
     plain = Search(graph, 2**63 - 1, time_limit_s=0).offer(keep_all, by="")
     budget_bytes = parse_bytes(budget, percent_of=plain.peak_bytes)
-    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, on_progress=on_progress)
+    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, reorder=reorder, on_progress=on_progress)
     search.offer(keep_all, by="checkpoint-all")
     interrupted = False
     if search.plan is None:
@@ -114,7 +123,10 @@ def solve(
 def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
     stats = SolveStats(name, search.elapsed_s, search.found_by, search.proven_by, search.best_peak_bytes, tuple(search.history))
     bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
-    return SolveResult(status, search.graph, search.budget_bytes, search.plan, search.timeline, bound, stats)
+    covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
+    return SolveResult(
+        status, search.graph, search.budget_bytes, search.plan, search.timeline, bound, stats, covers, search.given_order_bound
+    )
 
 
 def _refuse(error: InfeasibleBudgetError | NoPlanFoundError, search: Search, name: str, throw: bool) -> SolveResult:

@@ -148,14 +148,18 @@ class Timetable:
         stages = self.touched[i]
         return stages[bisect_left(stages, t) - 1]
 
-    def plan(self) -> Plan:
-        """The plan, each value freed right after its last use."""
+    def evaluations(self) -> list[int]:
+        """All ops in the order in which they run."""
         order: list[int] = []
         for t, ops in enumerate(self.again):
             order += ops
             if t < len(self.graph):
                 order.append(t)
-        return Plan.from_order(self.graph, order)
+        return order
+
+    def plan(self) -> Plan:
+        """The plan, each value freed right after its last use."""
+        return Plan.from_order(self.graph, self.evaluations())
 
     def _read(self, d: int, t: int, changed: set[int]) -> None:
         reads, stages = self._reads[d], self.touched[d]

@@ -1,0 +1,119 @@
+"""Annealer: simulated annealing from a given order of evaluations, in rounds. The compiled part is `annealing`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph
+
+HOT, COLD = 1.0, 0.03
+"""Temperatures at the beginning and at the end of a round, in mean costs of an op."""
+
+PRICE = 5.0
+"""What the whole budget above the budget at one position costs at first, in mean costs of an op. The search corrects it."""
+
+ROOM_PER_OP = 4
+"""Repeated evaluations that an order has room for, per op."""
+
+COMPILE_SECONDS = 30.0
+"""Time that the first process ever may take to compile, on a busy machine."""
+
+
+class Annealer:
+    """Looks for cheap orders of evaluations within a budget.
+
+    Args:
+      graph: The problem.
+      budget_bytes: The limit, which counts the fixed bytes.
+      start: Ops in the order of their evaluations, with repeats, as in `Plan.from_order`; it may be over the budget.
+      free_order: First evaluations may change places. Otherwise they and `start` come in stage form, and stay so: see `Timetable`.
+      seed: Of the chances taken. The same arguments give the same answer as long as no round runs out of time.
+
+    Attributes:
+      best: The cheapest order within the budget so far, or None.
+      best_cost: Its cost; infinity while there is none.
+    """
+
+    def __init__(self, graph: DFGraph, budget_bytes: int, start: Sequence[int], *, free_order: bool = False, seed: int = 0):
+        from checkmate.solvers import annealing
+
+        self._kernel = annealing
+        self._graph, self._free_order, self._budget = graph, free_order, budget_bytes
+        self._problem = annealing.make_problem(graph)
+        self._room = ROOM_PER_OP * len(graph) + 64
+        self._best = np.full(len(start) + self._room + 1, -1, np.int64)
+        self._best_cost = np.array([np.inf])
+        self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
+        self._mean = graph.total_cost / len(graph) or 1.0
+        price = PRICE * self._mean / max(1, budget_bytes - graph.fixed_bytes)
+        self._price = np.array([price, max(1e4 * price, graph.total_cost)])
+        self._evaluated = 0
+        self._order = self._kernel.make_order(graph, self._problem, start, budget_bytes, self._room)
+        self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
+
+    @property
+    def best(self) -> list[int] | None:
+        """The cheapest order within the budget so far."""
+        return self._best[1 : 1 + self._best[0]].tolist() if self._best[0] > 0 else None
+
+    @property
+    def best_cost(self) -> float:
+        """Its cost."""
+        return float(self._best_cost[0])
+
+    @property
+    def evaluated(self) -> int:
+        """Changes of the order so far, made or undone, after each of which cost and memory were exact."""
+        return self._evaluated + int(self._order.counts[self._kernel.EVALUATED])
+
+    def restart(self, start: Sequence[int]) -> None:
+        """Goes on from another order, as far as there is room for it."""
+        self._evaluated = self.evaluated
+        self._order = self._kernel.make_order(self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start))
+
+    def run(
+        self,
+        proposals: int,
+        *,
+        hot: float = HOT,
+        cold: float = COLD,
+        only_move: bool = False,
+        remaining_s: Callable[[], float] = lambda: float("inf"),
+    ) -> int:
+        """One round: cools down from `hot` to `cold` in so many proposals, or faster where time is short.
+
+        Args:
+          only_move: Nothing is recomputed; the round ends with the first order within the budget.
+          remaining_s: Seconds until it must end.
+
+        Returns:
+          Proposals made.
+        """
+        chunk = max(1, min(proposals // 32, 128 * max(1, 4000 // len(self._graph))))
+        started, available, done = time.monotonic(), remaining_s(), 0
+        while done < proposals and remaining_s() > 0 and not (only_move and self.best_cost < np.inf):
+            progress = done / proposals
+            if done and (spent := time.monotonic() - started) > available * progress:
+                progress = min(1.0, spent / available)
+            self._anneal(hot * (cold / hot) ** progress, min(chunk, proposals - done), only_move)
+            done += chunk
+        return done
+
+    def _anneal(self, temperature: float, proposals: int, only_move: bool) -> None:
+        self._kernel.anneal(
+            self._problem, self._order, self._best, self._best_cost, self._random, self._price,
+            temperature * self._mean, self._free_order, only_move, proposals,
+        )  # fmt: skip
+
+
+def is_compiled() -> bool:
+    """Whether numba's cache holds the machine code of this version already: a call is then ready in a second."""
+    from checkmate.solvers import annealing
+
+    source = Path(annealing.__file__)
+    cached = Path(annealing.anneal.stats.cache_path or ".").glob(f"{source.stem}.anneal-*.nbc")
+    return bool(annealing.anneal.signatures) or any(code.stat().st_mtime >= source.stat().st_mtime for code in cached)

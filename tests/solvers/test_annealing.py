@@ -1,0 +1,140 @@
+"""Annealing counts what the judge counts after every change, undoes changes exactly, and keeps to the order it is told to keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate import DFGraph, Plan, Schedule, floor, replay
+from checkmate.bench.problems import layered
+from checkmate.solvers import annealing
+from checkmate.solvers.annealer import Annealer, is_compiled
+from checkmate.solvers.timetable import Timetable
+
+
+def _start(graph: DFGraph) -> list[int]:
+    return list(range(len(graph)))
+
+
+def _budget(graph: DFGraph, share: float) -> int:
+    lowest = floor(graph).bytes
+    return int(lowest + share * (replay(graph, Plan.keep_all(graph)).peak_bytes - lowest))
+
+
+def _check_counts(graph: DFGraph, annealer: Annealer) -> None:
+    """Compares the annealer's own order, over the budget or not, with the judge and with an order built anew."""
+    order, problem = annealer._order, annealer._problem
+    length = int(order.counts[annealing.LENGTH])
+    evaluations = order.event[order.sequence[:length], annealing.OP].tolist()
+    memory = order.memory[:length]
+    plan = Plan.from_order(graph, evaluations)
+    timeline = replay(graph, plan)
+    oracles.run_plan(graph, plan)
+    if len(plan.computed) == length:
+        assert timeline.peak_bytes == max(graph.fixed_bytes, memory.max())
+        assert timeline.cost == pytest.approx(order.cost[0])
+    else:  # the plan leaves out evaluations that nobody reads
+        assert timeline.peak_bytes <= memory.max()
+        assert timeline.cost <= order.cost[0] + 1e-9
+    budget = int(order.counts[annealing.BUDGET])
+    assert order.counts[annealing.OVERFLOW] == sum(size - budget + (budget >> 7) + 1 for size in memory.tolist() if size > budget)
+    anew = annealing.make_order(graph, problem, evaluations, budget, 64)
+    assert np.array_equal(anew.memory[:length], memory)
+    assert np.array_equal(order.event[order.sequence[:length], annealing.POSITION], np.arange(length))
+
+
+@settings(max_examples=1200)
+@given(strategies.graphs(max_ops=10), st.integers(0, 99), st.integers(0, 60), st.booleans(), st.integers(0, 1000))
+def test_cost_and_memory_are_the_judges(graph, tightness, proposals, free_order, seed):
+    peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    annealer = Annealer(graph, peak * tightness // 100, _start(graph), free_order=free_order, seed=seed)
+    annealer.run(proposals, hot=100.0, cold=50.0)  # so hot that it goes everywhere
+    _check_counts(graph, annealer)
+
+
+@pytest.mark.parametrize("free_order", [False, True])
+@pytest.mark.parametrize("hot", [1.0, 30.0])
+def test_larger_graphs_too(free_order, hot):
+    graph = strategies.training_chain(
+        30, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50), updates=True, gradient_bytes=2, fixed_bytes=300
+    )
+    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), free_order=free_order, seed=1)
+    for _ in range(5):
+        annealer.run(2000, hot=hot)
+        _check_counts(graph, annealer)
+    assert annealer.evaluated > 10_000
+
+
+@settings(max_examples=300)
+@given(strategies.problems(strategies.graphs(max_ops=7)), st.integers(0, 1000))
+def test_given_order_against_brute_force(problem, seed):
+    """What it finds is within the budget, in stage form and no cheaper than the cheapest plan."""
+    graph, budget = problem
+    annealer = Annealer(graph, budget, _start(graph), seed=seed)
+    annealer.run(600)
+    cheapest = oracles.cheapest(graph, budget)
+    if annealer.best is None:
+        return
+    plan = Plan.from_order(graph, annealer.best)
+    timeline = replay(graph, plan)
+    assert timeline.peak_bytes <= budget
+    assert cheapest is not None
+    assert cheapest - 1e-9 <= timeline.cost <= annealer.best_cost + 1e-9
+    assert list(dict.fromkeys(plan.computed)) == _start(graph)
+
+
+def test_stage_form_is_kept():
+    graph = strategies.training_chain(12, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
+    timetable = Timetable(graph)
+    timetable.add([(3, 20), (2, 20), (5, 17)])
+    annealer = Annealer(graph, _budget(graph, 0.2), timetable.evaluations(), seed=3)
+    annealer.run(20_000)
+    assert annealer.best is not None
+    assert Schedule.from_plan(graph, Plan.from_order(graph, annealer.best)) is not None
+
+
+def test_order_alone_can_be_enough():
+    graph = layered(100)
+    budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    annealer = Annealer(graph, budget, _start(graph), free_order=True)
+    annealer.run(30_000, only_move=True)
+    assert annealer.best is not None
+    assert sorted(annealer.best) == _start(graph)
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= budget
+
+
+def test_same_seed_same_answer():
+    graph = strategies.training_chain(12, skip=3)
+
+    def ask(seed):
+        annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), seed=seed)
+        annealer.run(3000)
+        return annealer.best, annealer._order.memory.tolist()
+
+    assert ask(1) == ask(1)
+    assert ask(1)[1] != ask(2)[1]
+
+
+def test_time_that_is_short_ends_a_round():
+    graph = strategies.training_chain(30)
+    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph))
+    assert annealer.run(10_000, remaining_s=lambda: 0.0) == 0
+    left = iter((1.0, 1.0, 0.0))
+    assert 0 < annealer.run(10_000, remaining_s=lambda: next(left)) < 10_000
+
+
+def test_costs_of_all_sizes():
+    graph = strategies.training_chain(10, costs=(1e15, 1e3, 0.0), sizes=(2**40, 1, 0))
+    annealer = Annealer(graph, _budget(graph, 0.4), _start(graph))
+    annealer.run(5000)
+    _check_counts(graph, annealer)
+    assert annealer.best is not None
+
+
+def test_machine_code_is_there_once_used():
+    Annealer(strategies.training_chain(2), 100, range(5))
+    assert is_compiled()
