@@ -1,6 +1,6 @@
-"""Checkpoint-all and the two sublinear schemes of Chen et al.: what a planner has to beat.
+"""Checkpoint-all, checkpoint-last and the two sublinear schemes of Chen et al.: what a planner has to beat.
 
-Method: some forward values are retained until their last use (the checkpoints); the others are dropped when the forward pass leaves
+Method of the latter: some forward values are retained until their last use (the checkpoints); the others are dropped when the forward pass leaves
 their segment, run again when the backward pass asks for them, and dropped when it goes on to another segment. What may not run again
 is always retained. Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the cheapest plan within
 the budget counts.
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
+from checkmate.core.plan import Plan, lower
+from checkmate.solvers.lp_rounding import complete
 from checkmate.solvers.search import Search
 
 
@@ -33,6 +34,25 @@ class CheckpointAll:
     def run(self, search: Search) -> None:
         """Offers the plain step."""
         search.offer(Plan.keep_all(search.graph), by=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLast:
+    """Only the latest value is retained from stage to stage, and everything else that is read runs again: the other extreme.
+
+    It costs a number of evaluations that grows with the square of the number of ops.
+    """
+
+    name: str = "checkpoint_last"
+
+    def run(self, search: Search) -> None:
+        """Offers that plan, and one that also retains the values of backward ops."""
+        n = len(search.graph)
+        latest = np.eye(n, k=-1, dtype=bool)
+        backward = np.array([op.is_backward for op in search.graph.ops])
+        for S in (latest, latest | (np.tri(n, k=-1, dtype=bool) & backward)):
+            if search.remaining_s:
+                search.offer(lower(search.graph, complete(search.graph, S)), by=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,7 @@ class ChenGreedy:
 
 def _offer_all(search: Search, name: str, segments) -> None:
     tried = set()
-    for candidates in _candidates(search.graph):
+    for candidates in checkpoint_candidates(search.graph):
         for checkpoints in segments(search.graph, candidates):
             for crossing in (False, True):
                 for steady in (True, False):
@@ -76,7 +96,7 @@ def _offer_all(search: Search, name: str, segments) -> None:
                         search.offer(Plan.from_order(search.graph, order), by=name)
 
 
-def _candidates(graph: DFGraph) -> Iterator[list[int]]:
+def checkpoint_candidates(graph: DFGraph) -> Iterator[list[int]]:
     """Where checkpoints may stand: articulation points of the forward graph if it has any, and every forward op."""
     import networkx as nx
 
@@ -127,14 +147,14 @@ def checkpointed(graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, 
     if crossing:
         kept.update(d for d, i in graph.edges if forward[i] and segment[i] > segment[d])
     while True:
-        period = _periods(graph, segment, kept, steady)
+        period = periods(graph, segment, kept, steady)
         order, expired = _order(graph, kept, segment, period)
         if not expired:
             return tuple(order)
         kept |= expired  # it cannot run again when it is asked for, so it must stay
 
 
-def _periods(graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool) -> list[tuple[bool, int]]:
+def periods(graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool) -> list[tuple[bool, int]]:
     """For each op whether it is backward, and the segment that the step is at when it runs."""
     reads = [max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops]
     at = [reads[i] if op.is_backward else int(segment[i]) for i, op in enumerate(graph.ops)]
