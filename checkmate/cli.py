@@ -10,13 +10,21 @@ from rich.table import Table
 
 import checkmate
 from checkmate.commands.completion import completion_command
+from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
 from checkmate.commands.plan import plan_command
 from checkmate.commands.show import show_command
+from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
-from checkmate.units import format_bytes
 
-MISUNDERSTOOD = (checkmate.BudgetError, checkmate.GraphError, checkmate.PlanError, checkmate.PlanFileError)
+MISUNDERSTOOD = (
+    checkmate.BudgetError,
+    checkmate.GraphError,
+    checkmate.LogError,
+    checkmate.PlanError,
+    checkmate.PlanFileError,
+    checkmate.TraceError,
+)
 """Errors that say that what was given cannot be read or does not belong together."""
 
 
@@ -37,40 +45,8 @@ def main() -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
 
 
-for command in (plan_command, solve_command, show_command, doctor_command, completion_command):
+for command in (demo_command, plan_command, solve_command, show_command, simulate_command, doctor_command, completion_command):
     main.add_command(command)
-
-
-@main.command()
-@click.option("--model", default="mobilenet", show_default=True, help="A workload: see `checkmate bench steps --help`.")
-@click.option("--budget", default="60%", show_default=True, help="Amount of memory, or a share of the plain step's predicted peak.")
-@click.option("--steps", default=4, show_default=True, help="Training steps.")
-@click.option("--report", is_flag=True, help="Also print what the planned step reports of itself.")
-def demo(model: str, budget: str, steps: int, report: bool) -> None:
-    """Train a real model for a few steps, plain and under a budget, and measure both.
-
-    Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
-    budget and the losses agree.
-    """
-    from checkmate.bench.demo import LOSS_TOLERANCE, run_demo
-
-    with Console(stderr=True).status(f"training {model}, plain and within {budget} ..."):
-        found = run_demo(model, budget, steps)
-    table = Table(title=f"{found.model}, {steps} training steps on {found.device}")
-    for column in ("", "measured peak", "step time", "first loss", "last loss"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned)):
-        table.add_row(name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
-    console = Console()
-    console.print(table)
-    console.print(found.sentence(), highlight=False, soft_wrap=not console.is_terminal)
-    if report:
-        click.echo(found.report)
-    if not found.losses_agree:
-        click.echo(f"checkmate: the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.", err=True)
-    if not found.within_budget:
-        click.echo("checkmate: the measured peak is above the budget.", err=True)
-    sys.exit(0 if found.losses_agree and found.within_budget else 1)
 
 
 @main.group()
@@ -121,3 +97,30 @@ def bench_solvers(graphs: tuple[str, ...], shares: str, solvers: str, time_limit
     Console(width=max(150, Console().width)).print(table)
     for sentence in benchmark.times_faster(rows):
         click.echo(sentence)
+
+
+@bench.command("dtr")
+@click.argument("graphs", nargs=-1)
+@click.option("--shares", default="90,80,70,60,50,40,30,20", show_default=True, help="Budgets, in percent of the plain step's peak.")
+@click.option("--heuristics", default="dtr,dtr_eq,local,lru,size,msps,random", show_default=True, help="See `checkmate simulate --help`.")
+@click.option("--theory", is_flag=True, help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.")
+def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: bool) -> None:
+    """Overhead of DTR's heuristics on GRAPHS (default: four; also lstmN and treeN by rule), against the best plan known."""
+    from checkmate.bench import dtr as benchmark
+
+    percent = [int(share.rstrip("%")) for share in shares.split(",")]
+    chains = ("layers", "budget", "e* / plain ops", "dtr_eq / plain ops")
+    tables = (
+        [("chains within 2 sqrt(N)", chains, benchmark.chains()), ("adversary, 800 ops", ("", "B=4", "B=8", "B=16"), benchmark.duels())]
+        if theory
+        else [("DTR", benchmark.columns(percent), benchmark.measure(graphs or benchmark.NAMES, percent, heuristics.split(",")))]
+    )
+    for title, columns, rows in tables:
+        table = Table(title=title)
+        for column in columns:
+            table.add_column(column, justify="right")
+        with Console(stderr=True).status(f"{title} ...") as status:
+            for row in rows:
+                table.add_row(*row)
+                status.update(" ".join(row))
+        Console(width=max(150, Console().width)).print(table)

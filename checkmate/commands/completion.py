@@ -11,9 +11,9 @@ PROGRAM = "checkmate"
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:
-    """Print what makes SHELL complete the commands and options of checkmate.
+    """Print completions for a shell.
 
-    Example, for bash: checkmate completion bash >> ~/.bashrc
+    What is printed makes SHELL complete the commands and options of checkmate. Example: checkmate completion bash >> ~/.bashrc
     """
     from checkmate.cli import main
 

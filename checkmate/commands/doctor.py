@@ -45,7 +45,9 @@ class Finding:
 @click.command("doctor")
 @json_option
 def doctor_command(as_json: bool) -> None:
-    """Check this installation: versions, solvers, devices, memory, and whether the allocator reports.
+    """Check this installation.
+
+    Versions, solvers, devices, memory, and whether the allocator reports what is in use.
 
     Exit status 0 if nothing that is needed is missing, else 1. With --json, one object per line: what, state, found, cure.
     """
@@ -56,11 +58,10 @@ def doctor_command(as_json: bool) -> None:
             print_json(asdict(finding))
     else:
         table = Table(title=f"checkmate {checkmate.__version__}", title_justify="left")
-        for column in ("", "found", "what to do"):
+        for column in ("", "", "found", "what to do"):
             table.add_column(column, overflow="fold")
-        table.add_column("", justify="center")
         for finding in findings:
-            table.add_row(finding.what, finding.found, finding.cure, finding.state)
+            table.add_row(finding.state, finding.what, finding.found, finding.cure)
         console().print(table)
     sys.exit(int(any(finding.state == "missing" for finding in findings)))
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from checkmate.bench.demo import plain_step
 from checkmate.bench.models import Workload
-from checkmate.errors import CheckmateError
+from checkmate.errors import TraceError
 from checkmate.tf2.trace import TracedStep, trace
 
 
@@ -27,7 +27,7 @@ def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, o
       loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax, else the mean squared error.
 
     Raises:
-      CheckmateError: There is no such model, or it cannot be had.
+      TraceError: There is no such model, or it cannot be had.
     """
     work = _from_function(model, batch, size, loss) if ":" in model and not os.path.exists(model) else _from_keras(model, batch, size, loss)
     return trace(plain_step(work, keras.optimizers.get(optimizer)), work.inputs, work.labels, name=work.model.name)
@@ -40,11 +40,11 @@ def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Wo
 
 def _loaded(path: str) -> keras.Model:
     if not os.path.exists(path):
-        raise CheckmateError(f"There is no file {path}.")
+        raise TraceError(f"There is no file {path}.")
     try:
         return keras.models.load_model(path)
     except (ValueError, TypeError, OSError) as error:
-        raise CheckmateError(f"Keras cannot load {path}: {error}") from error
+        raise TraceError(f"Keras cannot load {path}: {error}") from error
 
 
 def application(name: str, size: int | None = None) -> keras.Model:
@@ -53,7 +53,7 @@ def application(name: str, size: int | None = None) -> keras.Model:
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
         hint = f"Did you mean {' or '.join(close)}?" if close else f"There are {', '.join(sorted(known.values()))}."
-        raise CheckmateError(f"keras.applications has no {name!r}, and it is no .keras file and no module:function. {hint}")
+        raise TraceError(f"keras.applications has no {name!r}, and it is no .keras file and no module:function. {hint}")
     shape = {"input_shape": (size, size, 3)} if size else {}
     return getattr(keras.applications, known[name.lower()])(weights=None, **shape)
 
@@ -65,11 +65,11 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
     try:
         made = getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError) as error:
-        raise CheckmateError(f"Cannot call {target}: {error}. It is found from the current folder.") from error
+        raise TraceError(f"Cannot call {target}: {error}. It is found from the current folder.") from error
     finally:
         sys.path.remove(os.getcwd())
     if not isinstance(made, tuple) or len(made) not in (2, 4) or not isinstance(made[0], keras.Model):
-        raise CheckmateError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
+        raise TraceError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
     own_loss = keras.losses.get(loss) if loss else made[1] if callable(made[1]) else keras.losses.get(made[1])
     return Workload(made[0], own_loss, *made[2:]) if len(made) == 4 else _specified(made[0], own_loss, batch, size)
 
@@ -87,17 +87,19 @@ def _loss(model: keras.Model, name: str | None) -> Any:
 def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> Workload:
     """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole numbers."""
     if not hasattr(model, "inputs") or not model.inputs:
-        raise CheckmateError(
-            f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels) from a module:function."
-        )
+        raise TraceError(f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels) from a module:function.")
 
     def spec(tensor: Any, *, label: bool = False) -> tf.TensorSpec:
         shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
         if None in shape:
-            raise CheckmateError(f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size.")
+            raise TraceError(f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size.")
         if label and "sparse" in getattr(loss, "name", getattr(loss, "__name__", "")).lower():
             return tf.TensorSpec(shape[:-1], tf.int32)
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 
-    outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), model.output)
-    return Workload(model, loss, tf.nest.map_structure(spec, model.input), outputs)
+    def tensors(side: str) -> Any:
+        """The symbolic inputs or outputs in their structure; a Sequential has one, and only in a list."""
+        return getattr(model, f"{side}s")[0] if isinstance(model, keras.Sequential) else getattr(model, side)
+
+    outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), tensors("output"))
+    return Workload(model, loss, tf.nest.map_structure(spec, tensors("input")), outputs)

@@ -3,7 +3,7 @@
 `--json` prints one JSON object per line and budget, with at least the keys `KEYS`. Bytes are whole numbers, `seconds` is how long the search
 took, `cost` and `bound` are in the unit of the graph's costs, `overhead` is the plan's cost over that of the plain step, and `gap` is
 cost / bound - 1. What does not exist is null: without a plan that is cost, overhead, gap and peak_bytes. `status` is a name of
-`SolveStatus`. Exit status: 0 where every budget has a plan, 1 where one has none, 2 where the command cannot be understood.
+`SolveStatus`, and `bound_covers` says of which plans the bound speaks. Exit status: 0 where every budget has a plan, 1 where one has none, 2 where the command cannot be understood.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def facts_of(result: SolveResult, floor_bytes: int) -> dict[str, Any]:
         result.status.name, result.cost, result.overhead, result.bound, result.gap, result.peak_bytes, result.budget_bytes, floor_bytes,
         result.stats.seconds, result.stats.solver,
     )  # fmt: skip
-    return {key: _finite(value) for key, value in zip(KEYS, values, strict=True)}
+    return {key: _finite(value) for key, value in zip(KEYS, values, strict=True)} | {"bound_covers": result.bound_covers}
 
 
 def _finite(value: Any) -> Any:
@@ -151,6 +151,8 @@ def print_table(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     out.print(table)
     lowest = max(one.facts["floor_bytes"] for one in found)
     out.print(f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is no plan.", highlight=False)
+    if any(one.facts.get("bound_covers") == "given order" for one in found):
+        out.print("What is proven is proven of plans that keep the order of the ops.", highlight=False)
     for one in found:
         if one.file:
             out.print(f"Written: {one.file}", highlight=False, soft_wrap=True)

@@ -33,7 +33,9 @@ def plan_command(
     model: str, batch: int, size: int | None, budgets: tuple[str, ...], loss: str | None, optimizer: str, costs: str,
     solver: str, time_limit: float, output: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan the training step of MODEL and write its graph and a plan per budget.
+    """Plan a model's training step, as files.
+
+    Writes the graph of the step and a plan for each budget.
 
     MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function, which returns (model, loss) or
     (model, loss, inputs, labels). The step is traced, not run; peaks are predicted. `checkmate show` draws what is written.

@@ -50,9 +50,9 @@ class Shown:
 def show_command(
     files: tuple[Path, ...], graph_file: Path | None, picture: str | None, png: str | None, svg: str | None, html: Path | None, most: int, as_json: bool
 ) -> None:  # fmt: skip
-    """Show FILE: a graph, a plan, or several plans of one graph.
+    """Show graphs and plans, as tables and pictures.
 
-    Without TensorFlow. Exit status 0, or 2 if a file cannot be read or does not belong.
+    FILE is a graph, a plan, or several plans of one graph. TensorFlow is not needed. Exit status 0, or 2 if a file cannot be read or does not belong.
 
     Example: checkmate show resnet50-b64-60pct.plan.json --html plan.html
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from checkmate.core.graph import DFGraph
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Folder to write plan files to.")
 @json_option
 def solve_command(graph_file: str, budgets: tuple[str, ...], solver: str, time_limit: float, output: Path | None, as_json: bool) -> None:
-    """Find plans for GRAPH, a JSON file as `checkmate plan` or `DFGraph.save` writes it.
+    """Find plans for a graph file.
+
+    GRAPH is a JSON file as `checkmate plan` or `DFGraph.save` writes it.
 
     Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
 
@@ -28,6 +31,8 @@ def solve_command(graph_file: str, budgets: tuple[str, ...], solver: str, time_l
     graph = DFGraph.load(graph_file)
     if output:
         output.mkdir(parents=True, exist_ok=True)
-    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=str(Path(graph_file).resolve()))
+    found = solve_each(
+        graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=os.path.relpath(graph_file, output or ".")
+    )
     print_found(graph, found, as_json=as_json, graph_file=graph_file)
     sys.exit(status_of(found))

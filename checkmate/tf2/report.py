@@ -193,10 +193,11 @@ class Report:
         ]
 
     def _proof(self) -> str:
+        space = "in any order of ops" if self.result.bound_covers == "any order" else "in this order of ops"
         if self.result.status is SolveStatus.OPTIMAL:
-            return "no plan in this order of ops is faster"
+            return f"no plan {space} is faster"
         # Rounded up: a bound must not look better than it is.
-        return f"at most {math.ceil(self.result.gap * 1e4) / 1e4:.2%} slower than the best possible plan in this order of ops"
+        return f"at most {math.ceil(self.result.gap * 1e4) / 1e4:.2%} slower than the best possible plan {space}"
 
     def _floor(self) -> Floor:
         return floor(self.graph)

@@ -1,0 +1,50 @@
+"""`checkmate demo`: a real model trained plain and within a budget."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+
+from checkmate.commands.output import console, json_option, print_json
+from checkmate.progress import Progress
+from checkmate.units import format_bytes
+
+
+@click.command("demo")
+@click.option("--model", default="mobilenet", show_default=True, help="A workload: see `checkmate bench steps --help`.")
+@click.option("--budget", default="60%", show_default=True, help="Amount of memory, or a share of the plain step's predicted peak.")
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Training steps.")
+@click.option("--report", is_flag=True, help="Also print what the planned step reports of itself.")
+@json_option
+def demo_command(model: str, budget: str, steps: int, report: bool, as_json: bool) -> None:
+    """Train a real model for a few steps, plain and under a budget, and measure both.
+
+    Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
+    budget and the losses agree. With --json: model, device, budget_bytes, within_budget, losses_agree, and of the plain and the planned
+    training peak_bytes, step_s and losses.
+    """
+    from checkmate.bench.demo import LOSS_TOLERANCE, run_demo
+
+    with Progress("demo") as progress, progress.phase(f"training {model}, plain and within {budget}"):
+        found = run_demo(model, budget, steps)
+    if as_json:
+        print_json({**asdict(found), "within_budget": found.within_budget, "losses_agree": found.losses_agree})
+        sys.exit(0 if found.losses_agree and found.within_budget else 1)
+    table = Table(title=f"{found.model}, {steps} training steps on {found.device}")
+    for column in ("", "measured peak", "step time", "first loss", "last loss"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned)):
+        table.add_row(name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
+    out = console()
+    out.print(table)
+    out.print(found.sentence(), highlight=False, soft_wrap=not out.is_terminal)
+    if report:
+        click.echo(found.report)
+    if not found.losses_agree:
+        click.echo(f"checkmate: the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.", err=True)
+    if not found.within_budget:
+        click.echo("checkmate: the measured peak is above the budget.", err=True)
+    sys.exit(0 if found.losses_agree and found.within_budget else 1)
