@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailableError
+from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
 
 # engine -> (package, backend module). The backend imports the package inside its function.
@@ -33,6 +35,9 @@ ENGINES: dict[str, tuple[str, str]] = {
 }
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
+
+FEW_VALUES = 8
+"""Values up to which a problem of intervals is."""
 
 
 def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None) -> Answer:
@@ -49,16 +54,42 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
     """
     if engine not in ENGINES:
         raise SolverUnavailableError(f"There is no engine {engine!r}. Known: {', '.join(ENGINES)}.")
-    package, _ = ENGINES[engine]
     question = {"problem": problem, "engine": engine, "time_limit_s": time_limit_s, "start": start}
+    rows, columns = problem.shape
+    answer = _answer(ENGINES[engine], question, small=len(problem.value) <= SMALL, size=f"{rows} rows and {columns} columns")
+    if answer is None:
+        answer = Answer(AnswerStatus.UNKNOWN)
+    if answer.x is None and answer.status is AnswerStatus.UNKNOWN and start is not None:
+        return Answer(AnswerStatus.FEASIBLE, start, answer.bound)
+    return answer
+
+
+def solve_intervals(problem: IntervalProblem, *, time_limit_s: float, start: Any = None, workers: int = 1) -> IntervalAnswer:
+    """Solves `problem` with CP-SAT, in a process of its own unless it is tiny.
+
+    Args:
+      time_limit_s: As for `solve_matrices`.
+      start: For each value the (start, end) of its intervals: a hint.
+      workers: Threads.
+
+    Raises:
+      SolverUnavailableError, SolverFailedError: As for `solve_matrices`.
+    """
+    question = {"problem": problem, "engine": "cp_sat", "time_limit_s": time_limit_s, "start": start, "workers": workers}
+    size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
+    answer = _answer(("ortools", "checkmate.solvers.backends.ortools_intervals"), question, small=small, size=size)
+    return IntervalAnswer(AnswerStatus.UNKNOWN) if answer is None else answer
+
+
+def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str) -> Any:
+    """What the backend answers, or None where there was no time; whatever breaks becomes one of the library's errors."""
+    package, module = backend
+    engine, time_limit_s = question["engine"], question["time_limit_s"]
     try:
         importlib.import_module(package)
         if time_limit_s <= 0:
-            answer = Answer(AnswerStatus.UNKNOWN)
-        elif len(problem.value) <= SMALL:
-            answer = _ask(question)
-        else:
-            answer = _ask_in_child(question, time_limit_s)
+            return None
+        return _ask(module, question) if small else _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
         raise SolverUnavailableError(
@@ -67,12 +98,7 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
     except CheckmateError:
         raise
     except Exception as error:
-        rows, columns = problem.shape
-        size = f"{rows} rows and {columns} columns"
         raise SolverFailedError(f"Engine {engine!r} broke on {size}: {type(error).__name__} {error}. Try another engine.") from error
-    if answer.x is None and answer.status is AnswerStatus.UNKNOWN and start is not None:
-        return Answer(AnswerStatus.FEASIBLE, start, answer.bound)
-    return answer
 
 
 def installed_engines() -> tuple[str, ...]:
@@ -87,12 +113,12 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _ask(question: dict) -> Answer:
-    return importlib.import_module(ENGINES[question["engine"]][1]).solve(**question)
+def _ask(module: str, question: dict) -> Any:
+    return importlib.import_module(module).solve(**question)
 
 
-def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
-    """Asks in a new process. Its own session, so that the terminal's Ctrl-C comes here and not there."""
+def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
+    """Asks in a new process; None when it did not answer in time. Its own session, so that the terminal's Ctrl-C comes here and not there."""
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
@@ -100,13 +126,13 @@ def _ask_in_child(question: dict, time_limit_s: float) -> Answer:
     child = subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         try:
-            output, errors = child.communicate(pickle.dumps(question), timeout=time_limit_s)
+            output, errors = child.communicate(pickle.dumps((module, question)), timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGINT)  # CBC stops on it and keeps its best x; the others are about to stop by themselves
             try:
                 output, errors = child.communicate(timeout=0.1 * time_limit_s + 1)
             except subprocess.TimeoutExpired:
-                return Answer(AnswerStatus.UNKNOWN)
+                return None
     finally:
         if child.poll() is None:
             child.kill()
@@ -128,7 +154,7 @@ def answer_parent() -> None:
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print what they like
     try:
-        answer: Answer | Exception = _ask(pickle.loads(sys.stdin.buffer.read()))
+        answer = _ask(*pickle.loads(sys.stdin.buffer.read()))
     except Exception as error:
         answer = error
     pickle.dump(answer, pipe)

@@ -1,0 +1,149 @@
+"""CP-SAT on retention intervals: what a matrix cannot say well. Called like the other engines, through `engines.solve_intervals`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from checkmate.errors import SolverFailedError
+from checkmate.solvers.backends.matrices import AnswerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalProblem:
+    """Choose when values are in memory. Times are whole numbers from 0; a value is in memory from its start up to, not including, its end.
+
+    Each value has one or more *intervals*, in order of time and apart; the first is always there. When an interval starts, every value
+    in `reads` of its value must be in memory since before. Minimize the cost of the intervals that are there.
+
+    Args:
+      starts: starts[v][k]: the times at which interval k of value v may start, ascending; one for the first.
+      reads: reads[v]: the values that must be in memory at each start of value v.
+      sizes: Memory of each value.
+      workspaces: Memory beyond that at each start of a value.
+      costs: Cost of each interval of a value beyond the first.
+      kept: Values that must be in memory at the horizon.
+      horizon: Time of the end.
+      capacity: Limit on the memory at any time.
+    """
+
+    starts: tuple[tuple[tuple[int, ...], ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    workspaces: tuple[int, ...]
+    costs: tuple[int, ...]
+    kept: frozenset[int]
+    horizon: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalAnswer:
+    """What CP-SAT found.
+
+    Attributes:
+      status: How it ended.
+      starts: starts[v]: when the intervals of value v start that are there; None when nothing was found.
+      bound: No choice costs less.
+    """
+
+    status: AnswerStatus
+    starts: tuple[tuple[int, ...], ...] | None = None
+    bound: float = 0.0
+
+
+def solve(problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1) -> IntervalAnswer:
+    """Solves with CP-SAT.
+
+    Args:
+      start: None, or for each value the (start, end) of its intervals as a hint.
+      workers: Threads. With more than one the answer can differ from run to run.
+    """
+    from ortools.sat.python import cp_model
+
+    began = time.monotonic()
+    model = cp_model.CpModel()
+    intervals = _intervals(cp_model, model, problem)
+    _reads(model, problem, intervals)
+    spans = [entry["span"] for of_value in intervals for entry in of_value]
+    sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
+    for v, of_value in enumerate(intervals):
+        for entry in of_value if problem.workspaces[v] else ():
+            spans.append(model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], ""))
+            sizes.append(problem.workspaces[v])
+    model.add_cumulative(spans, sizes, problem.capacity)
+    model.minimize(sum(problem.costs[v] * entry["there"] for v, of_value in enumerate(intervals) for entry in of_value[1:]))
+    if start is not None:
+        _hint(model, problem, intervals, start)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.1, time_limit_s - (time.monotonic() - began))
+    solver.parameters.num_workers = workers
+    status = solver.solve(model)
+    if status == cp_model.MODEL_INVALID:
+        raise SolverFailedError(f"CP-SAT refuses the model: {model.validate()}. Try another solver.")
+    if status == cp_model.INFEASIBLE:
+        return IntervalAnswer(AnswerStatus.INFEASIBLE)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return IntervalAnswer(AnswerStatus.UNKNOWN, bound=max(0.0, solver.best_objective_bound))
+    starts = tuple(tuple(solver.value(e["start"]) for e in of_value if solver.value(e["there"])) for of_value in intervals)
+    ended = AnswerStatus.OPTIMAL if status == cp_model.OPTIMAL else AnswerStatus.FEASIBLE
+    return IntervalAnswer(ended, starts, solver.best_objective_bound)
+
+
+def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list[dict[str, Any]]]:
+    """The variables of every interval; those of one value in order of time."""
+    intervals: list[list[dict[str, Any]]] = []
+    for v, choices in enumerate(problem.starts):
+        of_value: list[dict[str, Any]] = []
+        for k, times in enumerate(choices):
+            there = model.new_constant(1) if k == 0 else model.new_bool_var("")
+            start = model.new_int_var_from_domain(cp_model.Domain.from_values(list(times)), "")
+            length, end = model.new_int_var(1, problem.horizon, ""), model.new_int_var(times[0] + 1, problem.horizon, "")
+            entry = {"there": there, "start": start, "length": length, "end": end}
+            entry["span"] = model.new_optional_interval_var(start, length, end, there, "")
+            if of_value:
+                model.add_implication(there, of_value[-1]["there"])
+                model.add(start >= of_value[-1]["end"]).only_enforce_if(there)
+            of_value.append(entry)
+        if v in problem.kept:
+            until_the_end = [model.new_bool_var("") for _ in of_value]
+            for chosen, entry in zip(until_the_end, of_value, strict=True):
+                model.add(entry["end"] == problem.horizon).only_enforce_if(chosen)
+                model.add_implication(chosen, entry["there"])
+            model.add_bool_or(until_the_end)
+        intervals.append(of_value)
+    return intervals
+
+
+def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+    """Every start that is there has, for each value it reads, an interval that covers it."""
+    for v, of_value in enumerate(intervals):
+        for entry in of_value:
+            entry["read_from"] = {}
+            for d in problem.reads[v]:
+                chosen = [model.new_bool_var("") for _ in intervals[d]]
+                for literal, other in zip(chosen, intervals[d], strict=True):
+                    model.add_implication(literal, other["there"])
+                    model.add(other["start"] < entry["start"]).only_enforce_if(literal)
+                    model.add(other["end"] > entry["start"]).only_enforce_if(literal)
+                model.add_bool_or(chosen).only_enforce_if(entry["there"])
+                entry["read_from"][d] = chosen
+
+
+def _hint(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any) -> None:
+    for v, of_value in enumerate(intervals):
+        for k, entry in enumerate(of_value):
+            there = k < len(start[v])
+            if k:
+                model.add_hint(entry["there"], there)
+            if not there:
+                continue
+            begins, ends = start[v][k]
+            if k:
+                model.add_hint(entry["start"], begins)
+            model.add_hint(entry["length"], ends - begins)
+            model.add_hint(entry["end"], ends)
+            for d, chosen in entry["read_from"].items():
+                for literal, (from_, until) in zip(chosen, start[d], strict=False):
+                    model.add_hint(literal, from_ < begins < until)
