@@ -44,6 +44,40 @@ def cheapest(graph: DFGraph, budget_bytes: int) -> float | None:
     return None
 
 
+def cheapest_in_any_order(graph: DFGraph, budget_bytes: int) -> float | None:
+    """Returns the least cost of any plan within the budget, in whatever order ops run; None when there is none.
+
+    Like `cheapest`, over states (set of ops that have run, set of values in memory): for 6 ops or so.
+    """
+    n, ops = len(graph), graph.ops
+    deps = [sum(1 << d for d in op.deps) for op in ops]
+    follows = [sum(1 << d for d in {*op.control_deps, *op.overwrites}) for op in ops]
+    overwritten_by = [sum(1 << k for k, op in enumerate(ops) if i in op.overwrites) for i in range(n)]
+    held = [sum(op.output_bytes for i, op in enumerate(ops) if live >> i & 1) for live in range(1 << n)]
+    everything, wanted = (1 << n) - 1, sum(1 << i for i in graph.outputs)
+    best = {(0, 0): 0.0}
+    queue = [(0.0, 0, 0)]
+    while queue:
+        cost, done, live = heapq.heappop(queue)
+        if cost > best[done, live]:
+            continue
+        if done == everything and live & wanted == wanted:
+            return cost
+        following = [(cost, done, live & ~(1 << i)) for i in range(n) if live >> i & 1]
+        for i in range(n):
+            again = done >> i & 1
+            if live >> i & 1 or deps[i] & ~live or (again and (not ops[i].recomputable or overwritten_by[i] & done)):
+                continue
+            in_time = again or not follows[i] & ~done
+            if in_time and graph.fixed_bytes + held[live | 1 << i] + ops[i].workspace_bytes <= budget_bytes:
+                following.append((cost + ops[i].cost, done | 1 << i, live | 1 << i))
+        for cost, done, live in following:
+            if cost < best.get((done, live), float("inf")):
+                best[done, live] = cost
+                heapq.heappush(queue, (cost, done, live))
+    return None
+
+
 def run_plan(graph: DFGraph, plan: Plan) -> dict[int, int]:
     """Runs a plan on numbers: an op's value is a hash of its index, of its inputs' values and of whether its variables changed.
 

@@ -1,0 +1,195 @@
+"""Re-ordering: plans in any order, bounds that cover any order, and what the result says about both."""
+
+from __future__ import annotations
+
+import oracles
+import pytest
+import strategies
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from checkmate import DFGraph, GraphError, InfeasibleBudgetError, Op, Plan, SolveStatus, floor, replay, solve
+from checkmate.bench.problems import layered
+from checkmate.solvers.any_order import comparable, raise_any_order_bound
+from checkmate.solvers.local_search import LocalSearch
+from checkmate.solvers.reorder import Reorder, in_numbers_of, renumbered
+from checkmate.solvers.search import Search
+from checkmate.solvers.snapshot import Snapshot
+
+
+@st.composite
+def tight_problems(draw, max_ops: int = 6) -> tuple[DFGraph, int]:
+    """Graphs whose plain step does not fit, with a budget from the floor up."""
+    graph = draw(strategies.graphs(max_ops=max_ops, min_ops=3) | strategies.training_chains(max_layers=2))
+    lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
+    assume(1 <= lowest < peak)
+    return graph, draw(st.integers(lowest, peak - 1))
+
+
+def two_pairs() -> DFGraph:
+    """Two large values made first and read last in the given order; one after the other they need half the memory."""
+    ops = (Op("a", (), 1, 8), Op("b", (), 1, 8), Op("use_a", (0,), 1, 1), Op("use_b", (1,), 1, 1))
+    return DFGraph(ops, outputs=(2, 3))
+
+
+@settings(max_examples=150)
+@given(tight_problems())
+def test_bounds_and_plans_against_brute_force_in_any_order(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest_in_any_order(graph, budget)
+    given_order = oracles.cheapest(graph, budget)
+    result = solve(graph, budget, reorder=True, throw=False, solver=LocalSearch(proposals=30, rounds=1))
+    if cheapest is None:
+        assert result.plan is None
+        return
+    assert result.status is not SolveStatus.INFEASIBLE
+    assert result.bound_covers == "any order"
+    assert result.bound <= cheapest * (1 + 1e-9)
+    assert given_order is None or result.given_order_bound <= given_order * (1 + 1e-9)
+    if result.plan is not None:
+        assert cheapest - 1e-9 <= result.cost
+        assert result.peak_bytes <= budget
+        assert replay(graph, result.plan) == result.timeline
+        plain = oracles.run_plan(graph, Plan.keep_all(graph))
+        assert oracles.run_plan(graph, result.plan).items() >= {i: plain[i] for i in graph.outputs}.items()
+
+
+@settings(max_examples=700)
+@given(tight_problems())
+def test_bound_for_any_order(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest_in_any_order(graph, budget)
+    search = Search(graph, budget, time_limit_s=60, reorder=True)
+    raise_any_order_bound(search)
+    if cheapest is None:
+        return
+    assert not search.infeasible
+    assert search.bound == search.any_order_bound <= cheapest * (1 + 1e-9)
+    assert search.given_order_bound >= search.any_order_bound
+
+
+@settings(max_examples=60)
+@given(tight_problems())
+def test_nearly_always_the_cheapest(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest_in_any_order(graph, budget)
+    assume(cheapest is not None)
+    result = solve(graph, budget, reorder=True, throw=False)
+    assert result.plan is not None
+    assert result.cost <= 1.2 * cheapest + 1e-9
+
+
+def test_another_order_for_free():
+    graph = two_pairs()
+    assert replay(graph, Plan.keep_all(graph)).peak_bytes == 17
+    with_order = solve(graph, 12)
+    assert (with_order.cost, with_order.bound_covers) == (6, "given order")  # each of the two is made twice
+    assert with_order.bound == pytest.approx(5)
+    free = solve(graph, 12, reorder=True)
+    assert (free.status, free.cost, free.bound, free.bound_covers) == (SolveStatus.OPTIMAL, 4, 4, "any order")
+    assert free.plan.recomputed == {}
+    assert free.schedule is None
+
+
+def test_the_result_says_that_another_order_is_cheaper():
+    # Re-ordering helps with the first pair, recomputation is needed for the second: it is not found by moving alone.
+    ops = (*two_pairs().ops, Op("c", (), 1, 8), Op("big", (), 1, 9), Op("use_c", (4, 5), 1, 1, control_deps=(2, 3)))
+    graph = DFGraph(ops, outputs=(2, 3, 6))
+    budget = 21
+    given_order, free = solve(graph, budget), solve(graph, budget, reorder=True)
+    assert given_order.bound_covers == "given order" or given_order.cost == free.cost
+    assert free.cost <= given_order.cost
+    if free.cost < given_order.cost:
+        assert "in any order" in str(free)
+
+
+def test_what_beats_the_given_order_is_called_so():
+    graph = layered(100)
+    budget = int(0.75 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    result = solve(graph, budget, reorder=True, solver=Snapshot(rounds=0, snapshots=1), time_limit_s=8)
+    assert result.beats_given_order
+    assert result.cost < result.given_order_bound
+    assert "cheaper than any plan in the graph's own order" in str(result)
+    assert not solve(graph, budget, solver=Snapshot(rounds=0, snapshots=1), throw=False).beats_given_order
+
+
+def test_training_chain_is_proven_for_every_order():
+    graph = strategies.training_chain(8, skip=2, costs=(2.0, 1.0), sizes=(5, 3))
+    result = solve(graph, "80%", reorder=True)
+    assert result.status is SolveStatus.OPTIMAL
+    assert result.bound_covers == "any order"
+    assert result.bound > graph.total_cost
+
+
+def test_nothing_fits_in_any_order():
+    # Running `a` again needs `state`, which runs once: whatever the order, one of the two is in memory beside `big`.
+    ops = (
+        Op("state", (), 1, 4, recomputable=False),
+        Op("a", (0,), 1, 4),
+        Op("big", (1,), 1, 10),
+        Op("shrunk", (2,), 1, 0),
+        Op("end", (0, 3), 1, 1),
+    )
+    graph = DFGraph(ops, outputs=(4,))
+    with pytest.raises(InfeasibleBudgetError):
+        solve(graph, 13, reorder=True)
+
+
+def test_order_that_matters_is_kept():
+    """An op that overwrites a variable stays behind its readers, and what was overwritten does not run again."""
+    graph = strategies.training_chain(8, skip=2, updates=True, gradient_bytes=3, fixed_bytes=20)
+    result = solve(graph, "75%", reorder=True, time_limit_s=5)
+    oracles.run_plan(graph, result.plan)
+    assert result.peak_bytes <= result.budget_bytes
+
+
+@settings(max_examples=100)
+@given(strategies.graphs(max_ops=7), st.data())
+def test_renumbering_and_back(graph, data):
+    order: list[int] = []
+    while len(order) < len(graph):
+        ready = [
+            i for i, op in enumerate(graph.ops)
+            if i not in order and {*op.deps, *op.control_deps, *op.overwrites} <= set(order)
+        ]  # fmt: skip
+        order.append(data.draw(st.sampled_from(ready)))
+    other = renumbered(graph, order)
+    plan = Plan.keep_all(other)
+    here, there = replay(graph, in_numbers_of(plan, order)), replay(other, plan)
+    assert (here.peak_bytes, here.cost) == (there.peak_bytes, there.cost)
+
+
+def test_renumbering_refuses_an_impossible_order():
+    with pytest.raises(GraphError):
+        renumbered(two_pairs(), [2, 0, 1, 3])
+
+
+def test_cut_down_to_one_moment():
+    graph = two_pairs()
+    part, moment = comparable(graph, 2)
+    assert [op.name for op in part.ops] == ["a", "use_a"]
+    assert part.ops[moment].name == "use_a"
+    assert part.ops[moment].deps == (0,)
+
+
+def test_any_solver_can_be_asked():
+    graph = layered(40)
+    budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    for solver in (Snapshot(), LocalSearch(), "chen_greedy"):
+        result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=2)
+        assert result.peak_bytes <= budget
+    assert Reorder(Snapshot()).name == "snapshot"
+
+
+def test_same_question_same_answer():
+    graph = layered(40)
+    budget = int(0.7 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    solver = Reorder(LocalSearch(proposals=100, rounds=1), proposals=100, rounds=2)
+
+    def ask():
+        search = Search(graph, budget, time_limit_s=600, reorder=True)
+        solver.run(search)
+        return search
+
+    first, second = ask(), ask()
+    assert (first.plan, first.bound) == (second.plan, second.bound)
