@@ -24,6 +24,7 @@ SOLVERS: dict[str, tuple[str, str, dict]] = {
     "milp_scip": ("checkmate.solvers.milp", "MILP", {"engine": "scip"}),
     "milp_highs": ("checkmate.solvers.milp", "MILP", {"engine": "highs"}),
     "milp_cp_sat": ("checkmate.solvers.milp", "MILP", {"engine": "cp_sat"}),
+    "retention": ("checkmate.solvers.retention", "Retention", {}),
     "lp_rounding": ("checkmate.solvers.lp_rounding", "LPRounding", {}),
     "checkpoint_all": ("checkmate.solvers.baselines", "CheckpointAll", {}),
     "checkpoint_last": ("checkmate.solvers.baselines", "CheckpointLast", {}),

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailableError
-from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
+from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
 # engine -> (package, backend module). The backend imports the package inside its function.
 ENGINES: dict[str, tuple[str, str]] = {
