@@ -1,0 +1,301 @@
+"""function(): any training step under a memory budget, planned for each kind of call it gets, when it gets it.
+
+Arguments are nests. Their tensors and arrays are what varies from call to call; all else (numbers, strings, None, objects) is
+part of the step, as it is for a `tf.function`: another number is another step and is planned anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.errors import PlanError, TraceError
+from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import Solver
+from checkmate.solvers.solve import make_solver
+from checkmate.tf2.planning import Planner
+from checkmate.tf2.profile import CostModel
+from checkmate.tf2.report import Report
+from checkmate.tf2.step import PlannedStep
+from checkmate.units import Bytes, parse_bytes
+
+log = logging.getLogger("checkmate")
+
+MANY_PLANS = 5
+"""How many kinds of calls are planned before we say that there are many."""
+
+
+def function(
+    step: Callable | None = None,
+    *specs: Any,
+    budget: Bytes = "auto",
+    batch_size: int | None = None,
+    solver: str | Solver = "auto",
+    cost_model: str | CostModel = "profile",
+    time_limit_s: float = 2,
+    verbose: bool = True,
+) -> Any:
+    """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a step of two optimizers.
+
+    Tracing finds the variables that the step uses; they need not be arguments. Planned is at the first call, or here for the
+    specs that are given; a call with other shapes beyond the first dimension, other dtypes or another structure gets a
+    plan of its own. Everything in the step runs once per call but the forward ops that the plan recomputes.
+
+    Args:
+      step: The step. Without it, a decorator for one is returned.
+      specs: Positional arguments of a call to plan for now: tensors, arrays, `tf.TensorSpec`s, or nests of them, with static shapes.
+      budget: As for `checkmate.tf2.compile`.
+      batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
+        plan, what is larger is refused.
+      solver: See `checkmate.solve`.
+      cost_model: "profile", "roofline", "unit", or a function.
+      time_limit_s: The most seconds that the solver takes for one plan.
+      verbose: Show progress on a terminal.
+
+    Returns:
+      A `PlannedFunction`, called like `step`.
+
+    Raises:
+      TraceError: The step cannot be traced, or changes Python state while it is.
+      BudgetError: A budget that cannot be read.
+
+    Example:
+      >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
+      ... def train_step(images, labels): ...
+    """
+    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size)
+
+    def decorate(step: Callable) -> PlannedFunction:
+        planned = PlannedFunction(_python_of(step), options, name=getattr(step, "__name__", "step"), autograph=_wants_autograph(step))
+        planned.refuse_state_changes()
+        return planned
+
+    if step is None:
+        return decorate
+    if not callable(step):
+        raise TraceError(f"A step is a function; got {step!r}. The budget is a keyword: function(step, budget=...).")
+    planned = decorate(step)
+    if specs:
+        planned.plan_for(*specs)
+    return planned
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What was asked for, whatever the step; refused here rather than when the first batch is there."""
+
+    budget: Bytes = "auto"
+    solver: str | Solver = "auto"
+    cost_model: str | CostModel = "profile"
+    time_limit_s: float = 2
+    verbose: bool = True
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        make_solver(self.solver)
+        if self.budget != "auto":
+            parse_bytes(self.budget, percent_of=1 << 40)
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
+            raise TraceError(f"batch_size is the largest batch that will come, a whole number of at least 1; got {size!r}.")
+
+    def planner(self, step: Callable, name: str) -> Planner:
+        """A `Planner` of a step with these options."""
+        return Planner(step, name, self.budget, self.solver, self.cost_model, self.time_limit_s, self.verbose)
+
+
+class PlannedFunction:
+    """A step under a budget, with a plan for each kind of call it has met. Its figures are those of the first.
+
+    A call of no more than the first dimension that was planned runs under the same plan; see `PlannedStep`.
+    """
+
+    def __init__(self, step: Callable, options: PlanOptions, *, name: str, autograph: bool):
+        self._step, self._options, self._name, self._autograph = step, options, name, autograph
+        self._watched: Callable | None = None
+        self._steps: dict[Any, PlannedStep] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step, planned now where no call of this kind was met before."""
+        call = Call.of(args, kwargs)
+        return self._planned(call)(*call.tensors)
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> PlannedStep:
+        """Plans for a call with arguments like these (specs will do) without running it."""
+        return self._planned(Call.of(args, kwargs))
+
+    @property
+    def plan(self) -> Plan:
+        """The `Plan` for the first kind of call."""
+        return self._first.plan
+
+    @property
+    def result(self) -> SolveResult | None:
+        """The solver's answer for it, or None when that step fits as it is."""
+        return self._first.result
+
+    @property
+    def graph(self) -> DFGraph:
+        """The `DFGraph` of it, with measured costs."""
+        return self._first.graph
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        return self._first.budget_bytes
+
+    def report(self) -> Report:
+        """Returns what was asked, what was found and what it costs, for the first kind of call; print it."""
+        return self._first.report()
+
+    def refuse_state_changes(self) -> None:
+        """Has tracing fail when the step changes Python state that it can see, which would then not happen in every step."""
+        self._watched = self._step
+
+    @property
+    def _first(self) -> PlannedStep:
+        if not self._steps:
+            raise PlanError(f"{self._name!r} has no plan yet: it is planned when it is first called, or by plan_for(specs).")
+        return next(iter(self._steps.values()))
+
+    def _planned(self, call: Call) -> PlannedStep:
+        key = call.kind
+        if key not in self._steps:
+            if len(self._steps) == MANY_PLANS:
+                log.warning(
+                    "%r is planned for the %dth time: its calls differ in more than the size of the batch. Shapes beyond the first "
+                    "dimension and Python numbers that change need a plan each; pad the former, pass the latter as tensors.",
+                    self._name,
+                    MANY_PLANS + 1,
+                )
+            planner = self._options.planner(tf.function(self._flat(call), autograph=self._autograph), self._name)
+            self._steps[key] = PlannedStep(planner, call.specs(self._options.batch_size))
+        return self._steps[key]
+
+    def _flat(self, call: Call) -> Callable:
+        """The step as a function of the call's tensors only."""
+        step, watched = self._step, self._watched
+        template = call.without_tensors()
+
+        def flat_step(*tensors: tf.Tensor) -> Any:
+            before = python_state(watched)
+            args, kwargs = template.with_tensors(tensors)
+            result = step(*args, **kwargs)
+            refuse_changes(before, python_state(watched))
+            return result
+
+        return flat_step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Arguments of a call: leaves of their nest, the tensors among them apart.
+
+    Attributes:
+      structure: (args, kwargs) with the number of each leaf in its place.
+      leaves: The leaves, None where a tensor is.
+      places: Numbers of the leaves that are tensors.
+      tensors: Those, in the order of `places`.
+    """
+
+    structure: Any
+    leaves: list[Any]
+    places: tuple[int, ...]
+    tensors: list[Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Takes the arguments of a call apart."""
+        whole = (args, kwargs)
+        leaves = tf.nest.flatten(whole)
+        for leaf in leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+                raise TraceError(
+                    f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have. Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
+                )
+        places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
+        structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
+        return cls(structure, [None if _is_array(leaf) else leaf for leaf in leaves], places, [leaves[k] for k in places])
+
+    @property
+    def kind(self) -> tuple:
+        """What calls under one plan have in common."""
+        arrays = [(tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape)) for tensor in self.tensors]
+        return (repr(self.structure), tuple(map(_identity, self.leaves)), self.places, tuple(arrays))
+
+    def specs(self, batch_size: int | None) -> tuple[tf.TensorSpec, ...]:
+        """The tensors' specs, with `batch_size` instead of the first dimension of those that have that of the batch."""
+        shapes = [list(tensor.shape) for tensor in self.tensors]
+        batch = next((shape[0] for shape in shapes if shape), None)
+        if batch_size is not None:
+            shapes = [[batch_size, *shape[1:]] if shape and shape[0] == batch else shape for shape in shapes]
+        return tuple(tf.TensorSpec(shape, tf.as_dtype(tensor.dtype)) for shape, tensor in zip(shapes, self.tensors, strict=True))
+
+    def without_tensors(self) -> Call:
+        """The same without values: it may be kept."""
+        return Call(self.structure, self.leaves, self.places, [])
+
+    def with_tensors(self, tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these tensors in their places."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return tf.nest.pack_sequence_as(self.structure, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.Tensor, tf.TensorSpec, np.ndarray, np.generic))
+
+
+def _identity(leaf: Any) -> Any:
+    """Something hashable that is equal for leaves that make the same step."""
+    return (type(leaf), leaf) if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType)) else id(leaf)
+
+
+def _python_of(step: Callable) -> Callable:
+    """The Python function behind a `tf.function`, so that its ops are traced one by one."""
+    return getattr(step, "python_function", step)
+
+
+def _wants_autograph(step: Callable) -> bool:
+    return getattr(step, "_autograph", True)
+
+
+@tf.autograph.experimental.do_not_convert
+def python_state(step: Callable | None) -> dict[str, Any]:
+    """Numbers, strings, and lengths of containers that a function refers to but does not own."""
+    if step is None:
+        return {}
+    own = inspect.unwrap(step)
+    try:
+        seen = inspect.getclosurevars(own)
+    except TypeError:  # an object with __call__
+        return {}
+    names = {**seen.globals, **seen.nonlocals}
+    holder = getattr(own, "__self__", None)
+    if holder is not None and not isinstance(holder, tf.Module):
+        names |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
+    return {name: _state_of(value) for name, value in names.items() if isinstance(value, (int, float, str, list, dict, set))}
+
+
+def _state_of(value: Any) -> Any:
+    return len(value) if isinstance(value, (list, dict, set)) else value
+
+
+@tf.autograph.experimental.do_not_convert
+def refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises where a function changed what it was seen to refer to."""
+    changed = sorted(name for name in before if name in after and before[name] != after[name])
+    if changed:
+        raise TraceError(
+            f"While it was traced, the step changed {', '.join(changed)}. Python code runs when a step is traced and not in every step, so this "
+            "would be lost. Return the value from the step, or keep it in a tf.Variable."
+        )

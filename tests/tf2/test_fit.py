@@ -1,0 +1,306 @@
+"""rematerialize(): `fit` as Keras has it, bit for bit, with recomputation underneath."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from checkmate import BudgetError, SolverUnavailableError, TraceError
+from checkmate.solvers.snapshot import Snapshot
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+BATCH, WIDTH = 256, 32
+EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
+FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
+
+
+def data(seed=0, size=EXAMPLES):
+    chance = np.random.default_rng(seed)
+    return chance.normal(size=(size, WIDTH)).astype("float32"), chance.integers(0, 4, size)
+
+
+def blocks(x, depth=2, **options):
+    from keras import layers
+
+    for _ in range(depth):
+        x = layers.Dense(2 * WIDTH, **options)(x)
+        x = layers.Dropout(0.2)(layers.Activation("gelu")(layers.BatchNormalization()(x)))
+    return x
+
+
+def classifier(optimizer=None, **options):
+    import keras
+
+    inputs = keras.Input((WIDTH,))
+    model = keras.Model(inputs, keras.layers.Dense(4)(blocks(inputs)), name="classifier")
+    optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=1.0) if optimizer is None else optimizer
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **{"metrics": ["accuracy"], **options})
+    return model
+
+
+def under_budget(model, budget="85%", **options):
+    import checkmate
+
+    return checkmate.tf2.rematerialize(model, budget=budget, **{**FAST, **options})
+
+
+def left_behind(model):
+    return [
+        variable.numpy() for variable in (*model.variables, *model.optimizer.variables, *(v for m in model.metrics for v in m.variables))
+    ]
+
+
+def assert_same(make, train, *, budget="85%"):
+    """`train(make())` gives the same history and leaves the same model behind with a budget as without; returns the model that had it."""
+    import keras
+    import tensorflow as tf
+    from training import assert_equal
+
+    import checkmate
+
+    found = []
+    for wrap in (lambda model: model, lambda model: under_budget(model, budget)):
+        keras.utils.set_random_seed(3)
+        model = wrap(make())
+        found.append((train(model), left_behind(model)))
+    assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
+    assert checkmate.tf2.planned(model).plan.recomputed
+    return model
+
+
+def history(model, *arguments, **options):
+    return model.fit(*arguments, verbose=0, **{"batch_size": BATCH, **options}).history
+
+
+def test_three_epochs_with_all_that_belongs_to_a_script(tmp_path):
+    import keras
+
+    def train(model):
+        seen = []
+        callbacks = [
+            keras.callbacks.EarlyStopping("loss", patience=5),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (1 + epoch)),
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, dict(logs)))),
+        ]
+        weights = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
+        return history(model, *data(), epochs=3, validation_data=data(1, 100), class_weight=weights, callbacks=callbacks), seen
+
+    model = assert_same(classifier, train)
+    assert len(model.history.history["val_accuracy"]) == 3
+
+
+def test_a_train_step_of_ones_own():
+    """With a loop in Python, losses of layers, a metric of its own and three steps at a time."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.blocks = [keras.layers.Dense(2 * WIDTH) for _ in range(5)]
+            self.head = keras.layers.Dense(4)
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x, training=False):
+            for block in self.blocks:
+                x = keras.ops.sin(block(x)) + 0.1
+                self.add_loss(1e-3 * keras.ops.mean(x**2))
+            return self.head(x)
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.seen.update_state(loss)
+            return {"loss": loss, "seen": self.seen.result()}
+
+    def make():
+        model = Own()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.5), loss, steps_per_execution=2)
+        return model
+
+    batches = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH)
+    assert_same(make, lambda model: history(model, batches, batch_size=None, epochs=2))
+
+
+def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
+    import keras
+
+    def make():
+        left, right = keras.Input((WIDTH,), name="left"), keras.Input((WIDTH,), name="right")
+        x = blocks(keras.layers.Concatenate()([left, right]), kernel_regularizer="l2")
+        outputs = {"kind": keras.layers.Dense(4, activation="softmax", name="kind")(x), "value": keras.layers.Dense(1, name="value")(x)}
+        model = keras.Model({"left": left, "right": right}, outputs)
+        optimizer = keras.optimizers.AdamW(
+            1e-2, clipnorm=1.0, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2, weight_decay=1e-2
+        )
+        losses = {"kind": "sparse_categorical_crossentropy", "value": "mse"}
+        model.compile(optimizer, losses, loss_weights={"kind": 1.0, "value": 0.5}, metrics={"kind": ["accuracy"]}, weighted_metrics=[])
+        return model
+
+    x, y = data()
+    weight = np.linspace(0.5, 1.5, EXAMPLES)
+    labels = {"kind": y, "value": x[:, :1]}
+    weights = {"kind": weight, "value": weight[::-1].copy()}
+    assert_same(make, lambda model: history(model, {"left": x, "right": -x}, labels, sample_weight=weights, epochs=2))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    import keras
+    import tensorflow as tf
+
+    import checkmate
+
+    def make():
+        keras.config.set_dtype_policy(policy)
+        try:
+            return classifier()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    model = assert_same(make, lambda model: history(model, *data(), epochs=2), budget="90%")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    operations = [o for group in checkmate.tf2.planned(model)._first._main.traced.groups for o in group if o.outputs]
+    half = {tf.float16, tf.bfloat16} & {o.outputs[0].dtype for o in operations}
+    assert half == {tf.as_dtype(policy.removeprefix("mixed_"))}
+
+
+def test_save_load_and_go_on(tmp_path):
+    import keras
+
+    def train(model):
+        first = history(model, *data(), epochs=1)
+        model.save(tmp_path / "model.keras")
+        again = keras.models.load_model(tmp_path / "model.keras")
+        if "make_train_function" in vars(model):
+            again = under_budget(again)
+        keras.utils.set_random_seed(5)
+        return first, history(again, *data(), epochs=1), left_behind(again)
+
+    assert_same(classifier, train)
+
+
+def test_train_on_batch():
+    x, y = data(size=BATCH)
+    assert_same(classifier, lambda model: [model.train_on_batch(x, y, return_dict=True) for _ in range(3)])
+
+
+def test_release_gives_the_model_back():
+    import checkmate
+
+    def train(model):
+        first = history(model, *data(), epochs=1)
+        if vars(model).get("make_train_function"):
+            assert checkmate.tf2.release(model) is model
+            with pytest.raises(TraceError, match="not under a budget"):
+                checkmate.tf2.planned(model)
+        second = history(model, *data(), epochs=1)
+        assert type(model.train_function).__name__ == "function"
+        return first, second
+
+    import keras
+    import tensorflow as tf
+    from training import assert_equal
+
+    found = []
+    for wrap in (lambda model: model, under_budget):
+        keras.utils.set_random_seed(3)
+        model = wrap(classifier())
+        found.append((train(model), left_behind(model)))
+    assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
+
+
+def test_as_a_callback_twice():
+    import keras
+    import tensorflow as tf
+    from training import assert_equal
+
+    import checkmate
+
+    callback = checkmate.tf2.Rematerialize(budget="85%", **FAST)
+    found = []
+    for callbacks in ([], [callback]):
+        keras.utils.set_random_seed(3)
+        model = classifier()
+        found.append([history(model, *data(), epochs=1, callbacks=list(callbacks)) for _ in range(2)])
+    assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
+    assert callback.planned.plan.recomputed
+    assert "make_train_function" not in vars(model)
+
+
+def test_what_is_compiled_anew_is_planned_anew():
+    import checkmate
+
+    model = under_budget(classifier())
+    history(model, *data(), epochs=1)
+    before = checkmate.tf2.planned(model)
+    history(model, *data(), epochs=1)
+    assert checkmate.tf2.planned(model) is before
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    history(model, *data(), epochs=1)
+    assert checkmate.tf2.planned(model) is not before
+
+
+def test_the_batch_size_that_is_planned_for():
+    import checkmate
+
+    x, y = data()
+    model = under_budget(classifier(), batch_size=BATCH)
+    model.train_on_batch(x[:100], y[:100])
+    assert checkmate.tf2.planned(model).graph.fixed_bytes > BATCH * WIDTH * 4
+    with pytest.raises(TraceError, match=f"batch of {BATCH} and is called with {2 * BATCH}"):
+        model.train_on_batch(x[: 2 * BATCH], y[: 2 * BATCH])
+    history(model, x, y, epochs=1)
+
+
+def test_xla_is_told_once_and_how_to_silence_it():
+    with pytest.warns(UserWarning, match=r"without XLA.*jit_compile=False"):
+        under_budget(classifier(jit_compile=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        under_budget(classifier(jit_compile=False))
+
+
+def test_bad_input():
+    import keras
+
+    import checkmate
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(TraceError, match="not compiled"):
+        under_budget(model)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(TraceError, match="run_eagerly"):
+        under_budget(model)
+    model.compile("sgd", "mse")
+    for options, error in (
+        ({"budget": "a lot"}, BudgetError),
+        ({"solver": "gurobi"}, SolverUnavailableError),
+        ({"batch_size": 0}, TraceError),
+    ):
+        with pytest.raises(error):
+            under_budget(model, **options)
+        with pytest.raises(error):
+            checkmate.tf2.Rematerialize(**options)
+    with pytest.raises(TraceError, match="not under a budget"):
+        checkmate.tf2.release(model)
+    with pytest.raises(TraceError, match="Keras 3 model"):
+        under_budget(lambda x: x)
+    under_budget(model)
+    with pytest.raises(TraceError, match="already"):
+        under_budget(model)
+
+    class Own(keras.Sequential):
+        def make_train_function(self, force=False):
+            return None
+
+    own = Own([keras.layers.Dense(1)])
+    own.compile("sgd", "mse")
+    with pytest.raises(TraceError, match="itself"):
+        under_budget(own)
