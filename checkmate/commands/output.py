@@ -34,6 +34,9 @@ from checkmate.units import format_bytes, parse_bytes
 KEYS = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "budget_bytes", "floor_bytes", "seconds", "solver")
 """Of the JSON of every plan, in this order."""
 
+COLUMNS = ("peak", "extra time", "gap", "recomputed")
+"""Of the tables of plans."""
+
 PIPED_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
 
@@ -144,15 +147,15 @@ def print_table(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     """A row per budget, and what a budget can be at all."""
     out = console()
     table = Table(title=f"Plans of {graph.name or 'the graph'}, {len(graph)} ops", title_justify="left")
-    for column in ("budget", "peak", "extra time", "proven", "recomputed", "solved in"):
-        table.add_column(column, justify="right")
+    for column in ("budget", *COLUMNS, "solved in"):
+        table.add_column(column, justify="right", no_wrap=column != "budget")
     for one in found:
         table.add_row(*cells(one))
     out.print(table)
     lowest = max(one.facts["floor_bytes"] for one in found)
     out.print(f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is no plan.", highlight=False)
     if any(one.facts.get("bound_covers") == "given order" for one in found):
-        out.print("What is proven is proven of plans that keep the order of the ops.", highlight=False)
+        out.print("The gap is how much another plan in this order of ops could be faster, at most.", highlight=False)
     for one in found:
         if one.file:
             out.print(f"Written: {one.file}", highlight=False, soft_wrap=True)
@@ -170,16 +173,24 @@ def cells(one: Found) -> tuple[str, ...]:
     if one.plan is None:
         return budget, "-", "-", facts["status"].lower().replace("_", " "), "-", seconds
     again = sum(one.plan.recomputed.values())
-    return budget, format_bytes(facts["peak_bytes"]), f"{facts['overhead'] - 1:+.2%}", proof(facts), f"{again} evaluations", seconds
+    return budget, format_bytes(facts["peak_bytes"]), f"{facts['overhead'] - 1:+.2%}", gap(facts), f"{again} times", seconds
 
 
 def proof(facts: dict[str, Any]) -> str:
     """How good the plan is known to be, in few words."""
+    found = gap(facts)
+    if not found:
+        return "nothing"
+    space = "" if facts.get("bound_covers") == "any order" else " in this order of ops"
+    return f"no plan{space} is faster" if found == "none" else f"at most {found} slower than the best plan{space}"
+
+
+def gap(facts: dict[str, Any]) -> str:
+    """How much faster another plan could be at most: "none" where that is proven, "" where nothing is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
-        return "the cheapest"
-    gap = facts["gap"]
+        return "none"
     # Rounded up: a bound must not look better than it is.
-    return f"at most {math.ceil(gap * 1e4) / 1e4:.2%} too dear" if gap is not None else "nothing"
+    return "" if facts["gap"] is None else f"{math.ceil(facts['gap'] * 1e4) / 1e4:.2%}"
 
 
 def status_of(found: list[Found]) -> int:

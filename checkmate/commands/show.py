@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from checkmate.commands.output import KEYS, Found, cells, console, json_option, print_json, proof
+from checkmate.commands.output import COLUMNS, KEYS, Found, cells, console, json_option, print_json, proof
 from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
 from checkmate.core.graph import DFGraph
 from checkmate.core.layers import layer_names
@@ -106,7 +106,7 @@ def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
     judged = {"cost": timeline.cost, "overhead": overhead, "peak_bytes": timeline.peak_bytes, "floor_bytes": floor_bytes}
-    facts = {key: data.get(key) for key in KEYS} | judged
+    facts = {key: data.get(key) for key in (*KEYS, "bound_covers")} | judged
     facts["status"] = facts["status"] or "FEASIBLE"
     return Found("", facts, plan, file=file)
 
@@ -199,10 +199,11 @@ def print_plans(shown: Shown) -> None:
     """A row per plan."""
     out = console()
     table = Table(title=f"Plans of {shown.graph.name or 'a step'}", title_justify="left")
-    for column in ("budget", "peak", "extra time", "proven", "recomputed", "file"):
-        table.add_column(column, justify="right", overflow="fold")
+    for column in ("budget", "solver", *COLUMNS, "file"):
+        table.add_column(column, justify="right", overflow="fold", no_wrap=column != "file")
     for one in sorted(shown.plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])):
-        table.add_row(*cells(one)[:-1], one.file.name if one.file else "")
+        budget, *others, _ = cells(one)
+        table.add_row(budget, one.facts["solver"] or "", *others, str(one.file or ""))
     out.print(table)
 
 

@@ -44,14 +44,14 @@ def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None, most: int =
         left.barh(
             y, saved, left=kept, color="white", edgecolor=COLOURS["recomputed"], hatch="////", linewidth=0.8, label="saved by the plan"
         )
-        right.barh(y, spent, color=COLOURS["recomputed"], label="time to recompute")
+        right.barh(y, spent, color=COLOURS["recomputed"], label="time to recompute, number of evaluations")
         for k, row in enumerate(rows):
             if row.evaluations:
                 right.annotate(f" {row.evaluations}", (spent[k], k), va="center", fontsize=8)
         left.set_yticks(y, [shorten(row.name, 30) for row in rows])
         left.invert_yaxis()
         left.set(xlabel=f"forward values in memory, {unit}", title="memory when the backward pass begins")
-        right.set(xlabel="extra time, % of the plain step", title="recomputed: time, times")
+        right.set(xlabel="extra time, % of the plain step", title="recomputed")
         right.margins(x=0.25)
         right.set_xlim(left=0, right=None if spent.any() else 1)
         figure.legend(loc="outside lower center", ncols=3, handlelength=1.4)

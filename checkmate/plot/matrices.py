@@ -52,16 +52,17 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
 
 
 def _image(axis: Any, matrix: np.ndarray, colour: str, n: int) -> None:
-    """Draws the true cells. Of a matrix finer than the picture's dots, each dot shows whether any of its cells is true."""
+    """Draws the true cells. Of a matrix finer than the picture's dots, each dot is the paler the fewer of its cells are true."""
     step = max(1, -(-n // 500))
     size = -(-n // step)
     padded = np.zeros((size * step, size * step), bool)
     padded[:n, :n] = matrix
-    coarse = padded.reshape(size, step, size, step).any(axis=(1, 3))
+    share = padded.reshape(size, step, size, step).mean(axis=(1, 3))
     from matplotlib.colors import to_rgba
 
     dots = np.zeros((size, size, 4))
-    dots[coarse] = to_rgba(colour)
+    dots[:] = to_rgba(colour)
+    dots[..., 3] = np.where(share > 0, 0.3 + 0.7 * share, 0)
     axis.imshow(dots, interpolation="nearest", extent=(-0.5, size * step - 0.5, size * step - 0.5, -0.5))
 
 

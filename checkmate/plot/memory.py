@@ -65,9 +65,9 @@ def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | 
     side = "right" if middle > x[-1] / 2 else "left"
     axis.plot(middle, peak / size, marker="v", color="black", markersize=6, clip_on=False)
     layer = found.layers[int(found.ops[k])] or found.binding_op.name
-    above = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak  # the words stay clear of the line
+    words_at = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak  # the words stay clear of the line
     axis.annotate(
-        f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}", (middle, above / size), xytext=(-8 if side == "right" else 8, 3),
+        f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}", (middle, words_at / size), xytext=(-8 if side == "right" else 8, 3),
         textcoords="offset points", ha=side, va="bottom", fontsize=8.5,
     )  # fmt: skip
     axis.set_xlim(0, x[-1])

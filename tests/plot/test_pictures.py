@@ -112,7 +112,7 @@ def test_layer_bars_sum_to_the_step(stored):
         spent = [patch.get_width() for patch in picture.figure.axes[1].containers[0]]
         assert sum(spent) == pytest.approx(100 * sum(row.cost for row in rows))
         assert len(kept) <= most + 1
-    assert labels(picture) == ["kept for the backward pass", "saved by the plan", "time to recompute"]
+    assert labels(picture) == ["kept for the backward pass", "saved by the plan", "time to recompute, number of evaluations"]
 
 
 def test_many_layers_are_grouped_by_how_their_names_begin():
