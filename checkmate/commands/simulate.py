@@ -17,7 +17,6 @@ from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
 from checkmate.dtr.runtime import Deallocation
 from checkmate.dtr.simulator import DTRRun, DTRStatus, as_program, simulate
-from checkmate.errors import CheckmateError
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -109,13 +108,10 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
 
 
 def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
-    """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic. Runs that were given up are not in it."""
-    from checkmate.plot.curves import Point, budget_curve
+    """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic."""
+    from checkmate.plot.online import online_curve
 
-    if not runs:
-        raise CheckmateError("There are no runs to draw.")
-    lines: dict[str, list[Point]] = {}
+    lines: dict[str, list[DTRRun]] = {}
     for run in runs:
-        overhead = run.overhead if run.status is DTRStatus.OK else None
-        lines.setdefault(run.heuristic, []).append(Point(run.budget_bytes, overhead, peak_bytes=run.peak_bytes if overhead else None))
-    return budget_curve(lines, plain_bytes=runs[0].plain_peak_bytes, name=f"{name}, DTR".removeprefix(", "))
+        lines.setdefault(run.heuristic, []).append(run)
+    return online_curve(lines, plain_bytes=runs[0].plain_peak_bytes, name=f"DTR of {name}" if name else "DTR")
