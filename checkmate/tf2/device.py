@@ -28,6 +28,11 @@ def describe(device: str) -> str:
     return " ".join([_cpu_name(), f"{threads} threads", *settings])
 
 
+def allocator_name(device: str) -> str:
+    """Returns what the names of the allocators that serve the device's ops have in common in the profiler's events."""
+    return "GPU" if device.startswith("GPU") else "cpu"
+
+
 def allocator_reports(device: str) -> bool:
     """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with TF_CPU_ALLOCATOR_USE_BFC=true."""
     try:

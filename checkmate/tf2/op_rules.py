@@ -52,6 +52,15 @@ NO_SCRATCH = IN_PLACE | {"BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqua
 
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
+# TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
+FUSED_BY_TENSORFLOW = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"})
+
+# Their random state is TensorFlow's own, in the kernel, and goes on from call to call.
+_RANDOM = frozenset({
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal",
+    "RandomUniform", "RandomUniformInt", "TruncatedNormal",
+})  # fmt: skip
+
 # Declared stateless, yet not to be repeated: they call back into Python or into another process.
 _NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute"})
 
@@ -71,6 +80,11 @@ def source(tensor: tf.Tensor) -> tf.Tensor:
 def is_stateful(operation: tf.Operation) -> bool:
     """True when it may change or depend on something beyond its inputs; reading a variable does not count."""
     return operation.op_def.is_stateful and operation.type not in PURE_READS
+
+
+def is_random(operation: tf.Operation) -> bool:
+    """True for ops that draw from random state which TensorFlow keeps beside the variables."""
+    return operation.type in _RANDOM
 
 
 def is_known(operation: tf.Operation) -> bool:

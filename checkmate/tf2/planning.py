@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
@@ -25,8 +24,9 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
+from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
-from checkmate.tf2.profile import CostModel, some_value, with_costs
+from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.progress import Progress
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep, trace
@@ -43,7 +43,10 @@ UNCHECKED_RESERVE = 0.2
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget, and close to it."""
 
-AIM_BELOW = 0.02
+SPARE_SHARE = 0.01
+"""Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
+
+AIM_BELOW = 0.025
 """Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
 
 UNUSED_SHARE = 0.05
@@ -51,9 +54,6 @@ UNUSED_SHARE = 0.05
 
 SMALLEST_CORRECTION = 0.02
 """Share of what the budget leaves for activations by which the next plan differs at least."""
-
-CHECK_RUNS = 3
-"""How often a plan is run to be measured. The first run only brings memory into the state in which a training loop has it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +193,7 @@ class _Attempt:
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
             if measured is None:
                 return planned
-            if measured <= budget:
+            if measured <= budget - int(SPARE_SHARE * room):
                 best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
                 if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
                     break
@@ -323,57 +323,6 @@ def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
     """Returns the function that runs a plan of a traced step, on flattened arguments."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
     return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
-
-
-def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int) -> int | None:
-    """Runs a step on made-up data as a training loop would, and returns the allocator's peak in the terms of a budget.
-
-    What is counted is what the step adds to what was in use before, and `fixed_bytes`, which is what was. The variables it
-    writes to are saved on the host and put back.
-
-    Args:
-      enough: Bytes above which it need not be known exactly.
-
-    Returns:
-      The peak in bytes, or None when the step cannot run on such data.
-    """
-    variables = traced.function.variables
-    saved = [variable.numpy() for variable in variables]
-    batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
-    resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
-    result, most = None, 0
-    try:
-        for number in range(CHECK_RUNS):
-            held = sum(devices.held_bytes(tensor) for tensor in tf.nest.flatten(result, expand_composites=True) if tensor is not None)
-            result, _, peak = devices.peak_above(device, lambda: run(*batch))
-            if number:  # the first finds memory as whatever ran before left it, the others as the step itself does
-                most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
-            if most > enough:
-                break
-    except tf.errors.ResourceExhaustedError:
-        most = tf.config.experimental.get_memory_info(device)["peak"]
-    except tf.errors.OpError as error:
-        log.info("The step cannot be run on made-up data: %s", error)
-        return None
-    finally:
-        for variable, value in zip(variables, saved, strict=True):
-            _put_back(variable, value)
-    return most
-
-
-def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
-    """Gives a variable this value to the bit, where it can in the memory that it has.
-
-    An assignment gives it other memory, which may split what the allocator holds in one piece: a step would then measure
-    differently before and after.
-    """
-    found = variable.numpy()
-    exact = variable.dtype.is_floating and np.isfinite(found).all() and np.isfinite(value).all()
-    if exact and not np.any(np.signbit(value) & (value == 0)):  # 0 + -0 is 0
-        variable.assign_sub(found, read_value=False)
-        variable.assign_add(value, read_value=False)
-    else:
-        variable.assign(value, read_value=False)
 
 
 def _unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import make_solver
-from checkmate.tf2.planning import Planner
+from checkmate.tf2.planning import Planned, Planner
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -144,11 +144,16 @@ class PlannedStep:
         Raises:
           TraceError: The batch has another structure, another shape beyond the first dimension, or is larger than planned.
         """
+        planned, flat = self.planned_for(*batch)
+        return planned.run(*flat)
+
+    def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
+        """Returns the plan that a batch of these shapes runs under, made now if it is the first, and the batch flattened."""
         flat = self._flatten(batch)
         planned = self._by_shape.get(_shapes(flat))
         if planned is None:
             planned = self._by_shape[_shapes(flat)] = self._planner.plan(self._smaller(flat), like=self._main)
-        return planned.run(*flat)
+        return planned, flat
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:
         try:

@@ -1,0 +1,79 @@
+"""Runs a step on trial: its real peak, by the allocator's count, with everything put back as it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.profile import some_value
+from checkmate.tf2.trace import TracedStep
+
+log = logging.getLogger("checkmate")
+
+CHECK_RUNS = 3
+"""How often a plan is run to be measured. The first run only brings memory into the state in which a training loop has it."""
+
+
+@contextmanager
+def kept_state(variables: Sequence[tf.Variable]) -> Iterator[list[np.ndarray]]:
+    """Puts the variables' values, which are kept on the host meanwhile and yielded, back at the end, to the bit."""
+    saved = [variable.numpy() for variable in variables]
+    try:
+        yield saved
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            _put_back(variable, value)
+
+
+def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int) -> int | None:
+    """Runs a step on made-up data as a training loop would, and returns the allocator's peak in the terms of a budget.
+
+    What is counted is what the step adds to what was in use before, and `fixed_bytes`, which is what was. The variables it
+    writes to are saved on the host and put back.
+
+    Args:
+      enough: Bytes above which it need not be known exactly.
+
+    Returns:
+      The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data.
+    """
+    batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+    resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
+    result, most = None, 0
+    try:
+        with kept_state(traced.function.variables):
+            for number in range(CHECK_RUNS):
+                results = [each for each in tf.nest.flatten(result, expand_composites=True) if each is not None]
+                held = sum(devices.held_bytes(each) for each in results)
+                result, _, peak = devices.peak_above(device, lambda: run(*batch))
+                if number:  # the first finds memory as whatever ran before left it, the others as the step itself does
+                    most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
+                if most > enough:
+                    break
+    except tf.errors.ResourceExhaustedError:
+        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - resting)
+    except tf.errors.OpError as error:
+        log.info("The step cannot be run on made-up data: %s", error)
+        return None
+    return most
+
+
+def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
+    """Gives a variable this value to the bit, where it can in the memory that it has.
+
+    An assignment gives it other memory, which may split what the allocator holds in one piece: a step would then measure
+    differently before and after.
+    """
+    found = variable.numpy()
+    exact = variable.dtype.is_floating and np.isfinite(found).all() and np.isfinite(value).all()
+    if exact and not np.any(np.signbit(value) & (value == 0)):  # 0 + -0 is 0
+        variable.assign_sub(found, read_value=False)
+        variable.assign_add(value, read_value=False)
+    else:
+        variable.assign(value, read_value=False)

@@ -1,0 +1,268 @@
+"""verify(): runs the plain and the planned step from the same state and says in what they differ."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.core.plan import Plan
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import op_rules
+from checkmate.tf2.check import kept_state
+from checkmate.tf2.execute import EVALUATION_MARK
+from checkmate.tf2.observe import Observation, observe
+from checkmate.tf2.planning import Planned
+from checkmate.tf2.trace import TracedStep
+from checkmate.units import format_bytes
+
+TOLERATED = 10.0
+"""Differences up to this many times the model's own sensitivity count as rounding."""
+
+LAST_BITS = 4
+"""So do differences of this many units in the last place of the largest number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a tensor of the planned step is from that of the plain one.
+
+    Attributes:
+      what: Which tensor.
+      planned: The largest difference, relative to the largest plain value (of a variable: to its largest change in the step).
+      sensitivity: The same between plain steps, one of which began with every trainable weight moved to the next number.
+      tolerated: What counts as rounding: ten times the sensitivity, and the last bits of a number; for integers nothing.
+    """
+
+    what: str
+    planned: float
+    sensitivity: float
+    tolerated: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """True for equal values, and for differences that rounding in the plain step makes, too."""
+        return self.planned <= self.tolerated
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found; `print` it.
+
+    Attributes:
+      differences: Of every output (prediction, loss) and every variable (weights, optimizer slots, BatchNorm's averages, seeds).
+      planned_evaluations: TensorFlow ops that the plan evaluates, repetitions counted.
+      not_run: Evaluations of the plan that did not run, but for elementwise and constant ones, which TensorFlow's own optimizer may
+        take out, and kernels that it ran within others.
+      run_again: Evaluations that ran more than once, and ops with side effects that the plan repeats: both must be empty.
+      plain_peak_bytes: Measured peak of the plain step in the terms of a budget; None where the allocator does not report or it
+        does not fit.
+      measured_peak_bytes: The same of the planned step.
+      predicted_peak_bytes: What the plan needs by the judge's count.
+      budget_bytes: The budget.
+      lost_bytes: What of the measured peak the allocator gave out beyond what was asked for.
+      notes: Cautions.
+    """
+
+    differences: tuple[Difference, ...]
+    planned_evaluations: int
+    not_run: tuple[str, ...]
+    run_again: tuple[str, ...]
+    plain_peak_bytes: int | None
+    measured_peak_bytes: int | None
+    predicted_peak_bytes: int
+    budget_bytes: int
+    lost_bytes: int | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Same values up to rounding, everything ran as planned, and the measured peak is within the budget."""
+        fits = self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+        return fits and not self.not_run and not self.run_again and all(each.is_rounding for each in self.differences)
+
+    def __str__(self) -> str:
+        lines = [f"verified: {'the planned step is the plain one' if self.ok else 'NOT AS PLANNED'}"]
+        unequal = [each for each in self.differences if each.planned]
+        lines.append(f"  {len(self.differences) - len(unequal)} of {len(self.differences)} outputs and variables equal to the bit")
+        for each in sorted(unequal, key=lambda each: each.planned / max(each.tolerated, 1e-300), reverse=True)[:5]:
+            how = "rounding" if each.is_rounding else "NOT ROUNDING"
+            lines.append(f"    {each.what}: differs by {each.planned:.1e}, two plain steps by {each.sensitivity:.1e}: {how}")
+        lines.append(f"  {self.planned_evaluations} evaluations planned, {len(self.not_run)} not run, {len(self.run_again)} run again")
+        lines += [f"    not run: {name}" for name in self.not_run[:5]] + [f"    run again: {name}" for name in self.run_again[:5]]
+        if self.measured_peak_bytes is not None:
+            plain = format_bytes(self.plain_peak_bytes) if self.plain_peak_bytes else "not measured"
+            lines.append(
+                f"  peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.predicted_peak_bytes)} asked for by the plan, "
+                f"{format_bytes(self.budget_bytes)} budget, {plain} for the plain step"
+            )
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def verify(step: Any, batch: Sequence[Any]) -> Verification:
+    """Compares a planned step with the step it was made from, on one batch, and puts all variables back as they were.
+
+    Each step runs a few times from the same state; the profiler watches the planned one. Nothing is compared but outputs
+    and variables: a gradient shows in what it did to the variables and to the optimizer's slots.
+
+    Args:
+      step: What `compile` returned.
+      batch: The arguments of one call, (inputs, labels).
+
+    Returns:
+      What was found. `ok` is the answer in one word.
+
+    Raises:
+      TraceError: The batch does not fit the step.
+      CheckmateError: TensorFlow's profiler cannot be used.
+    """
+    planned, flat = step.planned_for(*batch)
+    return _Verifier(planned, flat, step.budget_bytes).run()
+
+
+class _Verifier:
+    def __init__(self, planned: Planned, flat: list[tf.Tensor], budget_bytes: int):
+        self.planned, self.traced, self.flat, self.budget_bytes = planned, planned.traced, flat, budget_bytes
+        self.device = devices.training_device()
+        self.variables = list(self.traced.function.variables)
+        self.notes: list[str] = []
+
+    def run(self) -> Verification:
+        """All of it."""
+        with kept_state(self.variables) as before:
+            ours, peak, seen = self._planned_step()
+        plain = again = moved = plain_peak = None
+        try:
+            with kept_state(self.variables):
+                plain, plain_peak = self._values(self._plain)
+            with kept_state(self.variables):
+                again, _ = self._values(self._plain)
+            with kept_state(self.variables):
+                self._move_weights()
+                moved, _ = self._values(self._plain)
+        except tf.errors.ResourceExhaustedError:
+            self.notes.append("The plain step does not fit on this device, so there is nothing to compare values with.")
+        if any(op_rules.is_random(operation) for operation in self.traced.function.graph.get_operations()):
+            self.notes.append("The step draws from TensorFlow's global random state, which goes on from run to run: values differ by that.")
+        differences = () if moved is None else self._differences(ours, plain, (again, moved), before)
+        counted, not_run, run_again = evaluations(self.traced, self.planned.plan, seen) if self.planned.result else (0, (), ())
+        reports = devices.allocator_reports(self.device)
+        if not reports:
+            self.notes.append("This device's allocator does not report what is in use: nothing is said about memory.")
+        return Verification(
+            differences,
+            counted,
+            not_run,
+            run_again,
+            plain_peak if reports else None,
+            peak if reports else None,
+            self.planned.report.peak_bytes,
+            self.budget_bytes,
+            seen.lost_bytes if reports else None,
+            tuple(self.notes),
+        )
+
+    def _planned_step(self) -> tuple[list[np.ndarray], int, Observation]:
+        run = self.planned.run
+        with kept_state(self.variables):
+            run(*self.flat)  # as in a loop: the first run finds memory as something else left it
+        with kept_state(self.variables):
+            seen = observe(lambda: run(*self.flat))
+        values, peak = self._values(lambda: run(*self.flat))
+        return values, peak, seen
+
+    def _plain(self) -> Any:
+        arguments, _ = self.traced.function.structured_input_signature
+        return self.traced.function(*tf.nest.pack_sequence_as(arguments, self.flat))
+
+    def _values(self, call: Callable[[], Any]) -> tuple[list[np.ndarray], int]:
+        """Outputs, then variables, as they are after a call; and the peak in the budget's terms."""
+        result, before, peak = devices.peak_above(self.device, call) if devices.allocator_reports(self.device) else (call(), 0, 0)
+        outputs = [each for each in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(each)]
+        values = [np.asarray(each) for each in (*outputs, *self.variables)]
+        return values, peak - before + self.traced.graph.fixed_bytes
+
+    def _move_weights(self) -> None:
+        for variable in self.variables:
+            if variable.dtype.is_floating and variable.trainable:
+                value = variable.numpy()
+                variable.assign(np.nextafter(value, np.full_like(value, np.inf)), read_value=False)
+
+    def _differences(
+        self, ours: list[np.ndarray], plain: list[np.ndarray], others: Sequence[list[np.ndarray]], before: list[np.ndarray]
+    ) -> tuple[Difference, ...]:
+        outputs = len(plain) - len(self.variables)
+        names = [f"output {k}" for k in range(outputs)] + [variable.name for variable in self.variables]
+        start = [0] * outputs + list(before)
+        return tuple(compare(names[k], plain[k], ours[k], [other[k] for other in others], start[k]) for k in range(len(plain)))
+
+
+def compare(what: str, plain: np.ndarray, ours: np.ndarray, others: Sequence[np.ndarray], start: Any) -> Difference:
+    """Compares one tensor of the planned step with the plain one, and that with the plain ones of other runs.
+
+    Args:
+      start: What it was before the step, 0 for what did not exist.
+    """
+    if plain.dtype.kind in "OSUiub" and plain.dtype.name != "bfloat16":
+        return Difference(what, 0.0 if np.array_equal(plain, ours) else np.inf, 0.0, 0.0)
+    kind = plain.dtype if plain.dtype.kind == "f" else np.float32
+    bits = np.finfo(kind).eps if plain.dtype.name != "bfloat16" else 2.0**-7
+    reference = plain.astype(np.float64)
+    change = float(np.max(np.abs(reference - start), initial=0.0)) or 1.0
+    sensitivity = max((_largest(reference, other) for other in others), default=0.0)
+    last_bits = LAST_BITS * bits * float(np.max(np.abs(reference), initial=0.0))
+    return Difference(what, _largest(reference, ours) / change, sensitivity / change, max(TOLERATED * sensitivity, last_bits) / change)
+
+
+def _largest(plain: np.ndarray, other: np.ndarray) -> float:
+    other = other.astype(np.float64)
+    if np.array_equal(plain, other, equal_nan=True):
+        return 0.0
+    difference = float(np.max(np.abs(plain - other)))
+    return np.inf if np.isnan(difference) else difference
+
+
+def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Compares what ran with a plan.
+
+    Returns:
+      (evaluations of TensorFlow ops that the plan asks for, those of them that did not run, those that ran again or must not
+      be repeated). What TensorFlow's own optimizer took out, and a kernel that it runs as part of another, is not missed.
+    """
+    expected: dict[str, tf.Operation] = {}
+    again = []
+    for i, times in Counter(plan.computed).items():
+        for operation in traced.groups[i]:
+            expected.update({f"{operation.name}{EVALUATION_MARK}{k}": operation for k in range(times)})
+            if times > 1 and op_rules.is_stateful(operation):
+                again.append(operation.name)
+    ran: Counter[str] = Counter()
+    fused_kernels = 0
+    for (name, kernel), times in seen.ran.items():
+        found = re.search(rf"(?:^|/)planned/(.*?{re.escape(EVALUATION_MARK)}[0-9]+)(.*)$", name)
+        if found:
+            # A call of a function is replaced by the ops inside of it: X/evaluation_k/op, which a loop may run often.
+            ran[found[1]] = max(ran[found[1]], 1 if found[2] else times)
+            fused_kernels += "Fused" in kernel or "WithBias" in kernel
+    missing = [name for name, operation in expected.items() if not ran[name] and not _may_vanish(operation)]
+    inside = {name for name in missing if expected[name].type in op_rules.FUSED_BY_TENSORFLOW}
+    if len(inside) <= fused_kernels:
+        missing = [name for name in missing if name not in inside]
+    again += [name for name, times in ran.items() if times > 1]
+    return len(expected), tuple(missing), tuple(again)
+
+
+def _may_vanish(operation: tf.Operation) -> bool:
+    """True for what TensorFlow's own optimizer takes out: constants are folded; a product with one, a sum with zero do nothing."""
+    return operation.type in op_rules.IN_PLACE or (
+        bool(operation.inputs)
+        and all(
+            tensor.op.type == "Const" or op_rules.role(tensor.op) is op_rules.Role.SHAPE or _may_vanish(tensor.op)
+            for tensor in operation.inputs
+        )
+    )

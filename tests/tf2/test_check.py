@@ -1,0 +1,70 @@
+"""A trial run leaves no trace, and what it measures is what training measures."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_models import cnn, unet
+from training import tightest
+
+from checkmate.tf2.check import kept_state
+from checkmate.tf2.simplify import reachable
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def address(variable):
+    """Where its content lies: what is read shares the variable's memory, and NumPy that of what is read."""
+    return np.asarray(memoryview(tf.convert_to_tensor(variable.value))).ctypes.data
+
+
+@pytest.mark.parametrize("make", [cnn, unet], ids=lambda make: make.__name__)
+def test_updates_leave_variables_where_they_are(make):
+    """What is moved to the midst of the memory that the step uses keeps the allocator from handing it out in one piece."""
+    keras.utils.set_random_seed(0)
+    case = make()
+    optimizer = keras.optimizers.Adam(1e-3)
+    step = tightest(case, optimizer)
+    variables = [v for v in (*case.model.trainable_variables, *optimizer.variables) if v.dtype == "float32" and v.path != "learning_rate"]
+    before = [address(v) for v in variables]
+    assert len(set(before)) == len(before) > 20
+    for _ in range(3):
+        step(case.inputs, case.labels)
+        assert [address(v) for v in variables] == before
+
+
+def test_small_updates_wait_for_all_who_read_the_variable():
+    """TensorFlow writes to other memory while somebody holds the old content."""
+    case = cnn()
+    step = tightest(case, keras.optimizers.Adam(1e-3))
+    before = {}  # op -> itself and every op that runs before it
+    for operation in reachable(step._main.run):
+        befores = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
+        before[operation] = {operation}.union(*(before[o] for o in befores))
+    written = [o for o in before if o.type in ("AssignSubVariableOp", "AssignAddVariableOp")]
+    checked = 0
+    for write in written:
+        for read in before:
+            if read.type != "ReadVariableOp" or read.inputs[0] is not write.inputs[0] or write in before[read]:
+                continue
+            for reader in read.outputs[0].consumers():
+                checked += 1
+                assert reader in before[write], f"{reader.name} may still read when {write.name} writes"
+    assert checked > len(written) / 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"])
+def test_values_come_back_to_the_bit(dtype):
+    special = [0.0, -0.0, 1.5, -3.25, 65504.0, np.inf, np.nan] if "float" in dtype else [0, 1, 1, 0, 1, 0, 1]
+    for values in (special, special[2:5]):
+        variable = tf.Variable(tf.cast(tf.constant(values), dtype), dtype=dtype)
+        before = variable.numpy()
+        with kept_state([variable]):
+            variable.assign(tf.zeros_like(variable))
+        assert variable.numpy().tobytes() == before.tobytes()
+        with pytest.raises(KeyError), kept_state([variable]):
+            variable.assign(tf.ones_like(variable))
+            raise KeyError
+        assert variable.numpy().tobytes() == before.tobytes()

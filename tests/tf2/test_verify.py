@@ -1,0 +1,138 @@
+"""verify(): says yes to what is the plain step, and no to everything else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_models import cnn, transformer
+from training import state, tightest
+
+import checkmate
+from checkmate.tf2.verify import compare
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def trained(tensorflow):
+    keras.utils.set_random_seed(0)
+    case = cnn()
+    optimizer = keras.optimizers.Adam(1e-3)
+    return case, optimizer, tightest(case, optimizer)
+
+
+def test_a_planned_step_is_the_plain_one_and_nothing_changes(trained):
+    case, optimizer, step = trained
+    before = state(case.model, optimizer)
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.ok, str(found)
+    assert found.planned_evaluations > len(step.graph) and not found.not_run and not found.run_again
+    assert len(found.differences) == 2 + len(step._main.traced.function.variables)
+    assert all(each.planned == 0 for each in found.differences), "one thread, deterministic ops, nothing fused"
+    assert found.measured_peak_bytes <= step.budget_bytes < found.plain_peak_bytes
+    assert "verified" in str(found) and "NOT" not in str(found)
+    for a, b in zip(before, state(case.model, optimizer), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_tokens_and_dropout(trained):
+    keras.utils.set_random_seed(0)
+    case = transformer()
+    step = tightest(case, keras.optimizers.AdamW(1e-3))
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.ok, str(found)
+
+
+def altered(step, change):
+    """The step with its function changed, for as long as the test lasts."""
+    changed = object.__new__(type(step))
+    changed.__dict__.update(step.__dict__)
+    changed._main = change(step._main)
+    changed._by_shape = dict.fromkeys(step._by_shape, changed._main)
+    return changed
+
+
+def test_another_loss_is_seen(trained):
+    case, _, step = trained
+
+    def wrong(main):
+        def run(*flat):
+            prediction, loss = main.run(*flat)
+            return prediction, loss * 1.001
+
+        return replace(main, run=run)
+
+    found = checkmate.tf2.verify(altered(step, wrong), (case.inputs, case.labels))
+    assert not found.ok and "NOT AS PLANNED" in str(found)
+    wrong = [each for each in found.differences if not each.is_rounding]
+    assert [each.what for each in wrong] == ["output 1"] and wrong[0].planned == pytest.approx(1e-3, rel=0.1)
+
+
+def test_state_that_moves_on_twice_is_seen(trained):
+    case, _, step = trained
+    seed = next(v for v in case.model.variables if "seed" in v.path)
+
+    def wrong(main):
+        def run(*flat):
+            seed.assign(seed.value + 1)
+            return main.run(*flat)
+
+        return replace(main, run=run)
+
+    found = checkmate.tf2.verify(altered(step, wrong), (case.inputs, case.labels))
+    assert not found.ok and any(seed.path.rsplit("/", 1)[1] in each.what for each in found.differences if not each.is_rounding)
+
+
+def test_evaluations_that_do_not_run_are_seen(trained):
+    """As when TensorFlow finds two evaluations equal and keeps one: the plain step runs nothing twice."""
+    case, _, step = trained
+    plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
+    found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
+    assert not found.ok and len(found.not_run) > 20
+
+
+def _packed(step, flat):
+    return tf.nest.pack_sequence_as(step._specs, flat)
+
+
+def test_a_broken_budget_is_seen(trained):
+    case, _, step = trained
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert not replace(found, budget_bytes=found.measured_peak_bytes - 1).ok
+
+
+def test_rounding_is_what_the_plain_step_does_too():
+    plain = np.float32([1.0, 2.0])
+    start = np.float32([0.5, 1.0])
+
+    def rounding(ours, *others):
+        return compare("x", plain, np.float32(ours), [np.float32(other) for other in others], start).is_rounding
+
+    assert rounding(plain, plain)
+    assert rounding([1.0, 2.0000005], plain)  # two units in the last place
+    assert not rounding([1.0, 2.001], plain)
+    assert rounding([1.0, 2.001], [1.0, 2.0002])
+    assert not rounding([1.0, np.nan], plain)
+    whole = np.int32([1, 2])
+    assert compare("n", whole, whole, [whole], 0).is_rounding
+    assert not compare("n", whole, whole + 1, [whole + 1], 0).is_rounding, "counters and seeds are exact"
+
+
+def test_the_observed_peak_is_the_allocators():
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.observe import observe
+
+    x = tf.random.normal([512, 512])
+    run = tf.function(lambda x: tf.reduce_sum(tf.sin(x @ x) @ x)).get_concrete_function(x)
+    run(x)
+    peak = devices.peak_above("CPU:0", lambda: run(x))[2]
+    seen = observe(lambda: run(x))
+    assert seen.peak_bytes == peak
+    assert seen.requested_bytes >= 2 * x.shape.num_elements() * 4
+    assert seen.at_peak[0].requested_bytes == x.shape.num_elements() * 4
+    assert 0 <= seen.lost_bytes < seen.requested_bytes
+    assert any(kernel == "Sin" and times == 1 for (_, kernel), times in seen.ran.items())
