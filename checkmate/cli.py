@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import click
@@ -41,8 +42,12 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 @click.version_option(checkmate.__version__, package_name="checkmate")
-def main() -> None:
+@click.option("--verbose", "-v", is_flag=True, help="Show the library's log on standard error.")
+def main(verbose: bool) -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+        logging.getLogger("checkmate").setLevel(logging.INFO)
 
 
 for command in (demo_command, plan_command, solve_command, show_command, simulate_command, doctor_command, completion_command):
@@ -124,3 +129,22 @@ def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: boo
                 table.add_row(*row)
                 status.update(" ".join(row))
         Console(width=max(150, Console().width)).print(table)
+
+
+@bench.command("layered")
+@click.argument("sizes", nargs=-1, type=int)
+@click.option("--solver", default="auto", show_default=True, help="The solver that is asked within an order.")
+@click.option("--seed", default=0, show_default=True, help="Of the graphs.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for each.")
+def bench_layered(sizes: tuple[int, ...], solver: str, seed: int, time_limit: float) -> None:
+    """Overhead with re-ordering on random layered graphs of SIZES ops (default: 100 250 500 1000) at 90, 80 and 70 % of their peak."""
+    from checkmate.bench import layered as benchmark
+
+    table = Table(title=f"random layered graphs, any order, {time_limit:g} s each; FastSA: published, on other graphs of this kind")
+    for column in benchmark.COLUMNS:
+        table.add_column(column, justify="right")
+    with Console(stderr=True).status("solving ...") as status:
+        for row in benchmark.measure(sizes or benchmark.SIZES, solver=solver, seed=seed, time_limit_s=time_limit):
+            table.add_row(*row)
+            status.update(" ".join(row))
+    Console(width=max(150, Console().width)).print(table)

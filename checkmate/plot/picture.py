@@ -15,13 +15,13 @@ COLOURS = {
     "resident": "#b8bcc2",
     "forward": "#0072b2",
     "recomputed": "#e69f00",
-    "backward": "#009e73",
+    "backward": "#00694d",
     "update": "#cc79a7",
     "workspace": "#56b4e9",
     "budget": "#1a1a1a",
     "impossible": "#e4e4e4",
 }
-"""Colour by what is drawn: the palette of Okabe and Ito (2008), which readers with any common kind of colour blindness tell apart."""
+"""Colour by what is drawn: from the palette of Okabe and Ito (2008), the green darker, so that all differ in lightness as well."""
 
 LABELS = {
     "resident": "resident",
