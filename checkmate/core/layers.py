@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
 from itertools import takewhile
 
 from checkmate.core.graph import DFGraph
@@ -18,7 +17,8 @@ from checkmate.core.graph import DFGraph
 _GRADIENT_SCOPES = ("gradient_tape", "gradients")
 _NUMBER = re.compile(r"_\d+$")
 
-Scope = tuple[str, ...]
+Path = tuple[str, ...]
+"""Scopes from the outermost in; of an op, its own name is the last part."""
 
 
 def layer_names(graph: DFGraph) -> tuple[str, ...]:
@@ -27,57 +27,66 @@ def layer_names(graph: DFGraph) -> tuple[str, ...]:
     An op of the backward pass belongs to the layer whose gradient it computes. One that was made outside of every scope of the forward pass,
     such as the sum of two gradients, belongs to the layer of the last op it reads. A forward op outside of every scope is a layer of its own.
     """
-    forward = [_parts(op.name) for op in graph.ops if not op.is_backward]
-    known = {path[:depth] for path in forward for depth in range(1, len(path) + 1)}
-    scopes = {path[:depth] for path in forward for depth in range(1, len(path))}
-    children = _children(scopes)
-    models = {scope for scope, inside in children.items() if len(scope) == 1 and len(inside) > 1}
-    numbered = {model for model in models if _all_numbered(model[0], children[model])}
+    scopes = _Scopes([_parts(op.name) for op in graph.ops if not op.is_backward])
     names: list[str] = []
     for op in graph.ops:
-        path = _forward_path(op.name, known) if op.is_backward else _parts(op.name)
-        scope = next((path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in scopes), ())
-        if len(scope) == 1 and len(path) > 2 and scope in models:  # a layer whose forward ops are named after the next one
-            scope = path[:2]
+        path = scopes.forward_path(op.name) if op.is_backward else _parts(op.name)
+        scope = scopes.innermost(path)
         if scope:
-            names.append(_below(scope, scope[:1] in numbered) if scope[:1] in models and len(scope) > 1 else _alone(scope[0], children[()]))
-        elif op.is_backward and scopes and path not in known:
+            names.append(scopes.layer(scope))
+        elif op.is_backward and scopes.any and not scopes.knows(path):
             names.append(next((names[d] for d in reversed(op.deps) if names[d]), ""))
         else:
             names.append("/".join(path))
     return tuple(names)
 
 
-def _parts(name: str) -> Scope:
-    """The scopes of an op and its own name."""
+class _Scopes:
+    """The scopes of the forward pass, and which of them are models and layers."""
+
+    def __init__(self, forward: list[Path]):
+        self._known = {path[:depth] for path in forward for depth in range(1, len(path) + 1)}
+        self._scopes = {path[:depth] for path in forward for depth in range(1, len(path))}
+        inside: dict[Path, set[str]] = defaultdict(set)
+        for scope in self._scopes:
+            inside[scope[:-1]].add(scope[-1])
+        self._outermost = inside[()]
+        self._models = {scope[0] for scope, names in inside.items() if len(scope) == 1 and len(names) > 1}
+        self._numbered = {model for model in self._models if _all_numbered(model, inside[(model,)])}
+
+    @property
+    def any(self) -> bool:
+        return bool(self._scopes)
+
+    def knows(self, path: Path) -> bool:
+        """It is a forward op or a scope of one."""
+        return path in self._known
+
+    def forward_path(self, name: str) -> Path:
+        """The path of a backward op; of one named "PREFIX_" before what a forward op or scope is called, without the prefix."""
+        path, stem = _parts(name), _parts(name.split("_", 1)[-1])
+        return stem if not self.knows(path[:1]) and self.knows(stem[:1]) else path
+
+    def innermost(self, path: Path) -> Path:
+        """The deepest scope of the forward pass that an op is in; () for none."""
+        found: Path = next((path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in self._scopes), ())
+        if len(found) == 1 and found[0] in self._models and len(path) > 2:  # a layer whose forward ops are named after the next one
+            return path[:2]
+        return found
+
+    def layer(self, scope: Path) -> str:
+        """The layer that a scope belongs to; a scope outside of models, such as a loss or an optimizer, is one itself."""
+        if scope[0] not in self._models or len(scope) == 1:
+            bare = _bare(scope[0])
+            return bare if sum(_bare(other) == bare for other in self._outermost) == 1 else scope[0]
+        if scope[0] not in self._numbered:
+            return scope[1]
+        # Deeper scopes are layers where they have a number; of kernels, the first use has none.
+        return "/".join([_bare(scope[1]), *map(_bare, takewhile(_NUMBER.search, scope[2:]))])
+
+
+def _parts(name: str) -> Path:
     return tuple(part for part in name.split("/") if part and part not in _GRADIENT_SCOPES) or (name,)
-
-
-def _forward_path(name: str, known: Collection[Scope]) -> Scope:
-    """The parts of a backward op's name; where it is "PREFIX_" before what a forward op or scope is called, without the prefix."""
-    path, stem = _parts(name), _parts(name.split("_", 1)[-1])
-    return stem if path[:1] not in known and stem[:1] in known else path
-
-
-def _children(scopes: Iterable[Scope]) -> dict[Scope, set[str]]:
-    """The names of the scopes that lie directly in each scope."""
-    children: dict[Scope, set[str]] = defaultdict(set)
-    for scope in scopes:
-        children[scope[:-1]].add(scope[-1])
-    return children
-
-
-def _alone(name: str, siblings: set[str]) -> str:
-    """A layer by itself, a loss, an optimizer: its number stays where there are several."""
-    bare = _bare(name)
-    return bare if sum(_bare(other) == bare for other in siblings) == 1 else name
-
-
-def _below(scope: Scope, numbered: bool) -> str:
-    """The layer in a model. Deeper scopes are layers where they have a number; of kernels, the first use has none."""
-    if not numbered:
-        return scope[1]
-    return "/".join([_bare(scope[1]), *map(_bare, takewhile(_NUMBER.search, scope[2:]))])
 
 
 def _all_numbered(model: str, layers: set[str]) -> bool:
