@@ -26,6 +26,7 @@ from checkmate.errors import (
     SolverFailedError,
     SolverUnavailableError,
     TraceError,
+    UnsupportedError,
 )
 from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
@@ -42,7 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetError", "CheckmateError", "Compute", "Curve", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
     "LogError", "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
-    "SolverFailedError", "SolverUnavailableError", "TraceError", "floor", "lower", "replay", "simulate", "solve", "solve_curve",
+    "SolverFailedError", "SolverUnavailableError", "TraceError", "UnsupportedError", "floor", "lower", "replay", "simulate", "solve", "solve_curve",
 ]  # fmt: skip
 
 

@@ -82,6 +82,10 @@ class ThrashingError(EvictionError):
     """Dynamic rematerialization was given up: recomputing has cost more than the limit that was set."""
 
 
+class UnsupportedError(CheckmateError, NotImplementedError):
+    """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made for."""
+
+
 class LogError(CheckmateError, ValueError):
     """An op log that is cut, out of order, or names a tensor that it never made.
 

@@ -79,7 +79,7 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
     """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op."""
     kind = devices.training_device().split(":")[0]
     return [
-        Measurement(sum(_roofline_s(operation, kind) for operation in group), _inner_bytes(group, values))
+        Measurement(sum(roofline_s(operation, kind) for operation in group), _inner_bytes(group, values))
         for group, values in zip(traced.groups, traced.values, strict=True)
     ]
 
@@ -317,7 +317,7 @@ def _made_by(tensor: tf.Tensor) -> tf.Operation:
     return tensor.op
 
 
-def _roofline_s(operation: tf.Operation, kind: str) -> float:
+def roofline_s(operation: tf.Operation, kind: str) -> float:
     flop_rate, bandwidth = _ROOFLINE[kind]
     touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
     return _LAUNCH_S[kind] + max(_flops(operation) / flop_rate, touched / bandwidth)

@@ -1,0 +1,1 @@
+"""Dynamic rematerialization while eager TensorFlow runs: `checkmate.tf2.dtr`."""

@@ -1,0 +1,229 @@
+"""`dtr`, the context manager: what it takes, what it refuses, what it reports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.dtr.heuristic import Heuristic, make_heuristic
+from checkmate.dtr.log import OpLog
+from checkmate.dtr.pool import Search
+from checkmate.errors import CheckmateError, EvictionError, UnsupportedError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.interception import Interception
+from checkmate.tf2.eager.recorder import Recorder
+from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.units import Bytes, format_bytes, parse_bytes
+
+_open: dtr | Recording | None = None
+"""The context that is open in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class DTRStats:
+    """What a context did so far.
+
+    Attributes:
+      ops: Ops that the program ran.
+      evictions: How often a tensor was dropped, those nobody referred to any more included.
+      rematerializations: Ops that ran again.
+      overhead: Cost of all ops by that of the first runs; 1.0 means that nothing was recomputed. Costs are a roofline's.
+      peak_bytes: The most bytes in use by the allocator's count; 0 without a budget.
+      budget_bytes: The budget, or None.
+      overshoots: How often memory went above the budget because an op took more than was foreseen.
+      demand_bytes: The most bytes that would have been in use without eviction.
+    """
+
+    ops: int
+    evictions: int
+    rematerializations: int
+    overhead: float
+    peak_bytes: int
+    budget_bytes: int | None
+    overshoots: int
+    demand_bytes: int
+
+    def __str__(self) -> str:
+        memory = f"peak {format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)}; " if self.budget_bytes else ""
+        return f"{memory}{self.ops} ops, {self.evictions} evictions, {self.rematerializations} run again, cost {self.overhead - 1:+.1%}"
+
+
+class dtr:
+    """Runs eager TensorFlow within a memory budget: tensors are evicted when memory runs short and recomputed when they are asked for.
+
+    No plan and no trace: the code under the context may be any Python, with shapes that change from step to step, `tf.GradientTape` (nested
+    and persistent too), Keras models and `fit(run_eagerly=True)`. What is evicted is the output of an op without side effects; ops with
+    state run once, so that variables, seeds, dropout masks and BatchNormalization's averages are those of the plain program. Results of ops
+    are handles, which are `tf.Tensor`s; ask them for a value and you get it. They stay good after the context.
+
+    Counted are the bytes in use by TensorFlow's allocator on the training device, variables and data included. On CPUs it counts only with
+    TF_CPU_ALLOCATOR_USE_BFC=true set before TensorFlow is imported.
+
+    Args:
+      budget: A number of bytes or "6GiB"; None for no limit, which still releases and records as DTR does.
+      heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The paper's h_DTR^eq by default.
+      overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is given up.
+      smallest_bytes: Tensors below are never evicted.
+      search: How much of the candidates each eviction looks at; all by default.
+
+    Raises, on entry or from any op:
+      EvictionError: What is locked does not fit: which tensors, how much is missing.
+      ThrashingError: The overhead limit is reached; says the memory with which nothing is recomputed.
+      UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian, gradients from another thread or inside of
+        tf.function, distribution strategies, a second context; or a TensorFlow whose insides are not the ones this was made for.
+      BudgetError: The budget cannot be understood.
+
+    Example:
+      >>> with checkmate.tf2.dtr(budget="2GiB") as context:  # doctest: +SKIP
+      ...     with tf.GradientTape() as tape:
+      ...         loss = model_of_any_shape(batch)
+      ...     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+      >>> print(context.stats)  # doctest: +SKIP
+
+    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee ends: the first op of its type and shapes is
+    sized by inference and a guess of its scratch memory; `stats.overshoots` counts what was guessed too low. A `tf.function` is one opaque
+    op: nothing inside is evicted. Gradients equal the plain tape's bit for bit, except that sums of more than four partial gradients are
+    added in another order.
+    """
+
+    def __init__(
+        self,
+        budget: Bytes | None = None,
+        *,
+        heuristic: str | Heuristic = "dtr_eq",
+        overhead_limit: float = 10.0,
+        smallest_bytes: int = 4096,
+        search: Search | None = None,
+    ):
+        if not overhead_limit > 1:
+            raise CheckmateError(f"An overhead limit of {overhead_limit!r} leaves nothing to recompute; it must be more than 1.")
+        self._budget_bytes = None if budget is None else parse_bytes(budget)
+        self._options: dict[str, Any] = {
+            "heuristic": make_heuristic(heuristic),
+            "overhead_limit": overhead_limit,
+            "smallest_bytes": smallest_bytes,
+            "search": search,
+        }
+        self._runtime: EagerRuntime | None = None
+
+    def __enter__(self) -> dtr:
+        device = _checked_device(self._budget_bytes)
+        limit = math.inf if self._budget_bytes is None else self._budget_bytes
+        if self._budget_bytes is not None:
+            _reserve(device, self._budget_bytes)
+        self._runtime = EagerRuntime(device, budget_bytes=limit, **self._options)
+        _enter(self, self._runtime)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        _leave(self)
+
+    @property
+    def stats(self) -> DTRStats:
+        """What it did so far. Raises `CheckmateError` before the context was entered."""
+        runtime = self._runtime
+        if runtime is None:
+            raise CheckmateError("There are no figures before the context is entered: `with checkmate.tf2.dtr(...) as context:`.")
+        if not runtime.closed:
+            _ = runtime.allocator.in_use
+        overhead = 1 + runtime.recomputed_cost / runtime.first_cost if runtime.first_cost else 1.0
+        return DTRStats(
+            runtime.ops, runtime.evictions, runtime.rematerializations, overhead, runtime.allocator.peak_bytes, self._budget_bytes,
+            runtime.overshoots, runtime.demand_bytes,
+        )  # fmt: skip
+
+    @staticmethod
+    def record(name: str = "") -> Recording:
+        """A context that writes down what an eager program does, for `checkmate.simulate`. Nothing is evicted. See `Recording`."""
+        return Recording(name)
+
+
+class Recording:
+    """Records the op log of the eager program that runs under it: calls with their seconds and bytes, and when the program lets go of what.
+
+    Tensors that were there before, and variables, are constants. Times are wall time, the call's own overhead included; on GPUs, where
+    kernels run behind the program's back, they say little. Run a step before: what a gradient reads is known from its second time on, and
+    before that the log holds on to more.
+
+    Attributes:
+      log: The `OpLog`, once the context is left.
+    """
+
+    def __init__(self, name: str = ""):
+        self._recorder = Recorder()
+        self._name = name
+        self.log: OpLog | None = None
+
+    def __enter__(self) -> Recording:
+        device = _checked_device(None)
+        _enter(self, EagerRuntime(device, smallest_bytes=0, observer=self._recorder))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.log = self._recorder.log(self._name)
+        _leave(self)
+
+
+_interception: Interception | None = None
+
+
+def _enter(context: dtr | Recording, runtime: EagerRuntime) -> None:
+    global _open, _interception
+    interception = Interception(runtime)
+    interception.__enter__()
+    _open, _interception = context, interception
+
+
+def _leave(context: dtr | Recording) -> None:
+    global _open, _interception
+    if _open is not context or _interception is None:
+        raise UnsupportedError("This context is not open.")
+    interception, _open, _interception = _interception, None, None
+    interception.__exit__()
+
+
+def _checked_device(budget_bytes: int | None) -> str:
+    """The device whose memory counts, or a refusal."""
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "dtr() was entered while a graph is traced (inside of tf.function, or of fit() without run_eagerly=True). It works on eager ops: "
+            "enter it outside and run eagerly, or plan the traced step with checkmate.tf2.compile."
+        )
+    if _open is not None:
+        raise UnsupportedError(
+            "dtr() was entered while another dtr() or record() is open. There is one budget at a time: leave the other first."
+        )
+    if tf.distribute.has_strategy():
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise UnsupportedError(f"dtr() was entered under {strategy}, which trains in several threads. Use one device, without a strategy.")
+    if not fence.tape_is_empty() and fence.is_accumulating():
+        raise UnsupportedError(
+            "dtr() was entered under a tf.autodiff.ForwardAccumulator, which would miss all ops. Use GradientTape.gradient."
+        )
+    device = devices.training_device()
+    if budget_bytes is not None:
+        if not devices.allocator_reports(device):
+            raise UnsupportedError(
+                f"A budget needs an allocator that counts, and that of {device} does not. Set TF_CPU_ALLOCATOR_USE_BFC=true in the environment "
+                "before TensorFlow is imported."
+            )
+        in_use = tf.config.experimental.get_memory_info(device)["current"]
+        if in_use > budget_bytes:
+            raise EvictionError(
+                f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins: variables, data and other tensors take "
+                f"{format_bytes(in_use)}, {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is not needed."
+            )
+    fence.check()
+    return device
+
+
+def _reserve(device: str, budget_bytes: int) -> None:
+    """Has the allocator take the budget in one piece, where it can: pieces of many sizes waste up to half of themselves."""
+    room = budget_bytes - tf.config.experimental.get_memory_info(device)["current"]
+    if budget_bytes <= devices.free_bytes(device):
+        devices.make_room(device, room)
+    tf.config.experimental.reset_memory_stats(device)

@@ -1,0 +1,154 @@
+"""Every name of TensorFlow that is not public and that the eager runtime uses; nothing private is named in any other file.
+
+`check` looks whether all of them are there and behave as they did in the versions this was written against (2.16 and 2.21), on a small
+gradient with a forced eviction. If not, `checkmate.tf2.dtr` refuses; nothing else of the library is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from checkmate.errors import UnsupportedError
+
+PRIVATE: dict[str, tuple[str, ...]] = {
+    "tensorflow.python.pywrap_tfe": (
+        "TFE_Py_FastPathExecute",  # every generated op looks it up here, at each call
+        "TFE_Py_RegisterVSpace",  # how tapes add gradients up
+        "TFE_Py_TapeSetDeleteTrace",
+        "TFE_Py_TapeSetIsEmpty",
+        "TFE_Py_TapeSetIsStopped",
+        "TFE_Py_TapeSetRecordOperation",
+        "TFE_Py_TapeSetRestartOnThread",
+        "TFE_Py_TapeSetShouldRecordBackprop",
+        "TFE_Py_TapeSetStopOnThread",
+        "TFE_Py_TensorShapeSlice",  # takes EagerTensors only
+    ),
+    "tensorflow.python.eager.execute": ("execute", "execute_with_cancellation", "must_record_gradient"),
+    "tensorflow.python.eager.backprop": ("_MockOp", "_default_vspace", "record_gradient"),
+    "tensorflow.python.eager.context": ("context",),
+    "tensorflow.python.eager.core": ("_FallbackException", "_NotOkStatusException"),
+    "tensorflow.python.eager.imperative_grad": ("imperative_grad",),
+    "tensorflow.python.framework.ops": ("EagerTensor", "_gradient_registry", "raise_from_not_ok_status", "uid"),
+    "tensorflow.python.framework.op_def_registry": ("get",),
+    "tensorflow.python.framework.tensor": ("Tensor",),
+    "tensorflow.python.types.core": ("Value",),
+}
+
+
+def missing() -> list[str]:
+    """The names of the fence that this TensorFlow does not have."""
+    gone = []
+    for module, names in PRIVATE.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            gone.append(module)
+            continue
+        gone.extend(f"{module}.{name}" for name in names if not hasattr(found, name))
+    return gone
+
+
+def refuse(what: str) -> UnsupportedError:
+    """The error that says that this TensorFlow is not one the fence was made for."""
+    import tensorflow as tf
+
+    return UnsupportedError(
+        f"checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow {tf.__version__} {what}. It is known to work "
+        "with 2.16 and 2.21. Everything else in checkmate works without them: plan the step with checkmate.tf2.compile instead."
+    )
+
+
+_gone = missing()
+if _gone:
+    raise refuse(f"these are missing: {', '.join(_gone)}")
+
+from tensorflow.python import pywrap_tfe as tfe  # noqa: E402
+from tensorflow.python.eager import backprop, context, execute, imperative_grad  # noqa: E402
+from tensorflow.python.eager.core import _FallbackException as FallbackException  # noqa: E402
+from tensorflow.python.eager.core import _NotOkStatusException as NotOkStatusException  # noqa: E402
+from tensorflow.python.framework import op_def_registry, ops  # noqa: E402
+from tensorflow.python.framework.ops import EagerTensor  # noqa: E402
+from tensorflow.python.framework.tensor import Tensor  # noqa: E402
+from tensorflow.python.types.core import Value  # noqa: E402
+
+__all__ = ["EagerTensor", "FallbackException", "NotOkStatusException", "Tensor", "Value", "check", "execute", "imperative_grad", "tfe"]
+
+# The real ones, from before anything is put in their place.
+real_fast, real_execute = tfe.TFE_Py_FastPathExecute, execute.execute
+real_execute_with_cancellation = execute.execute_with_cancellation
+real_must_record, real_shape_slice = execute.must_record_gradient, tfe.TFE_Py_TensorShapeSlice
+real_imperative_grad = imperative_grad.imperative_grad
+tape_is_empty, tape_is_stopped = tfe.TFE_Py_TapeSetIsEmpty, tfe.TFE_Py_TapeSetIsStopped
+tape_stop, tape_restart = tfe.TFE_Py_TapeSetStopOnThread, tfe.TFE_Py_TapeSetRestartOnThread
+tape_records, tape_record, tape_forget = (
+    tfe.TFE_Py_TapeSetShouldRecordBackprop,
+    tfe.TFE_Py_TapeSetRecordOperation,
+    tfe.TFE_Py_TapeSetDeleteTrace,
+)
+record_gradient, default_vspace, MockOp = backprop.record_gradient, backprop._default_vspace, backprop._MockOp
+new_id, raise_status, op_def = ops.uid, ops.raise_from_not_ok_status, op_def_registry.get
+
+
+def gradient_function(op: str) -> Any:
+    """The Python function that makes the gradient of an op type, or None; raises LookupError where none is registered."""
+    return ops._gradient_registry.lookup(op)
+
+
+def raw_context() -> Any:
+    """What the fast path takes as its first argument."""
+    return context._context
+
+
+def eager_context() -> Any:
+    """What the slow path takes as its context."""
+    return context.context()
+
+
+def is_accumulating() -> bool:
+    """Whether some `tf.autodiff.ForwardAccumulator` is active now. Slow: asks every object there is."""
+    import gc
+
+    import tensorflow as tf
+
+    return any(isinstance(thing, tf.autodiff.ForwardAccumulator) and getattr(thing, "_recording", False) for thing in gc.get_objects())
+
+
+_checked = False
+
+
+def check() -> None:
+    """Runs a small gradient by way of every patch, with everything evicted in between, once per process.
+
+    Raises:
+      UnsupportedError: The result is not TensorFlow's own.
+    """
+    global _checked
+    if _checked:
+        return
+    import numpy as np
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.interception import Interception
+    from checkmate.tf2.eager.runtime import EagerRuntime
+
+    def run() -> tuple[list[Any], list[Any]]:
+        weights = tf.Variable(np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16))
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(tf.matmul(weights, weights))
+            loss = tf.reduce_sum(tf.concat([hidden * hidden, hidden], 0) * 0.5)
+            evict()
+        return [loss], [tape.gradient(loss, weights), hidden]
+
+    evict = lambda: None  # noqa: E731
+    plain = [np.array(value) for group in run() for value in group]
+    try:
+        runtime = EagerRuntime("CPU:0", smallest_bytes=0)
+        evict = runtime.evict_all
+        with Interception(runtime):
+            found = [np.array(value) for group in run() for value in group]
+    except Exception as error:
+        raise refuse(f"a small gradient does not run: {type(error).__name__}: {error}") from error
+    if not runtime.rematerializations or not all(np.array_equal(a, b) for a, b in zip(plain, found, strict=True)):
+        raise refuse("a small gradient does not come out as it should")
+    _checked = True

@@ -1,0 +1,190 @@
+"""Where ops of the program are caught: one door for the fast path, one for the slow path, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.errors import UnsupportedError
+from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.backward import raising_kept_errors, vector_space
+from checkmate.tf2.eager.op_kinds import kind_of
+from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
+
+_SHAPE_OPS = {
+    "Shape": lambda shape: list(shape),
+    "Size": lambda shape: tf.TensorShape(shape).num_elements(),
+    "Rank": lambda shape: len(shape),
+}
+
+_ABSENT = object()
+
+
+class Interception:
+    """A context in which every eager op of this thread goes through a runtime. Leaving it puts TensorFlow back as it was, whatever happened."""
+
+    def __init__(self, runtime: Any):
+        self._runtime = runtime
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Interception:
+        runtime = self._runtime
+        self._undo.callback(runtime.close)
+        try:
+            self._replace(fence.tfe, "TFE_Py_FastPathExecute", self._fast)
+            self._replace(fence.tfe, "TFE_Py_TensorShapeSlice", _shape_slice)
+            self._replace(fence.execute, "execute", self._slow)
+            self._replace(fence.execute, "execute_with_cancellation", self._cancellable)
+            self._replace(fence.execute, "must_record_gradient", lambda: self._elsewhere() and fence.real_must_record())
+            self._replace(fence.imperative_grad, "imperative_grad", raising_kept_errors(runtime))
+            fence.tfe.TFE_Py_RegisterVSpace(vector_space(runtime))
+            self._undo.callback(fence.tfe.TFE_Py_RegisterVSpace, fence.default_vspace)
+            self._refuse_the_impossible()
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._undo.close()
+
+    def _replace(self, owner: Any, name: str, stand_in: Any) -> None:
+        before = vars(owner).get(name, _ABSENT)
+        self._undo.callback(delattr, owner, name) if before is _ABSENT else self._undo.callback(setattr, owner, name, before)
+        setattr(owner, name, stand_in)
+
+    # ---- the doors -----------------------------------------------------------------------------------------------------------------
+
+    def _fast(self, context: Any, op: str, name: Any, *args: Any) -> Any:
+        kind = kind_of(op)
+        if kind.passed_on or self._elsewhere():
+            return self._aside(context, op, name, args)
+        count = len(kind.is_list)
+        tensors: list[Any] = []
+        lengths: list[int | None] = []
+        for argument in args[:count]:
+            found = type(argument)
+            if found is LazyTensor or found is fence.EagerTensor:
+                tensors.append(argument)
+                lengths.append(None)
+            elif (found is list or found is tuple) and all([type(each) in _TENSORS for each in argument]):
+                tensors.extend(argument)
+                lengths.append(len(argument))
+            else:
+                raise fence.FallbackException("something is to be converted to a tensor first")
+        if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
+            return _static(op, tensors[0], args[count:])
+        return self._runtime.run(kind, tensors, tuple(lengths), args[count:], None, name)
+
+    def _slow(self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None) -> Any:
+        op = op_name.decode() if isinstance(op_name, bytes) else op_name
+        kind = kind_of(op)
+        inputs = list(inputs)
+        if self._elsewhere():
+            if _any_lazy(inputs):
+                raise _other_thread()
+            return fence.real_execute(op_name, num_outputs, inputs, attrs, ctx, name)
+        if op in _SHAPE_OPS and type(inputs[0]) is LazyTensor:
+            return [_static(op, inputs[0], attrs)]
+        if not kind.passed_on and all([type(each) in _TENSORS for each in inputs]):
+            result = self._runtime.run(kind, inputs, kind.lengths(attrs), attrs, num_outputs, name)
+            return result if isinstance(result, list) else [result]
+        result = self._runtime.aside(lambda: fence.real_execute(op_name, num_outputs, self._values(inputs), attrs, ctx, name))
+        if fence.op_def(op) is not None and op != "Const" and fence.real_must_record():
+            fence.record_gradient(op, inputs, attrs, result)
+        return result
+
+    def _cancellable(
+        self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, cancellation_manager: Any, name: Any = None
+    ) -> Any:
+        if self._elsewhere() and _any_lazy(inputs):
+            raise _other_thread()
+        op = op_name.decode() if isinstance(op_name, bytes) else op_name
+        return self._runtime.aside(
+            op,
+            list(inputs),
+            lambda values: fence.real_execute_with_cancellation(op_name, num_outputs, values, attrs, ctx, cancellation_manager, name),
+        )
+
+    def _aside(self, context: Any, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """What is not ours to run. Handles among its inputs go by the slow path, which finds their values."""
+        if _any_lazy(args):
+            raise _other_thread() if self._elsewhere() else fence.FallbackException("values are to be found first")
+        result = fence.real_fast(context, op, name, *args)
+        if self._runtime.observer and op == "ReadVariableOp":
+            self._runtime.observer.read(args[0], result)
+        return result
+
+    # ---- what is refused -----------------------------------------------------------------------------------------------------------
+
+    def _elsewhere(self) -> bool:
+        """Whether this is another thread. What input pipelines run there is none of ours; training there is refused."""
+        if threading.get_ident() == self._runtime.thread:
+            return False
+        if not fence.tape_is_empty():
+            raise _other_thread()
+        return True
+
+    def _refuse_the_impossible(self) -> None:
+        self._refuse(tf.autodiff.ForwardAccumulator, "__init__", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
+        self._refuse(tf.autodiff.ForwardAccumulator, "__enter__", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
+        self._refuse(tf.autodiff.ForwardAccumulator, "jvp", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
+        self._refuse(tf.GradientTape, "jacobian", "GradientTape.jacobian")
+        self._refuse(tf.GradientTape, "batch_jacobian", "GradientTape.batch_jacobian")
+        default = tf.distribute.get_strategy()
+        for name in ("run", "scope"):
+            self._replace(tf.distribute.Strategy, name, _only_for(default, getattr(tf.distribute.Strategy, name)))
+
+    def _refuse(self, owner: Any, name: str, what: str) -> None:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedError(
+                f"{what} does not work under dtr(): its results would silently be wrong or missing. Leave the context for it, or use "
+                "GradientTape.gradient."
+            )
+
+        self._replace(owner, name, refused)
+
+
+_TENSORS = frozenset({LazyTensor, fence.EagerTensor})
+
+
+def _any_lazy(arguments: Any) -> bool:
+    for argument in arguments:
+        if type(argument) is LazyTensor or (type(argument) in (list, tuple) and any(type(each) is LazyTensor for each in argument)):
+            return True
+    return False
+
+
+def _static(op: str, tensor: LazyTensor, attrs: Any) -> Any:
+    """Shapes are known without the value."""
+    chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True)).get("out_type", tf.int32)
+    return tf.constant(_SHAPE_OPS[op](tensor._shape_tuple()), tf.as_dtype(chosen))
+
+
+def _shape_slice(tensors: Any, axis: int) -> Any:
+    """Sizes of tensors along an axis; TensorFlow's own takes EagerTensors only."""
+    if any(type(each) in (LazyTensor, SettledTensor) for each in tensors):
+        return tf.constant([each._shape_tuple()[axis] for each in tensors], tf.int32)
+    return fence.real_shape_slice(tensors, axis)
+
+
+def _only_for(default: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is not default and type(self) is not type(default):
+            raise UnsupportedError(
+                f"{type(self).__name__} does not work under dtr(): it trains in several threads. Use one device, without a strategy."
+            )
+        return method(self, *args, **kwargs)
+
+    return guarded
+
+
+def _other_thread() -> UnsupportedError:
+    return UnsupportedError(
+        "dtr() manages the tensors of the thread that entered it, and another thread recorded a gradient or used such a tensor. Enter dtr() in "
+        "the thread that trains, and do all of a step there; input pipelines may run elsewhere."
+    )

@@ -1,0 +1,90 @@
+"""Writes down what an eager program does, as an op log."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from checkmate.dtr.log import Call, Constant, Instruction, OpLog, Release
+from checkmate.dtr.storage import FRESH
+from checkmate.tf2.device import held_bytes
+from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.op_kinds import Recipe
+from checkmate.tf2.eager.tensors import Cell
+
+
+class Recorder:
+    """Told by the runtime of each call and each release."""
+
+    def __init__(self) -> None:
+        self._instructions: list[Instruction] = []
+        self._names: dict[int, str] = {}  # of cells and real tensors that are alive, by id()
+        self._variables: dict[int, str] = {}
+        self._count = 0
+        self._done = False
+
+    def log(self, name: str) -> OpLog:
+        """The log so far; nothing is recorded after this."""
+        self._done = True
+        return OpLog(tuple(self._instructions), name)
+
+    def called(self, recipe: Recipe, arguments: Sequence[Any], outputs: Sequence[Any], seconds: float) -> None:
+        """An op ran. `outputs` are handles, or tensors where they cannot be evicted."""
+        if self._done or not outputs:
+            return
+        args = [self._name_of(argument) for argument in arguments]
+        aliases = tuple(0 if recipe.kind.is_view and k == 0 else FRESH for k in range(len(outputs)))
+        made = [each if type(each) is fence.EagerTensor else each._cell for each in outputs]
+        results = tuple(self._new(each, "t") for each in made)
+        sizes = tuple(0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True))
+        self._instructions.append(Call(results, recipe.kind.name, tuple(args), round(seconds * 1e9), sizes, aliases))
+
+    def read(self, variable: Any, value: Any) -> None:
+        """A variable was read: what comes out is the variable's own memory."""
+        if self._done:
+            return
+        key = variable._id
+        if key not in self._variables:
+            self._variables[key] = self._constant("v", held_bytes(value))
+        self._names[id(value)] = self._variables[key]
+        weakref.finalize(value, self._names.pop, id(value), None)
+
+    def released(self, tensor: Cell) -> None:
+        """The program holds no reference to a cell any more."""
+        self._release(id(tensor))
+
+    def _release(self, key: int) -> None:
+        name = self._names.pop(key, None)
+        if name is not None and not self._done:
+            self._instructions.append(Release(name))
+
+    def _name_of(self, argument: Any) -> str:
+        name = self._names.get(id(argument))
+        if name is None:
+            name = self._constant("c", _bytes(argument))
+            self._keep(argument, name)
+        return name
+
+    def _constant(self, letter: str, count: int) -> str:
+        self._count += 1
+        name = f"{letter}{self._count}"
+        self._instructions.append(Constant(name, count))
+        return name
+
+    def _new(self, made: Any, letter: str) -> str:
+        self._count += 1
+        name = f"{letter}{self._count}"
+        self._keep(made, name)
+        return name
+
+    def _keep(self, tensor: Any, name: str) -> None:
+        self._names[id(tensor)] = name
+        if not isinstance(tensor, Cell):
+            weakref.finalize(tensor, self._release, id(tensor)).atexit = False
+
+
+def _bytes(tensor: Any) -> int:
+    if isinstance(tensor, Cell):
+        return tensor.storage.bytes
+    return held_bytes(tensor)

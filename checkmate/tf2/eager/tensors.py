@@ -1,0 +1,222 @@
+"""What the program holds while tensors may be evicted: handles, which know shape and type and find the value when it is wanted.
+
+A `Cell` is what may be evicted and run again; a handle (`LazyTensor`) is a `tf.Tensor` that points at one. Handles have ids of their own: an
+EagerTensor that dies takes its entry on all tapes with it, and evicting means letting EagerTensors die.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.op_kinds import Recipe
+
+
+class EagerStorage(Storage):
+    """A storage of the runtime.
+
+    Attributes:
+      is_gradient: No tape records it, and having it back takes the whole backward pass.
+      anchors: How many backward functions may ask for it although they are not known to read it.
+    """
+
+    __slots__ = ("anchors", "is_gradient")
+
+    def __init__(self, count: int, is_gradient: bool):
+        super().__init__(count)
+        self.is_gradient, self.anchors = is_gradient, 0
+
+
+class EagerCall(Call):
+    """A call that can be run again. `arguments` are all its inputs, cells and real tensors; `inputs` the cells among them."""
+
+    __slots__ = ("arguments", "needs", "recipe")
+
+    def __init__(self, number: int, recipe: Recipe, arguments: tuple[Any, ...], needs: Any):
+        super().__init__(number, recipe.kind.name, [each for each in arguments if type(each) is Cell], needs.cost, 0)
+        self.recipe, self.arguments, self.needs = recipe, arguments, needs
+
+
+class Cell(Tensor):
+    """An output that may be evicted. `value` is the real tensor while it is in memory; `id` is its name on tapes."""
+
+    __slots__ = ("dtype", "id", "index", "shape", "value")
+
+    def __init__(self, call: EagerCall, storage: EagerStorage, count: int, value: Any, index: int):
+        super().__init__(call, storage, count)
+        self.value, self.index, self.defined = value, index, True
+        self.refs = 0
+        self.shape, self.dtype = value._shape_tuple(), value.dtype
+        self.id = fence.new_id()
+
+
+class _Handle(fence.Tensor):
+    """A tensor whose value is found, and recomputed if need be, when it is asked for."""
+
+    def __init__(self, runtime: Any, cell: Cell, owner: bool = False):
+        self._runtime, self._cell, self._owner = runtime, cell, owner
+        runtime.hold(self)
+
+    def __del__(self) -> None:
+        self._runtime.let_go(self)
+
+    def _value(self) -> Any:
+        return self._runtime.value(self._cell)
+
+    @property
+    def _id(self):
+        return self._cell.id
+
+    @property
+    def dtype(self):
+        return self._cell.dtype
+
+    @property
+    def shape(self):
+        import tensorflow as tf
+
+        return tf.TensorShape(self._cell.shape)
+
+    @property
+    def ndim(self):
+        return len(self._cell.shape)
+
+    @property
+    def device(self):
+        return self._runtime.device_name
+
+    @property
+    def backing_device(self):
+        return self._runtime.device_name
+
+    is_packed = False
+
+    def get_shape(self):
+        return self.shape
+
+    def set_shape(self, shape):
+        if not self.shape.is_compatible_with(shape):
+            raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}")
+
+    def _shape_tuple(self):
+        return self._cell.shape
+
+    def _shape_as_list(self):
+        return list(self._cell.shape)
+
+    def _rank(self):
+        return len(self._cell.shape)
+
+    def _num_elements(self):
+        return math.prod(self._cell.shape)
+
+    def _datatype_enum(self):
+        return self._cell.dtype.as_datatype_enum
+
+    def numpy(self):
+        return self._value().numpy()
+
+    def _numpy(self):
+        return self._value()._numpy()
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._value().numpy(), dtype=dtype)
+
+    def __dlpack__(self, *args, **kwargs):
+        return self._value().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self):
+        return self._value().__dlpack_device__()
+
+    def __bool__(self):
+        return bool(self._value())
+
+    __nonzero__ = __bool__
+
+    def __int__(self):
+        return int(self._value())
+
+    def __float__(self):
+        return float(self._value())
+
+    def __complex__(self):
+        return complex(self._value())
+
+    def __index__(self):
+        return self._value().__index__()
+
+    def __len__(self):
+        if not self._cell.shape:
+            raise TypeError("Scalar tensor has no `len()`")
+        return self._cell.shape[0]
+
+    def __iter__(self):
+        if not self._cell.shape:
+            raise TypeError("Cannot iterate over a scalar tensor.")
+        return (self[k] for k in range(self._cell.shape[0]))
+
+    def __format__(self, spec):
+        return format(self._value(), spec)
+
+    def __repr__(self):
+        return repr(self._value())
+
+    def __str__(self):
+        return str(self._value())
+
+    def __reduce__(self):
+        import tensorflow as tf
+
+        return tf.constant, (self.numpy(),)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def _copy_to_device(self, device_name):
+        return self._value()._copy_to_device(device_name)
+
+    def _copy(self, *args, **kwargs):
+        return self._value()._copy(*args, **kwargs)
+
+    def cpu(self):
+        return self._value().cpu()
+
+    def gpu(self, gpu_index=0):
+        return self._value().gpu(gpu_index)
+
+    def consumers(self):
+        raise NotImplementedError("Tensor.consumers is meaningless when eager execution is enabled.")
+
+    @property
+    def op(self):
+        raise AttributeError("Tensor.op is undefined when eager execution is enabled.")
+
+    @property
+    def graph(self):
+        raise AttributeError("Tensor.graph is undefined when eager execution is enabled.")
+
+    @property
+    def name(self):
+        raise AttributeError("Tensor.name is undefined when eager execution is enabled.")
+
+    @property
+    def value_index(self):
+        raise AttributeError("Tensor.value_index is undefined when eager execution is enabled.")
+
+
+class LazyTensor(_Handle, fence.Value):
+    """A handle while its context is open: every op takes it as it is."""
+
+
+class SettledTensor(_Handle, fence.Tensor):
+    """A handle that has outlived its context: TensorFlow converts it to its value wherever it is used."""
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        return self._value().__tf_tensor__(dtype, name)
