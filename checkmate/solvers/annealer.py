@@ -10,11 +10,11 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 
-HOT, COLD = 1.0, 0.03
-"""Temperatures at the beginning and at the end of a round, in mean costs of an op."""
+HOT, WARM, COLD = 1.0, 0.3, 0.05
+"""Temperatures in mean costs of an op: where a round begins from any order, where it begins from a good one, and where it ends."""
 
-PRICE = 5.0
-"""What the whole budget above the budget at one position costs at first, in mean costs of an op. The search corrects it."""
+PRICE, PRICES = 1.0, (0.01, 100.0)
+"""What a byte above the budget at one position costs at first, in mean costs of a byte of an op, and how far the search may change that."""
 
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
@@ -49,8 +49,8 @@ class Annealer:
         self._best_cost = np.array([np.inf])
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         self._mean = graph.total_cost / len(graph) or 1.0
-        price = PRICE * self._mean / max(1, budget_bytes - graph.fixed_bytes)
-        self._price = np.array([price, max(1e4 * price, graph.total_cost)])
+        price = PRICE * (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
+        self._price = np.array([price, PRICES[0] * price, PRICES[1] * price])
         self._evaluated = 0
         self._order = self._kernel.make_order(graph, self._problem, start, budget_bytes, self._room)
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done

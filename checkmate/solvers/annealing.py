@@ -661,7 +661,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, free_ord
       best: (capacity + 1,) int64: the number of evaluations, or -1, and the ops in order. Changed in place.
       best_cost: (1,) its cost. Changed in place.
       random: (1,) uint64, not zero. Changed in place.
-      price: (2,) cost of one byte above the budget at one position, and its largest value. Changed in place.
+      price: (3,) cost of one byte above the budget at one position, its least and its largest value. Changed in place.
       temperature: In the unit of costs.
       free_order: First evaluations may change their order.
       only_move: Nothing is recomputed.
@@ -686,8 +686,8 @@ def anneal(problem, order, best, best_cost, random, price, temperature, free_ord
                 best[p + 1] = event[order.sequence[p], OP]
         within += count[OVERFLOW] == 0
         if k % 128 == 127:
-            if within > 50:
-                price[0] *= 0.95
-            elif within < 25 and price[0] < price[1]:
-                price[0] *= 1.05
+            if within > 38:
+                price[0] = max(price[0] * 0.98, price[1])
+            elif within < 13:
+                price[0] = min(price[0] * 1.02, price[2])
             within = 0

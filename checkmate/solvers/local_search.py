@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
+from checkmate.solvers.annealer import COMPILE_SECONDS, HOT, WARM, Annealer, is_compiled
 from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 
@@ -76,7 +76,7 @@ def anneal_in_rounds(annealer: Annealer, search: Search, proposals: int, rounds:
     waiting = patience
     for number in range(rounds):
         before = annealer.best_cost
-        annealer.run(proposals << number, remaining_s=lambda: search.remaining_s)
+        annealer.run(proposals << number, hot=WARM if number else HOT, remaining_s=lambda: search.remaining_s)
         if annealer.best is not None and annealer.best_cost < before:
             search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
             waiting = patience + 1

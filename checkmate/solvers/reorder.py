@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
-from checkmate.solvers.annealer import Annealer
+from checkmate.solvers.annealer import HOT, WARM, Annealer
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 
@@ -76,7 +76,8 @@ class Reorder:
     def _round(self, search: Search, annealer: Annealer, number: int, *, share: float, only_move: bool = False) -> None:
         stop = search.remaining_s * (1 - share)
         proposals = self.proposals * len(search.graph) << number
-        annealer.run(proposals, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
+        hot = HOT if search.plan is None else WARM
+        annealer.run(proposals, hot=hot, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
             search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
 
