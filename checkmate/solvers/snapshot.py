@@ -4,9 +4,9 @@
     snapshots   solve the relaxation with one snapshot at the plain step's peak: a bound, and values to drop. Lifted to a plan it is
                 often within the budget, and then optimal, with the bound as certificate. Where it overflows, repair it, set one
                 more snapshot there, and solve again
-    improve     ruin and recreate from the best plans, while it pays
+    improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
-                time for each, with local search beside them on another core
+                time for each, with annealing beside them on another core; then annealing alone, while it pays
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap
 (`curve` mends that for many budgets at once).
@@ -19,13 +19,16 @@ search's, or that of a single call of HiGHS (a second; while deepening more).
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from checkmate.core.plan import Plan
+from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
 from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.search import Search
@@ -62,11 +65,14 @@ WORTH, PATIENCE = 0.02, 2
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
 
-STARTS = 3
-"""Plans from which local search sets out."""
-
 SCAN, SCAN_OPS = 24, 500
 """Stages scanned for the best single snapshot, and ops up to which that is done."""
+
+POLISH = 160
+"""Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
+
+LOAD_SECONDS = 4.0
+"""Time that loading numba and the annealer's machine code may take; with less than this left they are not loaded."""
 
 MILP_SECONDS = 1.0
 """Longest single call of HiGHS: it may hold back Ctrl-C for as long."""
@@ -78,14 +84,14 @@ class Snapshot:
 
     Args:
       snapshots: Look at the memory of at most so many moments at once.
-      effort: Work per op for one round of local search (see `Timetable.work`); 100,000 in all takes about half a second.
-      rounds: Rounds at most.
-      seed: Of the local search.
+      proposals: Of annealing, per op in the first round. Each further round has twice as many.
+      rounds: Rounds of annealing at most.
+      seed: Of local search.
     """
 
     snapshots: int = 12
-    effort: int = 160
-    rounds: int = 8
+    proposals: int = 100
+    rounds: int = 5
     seed: int = 0
 
     name = "snapshot"
@@ -137,6 +143,8 @@ class _Run:
         self.timetable = Timetable(search.graph)
         self.starts: list[tuple[float, Moves]] = []
         self.looked = _Look(0.0, (), np.zeros(0))
+        self.annealer: Annealer | None = None
+        self.round, self.patience = 0, PATIENCE
 
     def run(self) -> None:
         self._settle(by="greedy")
@@ -147,29 +155,11 @@ class _Run:
             if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - peak) > n // 50:
                 self._refine(other)
         if not self._finished():
-            self._search_locally()
+            self._improve()
         if not self._finished():
             self._deepen()
-
-    def _search_locally(self) -> None:
-        """Improves the cheapest plans, a round at a time: always the one that, gaining as much again as last time, comes out cheapest.
-
-        The repaired plan of a relaxation is often dearer than the greedy one, and yet the better one to start from.
-        """
-        search, options = self.search, self.options
-        nearly = self._missing() < NEARLY * search.bound
-        pool = [(cost, float("inf"), moves) for cost, moves in sorted(self.starts)[: 1 if nearly else STARTS]]
-        for number in range(options.rounds):
-            if not pool or self._finished() or search.timeline is None:
-                return
-            cost, gain, moves = pool.pop(min(range(len(pool)), key=lambda k: pool[k][0] - pool[k][1]))
-            if cost - gain > search.timeline.cost - 0.03 * self._missing():
-                return
-            self.timetable.move_to(moves)
-            work = options.effort * len(search.graph)
-            improve(self.timetable, search.budget_bytes, work=work, seed=options.seed + number, out_of_time=self._out_of_time)
-            pool.append((self.timetable.cost, cost - self.timetable.cost, self.timetable.moves()))
-            search.offer(self.timetable.plan(), by="local search")
+        while not self._finished() and self._improve():
+            pass
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
@@ -196,7 +186,7 @@ class _Run:
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
         search, graph, options = self.search, self.search.graph, self.options
-        seconds, patience, number = DEEP_SECONDS, PATIENCE, 0
+        seconds, patience = DEEP_SECONDS, PATIENCE
         while patience and self.looked.chosen and len(self.looked.chosen) < options.snapshots and not self._finished():
             missing = self._missing()
             more = self._telling_stage()
@@ -205,20 +195,47 @@ class _Run:
             model = SnapshotModel(graph, search.budget_bytes, [*self.looked.chosen, more])
             time_limit_s, precision = min(seconds, search.remaining_s), self._precision(True)
             with _beside(lambda: model.solve(time_limit_s=time_limit_s, nodes=NODES[2], precision=precision)) as answer:  # noqa: B023
-                self._improve(min(self.starts)[1] if self.starts else [], seed=options.seed + options.rounds + number)
-            if self._learn(model, answer(), deeper=True) is not None and not self._finished():
-                self._improve(self.timetable.moves(), seed=options.seed + 2 * options.rounds + number)
+                self._improve()
+            self._learn(model, answer(), deeper=True)
             patience = PATIENCE if self._missing() < (1 - WORTH) * missing else patience - 1
-            seconds, number = 1.5 * seconds, number + 1
+            seconds *= 1.5
 
-    def _improve(self, moves: Moves, *, seed: int) -> None:
-        """One round of local search from a plan within the budget."""
-        self.timetable.move_to(moves)
-        if self.timetable.peak_bytes > self.search.budget_bytes:
-            return
-        work = self.options.effort * len(self.search.graph)
-        improve(self.timetable, self.search.budget_bytes, work=work, seed=seed, out_of_time=self._out_of_time)
-        self._offer(by="local search")
+    def _improve(self) -> bool:
+        """One round of local search from the best plan, each longer than the last. Returns whether there may be sense in another."""
+        search, options = self.search, self.options
+        if search.plan is None or self.round >= options.rounds or not self.patience:
+            return False
+        before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
+        annealer = self._annealer(search.plan.computed)
+        if annealer is not None:
+            annealer.run(options.proposals * len(search.graph) << number, remaining_s=lambda: search.remaining_s)
+            if annealer.best is not None and annealer.best_cost < before:
+                search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
+        else:
+            self.timetable.move_to(min(self.starts)[1] if self.starts else [])
+            self._polish(options.proposals << number)
+        self.patience = PATIENCE if search.timeline is not None and search.timeline.cost < before else self.patience - 1
+        return True
+
+    def _polish(self, work_per_op: int) -> None:
+        """Ruin and recreate on the timetable, where it is within the budget."""
+        search = self.search
+        if self.timetable.peak_bytes <= search.budget_bytes and not self._finished():
+            work, seed = work_per_op * len(search.graph), self.options.seed + self.round
+            improve(self.timetable, search.budget_bytes, work=work, seed=seed, out_of_time=self._out_of_time)
+            self._offer(by="ruin and recreate")
+
+    def _annealer(self, start: Sequence[int]) -> Annealer | None:
+        """The annealer, set to a plan; None where there is not the time to load it."""
+        search = self.search
+        if self.annealer is not None:
+            self.annealer.restart(start)
+            return self.annealer
+        loaded = "checkmate.solvers.annealing" in sys.modules
+        if not loaded and (search.remaining_s < LOAD_SECONDS or (search.remaining_s < COMPILE_SECONDS and not is_compiled())):
+            return None
+        self.annealer = Annealer(search.graph, search.budget_bytes, start, seed=self.options.seed)
+        return self.annealer
 
     def _learn(self, model: SnapshotModel, found: Bound, *, deeper: bool = False) -> np.ndarray | None:
         """Takes the bound, lifts the solution and offers it, repaired if need be.
@@ -243,6 +260,7 @@ class _Run:
             self._offer(by="lifted snapshot")
             return None
         self._settle(by="repaired snapshot")
+        self._polish(POLISH)
         return over
 
     def _precision(self, several: bool) -> float:
