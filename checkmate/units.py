@@ -43,7 +43,7 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
         if unit == "%":
             if percent_of is None:
                 raise BudgetError(f"{amount!r} is a share, and here nothing says of what. Give an amount such as '6GiB'.")
-            number *= percent_of / 100
+            number = number * percent_of / 100  # in this order: 50% of 58 is 29
         else:
             number *= _UNITS.get(unit, 1)
     else:

@@ -34,6 +34,7 @@ def test_refused(amount):
 def test_a_share_needs_a_whole():
     assert parse_bytes("60%", percent_of=1000) == 600
     assert parse_bytes("12.5 %", percent_of=80) == 10
+    assert parse_bytes("50%", percent_of=58) == 29
     with pytest.raises(BudgetError, match="share"):
         parse_bytes("60%")
 

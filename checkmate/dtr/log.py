@@ -206,7 +206,9 @@ class _Reader:
             cut = " It may be cut." if not self.more() else ""
             raise LogError(f"Line {self.line} is not JSON ({error}), where {expected} was expected.{cut}", line=self.line) from error
         if not isinstance(data, dict) or not isinstance(data.get("INSTRUCTION"), str):
-            raise LogError(f"Line {self.line} is {text[:60]!r}; {expected}, a JSON object with a key INSTRUCTION, was expected.", line=self.line)
+            raise LogError(
+                f"Line {self.line} is {text[:60]!r}; {expected}, a JSON object with a key INSTRUCTION, was expected.", line=self.line
+            )
         return _Entry(self.line, data)
 
     def of(self, kind: str, name: str) -> _Entry:
@@ -271,12 +273,12 @@ def _instruction(entry: _Entry, reader: _Reader) -> Instruction:
             name = entry.text("NAME")
             return Constant(name, reader.of("MEMORY", name).number("MEMORY"))
         case "CALL":
-            results = entry.names("RESULT")
+            op, args, results, time = entry.text("NAME"), entry.names("ARGS"), entry.names("RESULT"), entry.number("TIME")
             sizes, aliases = [], []
             for name in results:
                 sizes.append(reader.of("MEMORY", name).number("MEMORY"))
                 aliases.append(reader.of("ALIAS", name).number("ALIAS", FRESH))
-            return Call(results, entry.text("NAME"), entry.names("ARGS"), entry.number("TIME"), tuple(sizes), tuple(aliases))
+            return Call(results, op, args, time, tuple(sizes), tuple(aliases))
         case "MUTATE":
             return Mutate(entry.text("NAME"), entry.names("ARGS"), entry.numbers("MUTATE"), entry.number("TIME"))
         case "COPY":
@@ -326,7 +328,9 @@ def _check(instructions: tuple[Instruction, ...], lines: tuple[int, ...]) -> Non
                 for name in args:
                     tensor(name, "reads")
                 if not results or not len(results) == len(instruction.bytes) == len(aliases):
-                    raise fail(f"is a CALL of {instruction.op!r} with {len(results)} results; one or more was expected, with MEMORY and ALIAS each.")
+                    raise fail(
+                        f"is a CALL of {instruction.op!r} with {len(results)} results; one or more was expected, with MEMORY and ALIAS each."
+                    )
                 for alias in aliases:
                     if not FRESH <= alias < len(args):
                         raise fail(f"makes a view of argument {alias}; -1 to {len(args) - 1} was expected.")

@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.memory import replay
+from checkmate.core.plan import Plan
 from checkmate.dtr import log as logs
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.runtime import Deallocation, Paper, Runtime
@@ -77,7 +79,9 @@ class Program:
 
     @cached_property
     def plain_peak_bytes(self) -> int:
-        """The most memory in use without a budget, where everything is gone for good once nothing refers to it."""
+        """The most memory in use without a budget, where everything is gone for good once nothing refers to it; of a graph, the judge's."""
+        if self.graph is not None:
+            return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
         paper = Paper()
         self.run(Runtime(paper, budget_bytes=math.inf, heuristic=HEURISTICS["local"], deallocation=Deallocation.BANISH))
         return paper.peak
@@ -108,7 +112,7 @@ class Program:
         """The plain step. A value is released after its last use and may be evicted all the time, unless it could not be made again.
 
         That holds for ops that may run only once, and, from the op on that overwrites what they read, for others. Such values are pinned
-        until nothing can need them, neither directly nor to recompute another.
+        until nothing can need them, neither directly nor to recompute another; that can be longer than the plain step holds them.
         """
         return cls(tuple(_graph_steps(graph)), graph.name, graph)
 
@@ -178,13 +182,15 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     """Op i makes tensor i + 1; tensor 0 is what is resident all the time."""
     n, outputs = len(graph), set(graph.outputs)
     costs = logs.whole_costs(graph)
+    expires = _expiries(graph)
+    needed = _needed_until(graph, expires)
     last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
-    needed = _needed_until(graph)
     ending: list[list[int]] = [[] for _ in range(n)]
     for i in range(n):
         if needed[i] < n:
             ending[needed[i]].append(i)
     pinned: set[int] = set()
+    late = {i for i in range(n) if expires[i] < needed[i]}  # to be pinned by then: they had better still be there
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
     yield Pin(0)
     for i, op in enumerate(graph.ops):
@@ -196,18 +202,27 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         if not op.recomputable and needed[i] > i:
             pinned.add(i)
             yield Pin(i + 1)
-        yield from (Drop(d + 1) for d in (*op.deps, i) if last_use[d] == i and d not in outputs)
-        yield from (Unpin(d + 1) for d in ending[i] if d in pinned)
+        yield from (Drop(d + 1) for d in (*op.deps, i) if last_use[d] == i and d not in outputs and d not in late)
+        for d in ending[i]:
+            if d in late:
+                yield Drop(d + 1)
+            if d in pinned:
+                yield Unpin(d + 1)
     yield from (Pin(i + 1) for i in graph.outputs if i not in pinned)
 
 
-def _needed_until(graph: DFGraph) -> list[int]:
-    """For each value the last op for which it may have to be in memory, be it to recompute something else; n at the end."""
-    n, outputs = len(graph), set(graph.outputs)
-    expires = [n] * n  # from which op on it cannot run again
+def _expiries(graph: DFGraph) -> list[int]:
+    """For each op the one from which on it cannot run again, because that overwrites what it reads; n if there is none."""
+    expires = [len(graph)] * len(graph)
     for i, op in enumerate(graph.ops):
         for d in op.overwrites:
             expires[d] = min(expires[d], i)
+    return expires
+
+
+def _needed_until(graph: DFGraph, expires: list[int]) -> list[int]:
+    """For each value the last op for which it may have to be in memory, be it to recompute something else; n at the end."""
+    n, outputs = len(graph), set(graph.outputs)
     until = [0] * n
     for i in reversed(range(n)):
         until[i] = n if i in outputs else i

@@ -68,7 +68,9 @@ class DTRRun:
         return self.cost / self.plain_cost if self.plain_cost else 1.0
 
     def __str__(self) -> str:
-        budget = f"{self.heuristic} within {format_bytes(self.budget_bytes)} ({self.budget_bytes / max(1, self.plain_peak_bytes):.0%} of plain)"
+        budget = (
+            f"{self.heuristic} within {format_bytes(self.budget_bytes)} ({self.budget_bytes / max(1, self.plain_peak_bytes):.0%} of plain)"
+        )
         if self.status is not DTRStatus.OK:
             return f"{self.status.value}: {budget}. {self.message}"
         return (
@@ -120,7 +122,9 @@ def simulate(
     program = as_program(log)
     chosen = make_heuristic(heuristic)
     if not overhead_limit >= 1:
-        raise CheckmateError(f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2 allows to double the cost.")
+        raise CheckmateError(
+            f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2 allows to double the cost."
+        )
     budget_bytes = parse_bytes(budget, percent_of=program.plain_peak_bytes)
     paper = _Recorder() if program.graph else Paper()
     runtime = Runtime(
