@@ -168,25 +168,27 @@ def _update_by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[
 
 
 def _last_hazards(flat: FlatGraph) -> dict[tf.Operation, int]:
-    """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it."""
+    """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it.
+
+    What ops after the writer read (metrics of the prediction, most often) is kept, so that they cannot ask for one.
+    """
     bit = {o: 1 << k for k, o in enumerate(flat.planned)}
+    read_by_then = {writer: sum(bit[o] for o in read) for writer, read in flat.overwritten.items()}
     again: dict[tf.Operation, int] = {}  # op -> what may have to run again for it, as bits
+    overwritten = 0
     for operation in flat.planned:
         bits = 0
         for before in flat.data_deps[operation]:
+            if before in flat.recomputable and (bit[before] | again[before]) & overwritten:
+                flat.recomputable.discard(before)
             if before in flat.recomputable:
                 bits |= bit[before] | again[before]
         again[operation] = bits
+        overwritten |= read_by_then.get(operation, 0)
     hazards: dict[tf.Operation, int] = {}
-    for writer, read in flat.overwritten.items():
-        bits = sum(bit[o] for o in read if o in flat.recomputable)
-        if not bits:
-            continue
-        for operation in reversed(flat.planned):
-            if again[operation] & bits and operation is not writer:
-                if flat.position[operation] > flat.position[writer]:
-                    flat.recomputable -= read  # also the plain step wants the old content later: keep what was read from it
-                else:
-                    hazards[writer] = flat.position[operation]
-                break
+    for writer, bits in read_by_then.items():
+        asking = (o for o in reversed(flat.planned) if again[o] & bits and o is not writer and flat.position[o] < flat.position[writer])
+        last = next(asking, None)
+        if last is not None:
+            hazards[writer] = flat.position[last]
     return hazards
