@@ -1,0 +1,119 @@
+"""Plans that last: a planned step as a JSON file, and a folder of them, so that the next run of a script does not plan again.
+
+A file holds the plan, the costs it was made with, what was measured, and what it was made for. Read back, it must be for the same graph,
+the same shapes and the same kind of device, and the judge must accept its steps; else it is refused and never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.files import fingerprint, load_plan, read_json, save_plan
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import replay
+from checkmate.core.plan import Plan
+from checkmate.errors import GraphError, PlanFileError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.trace import TracedStep
+from checkmate.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """What a file tells of a planned step.
+
+    Attributes:
+      graph: The step's graph with the costs that the plan was made with.
+      plan: The plan, or None where the step runs as it is.
+      budget_bytes: What it was made for.
+      measured_peak_bytes: What its run took by the allocator's count then, or None.
+      as_here: It was made on the same device, with the same TensorFlow.
+    """
+
+    path: Path
+    graph: DFGraph
+    plan: Plan | None
+    budget_bytes: int
+    measured_peak_bytes: int | None
+    as_here: bool
+
+
+def save(
+    path: str | os.PathLike, traced: TracedStep, graph: DFGraph, plan: Plan, *, unchanged: bool, budget_bytes: int, measured: int | None
+) -> None:
+    """Writes a planned step; what lies there is replaced whole or not at all."""
+    made_for = _made_for(traced)
+    costs = [[op.cost, op.workspace_bytes] for op in graph.ops]
+    facts = {"budget_bytes": budget_bytes, "peak_bytes": replay(graph, plan).peak_bytes, "measured_peak_bytes": measured}
+    save_plan(plan, path, graph=graph, made_for=made_for, unchanged=unchanged, costs=costs, **facts)
+
+
+def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
+    """Reads a planned step for this one.
+
+    Raises:
+      PlanFileError: No such file, not JSON, of another version, or made for another graph, other shapes or another kind of device.
+      PlanError: Its steps are not legal for the graph.
+    """
+    data, here = read_json(path), _made_for(traced)
+    found = data.get("made_for")
+    differing = [key for key in ("arguments", "ops", "device_kind") if isinstance(found, dict) and found.get(key) != here[key]]
+    if differing:
+        listed = "; ".join(f"{_NAMES[key]} {found.get(key)} there and {here[key]} here" for key in differing)
+        raise PlanFileError(f"{path} was made for another step than {traced.graph.name!r}: {listed}. Make the plan again.")
+    plan = load_plan(path, graph=traced.graph)
+    try:
+        graph = _with_costs(traced.graph, data["costs"])
+        budget, measured = data["budget_bytes"], data["measured_peak_bytes"]
+        if type(budget) is not int or not (measured is None or type(measured) is int):
+            raise TypeError("its sizes are not whole numbers of bytes")
+        as_here = all(found[key] == here[key] for key in ("device", "tensorflow"))
+        return KeptPlan(Path(path), graph, None if data["unchanged"] else plan, budget, measured, as_here)
+    except (KeyError, TypeError, ValueError, GraphError) as error:
+        raise PlanFileError(f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again.") from error
+
+
+def path_in(folder: Path, traced: TracedStep, asked: Sequence[Any]) -> Path:
+    """Where the folder has the plan of this step, by all that the plan depends on: the graph, what was asked for, device and versions."""
+    from checkmate import __version__
+
+    here = _made_for(traced)
+    facts = [fingerprint(traced.graph), traced.graph.fixed_bytes, here["device"], here["tensorflow"], __version__, *map(repr, asked)]
+    return folder / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+
+
+def refuse_above(kept: KeptPlan, budget_bytes: int) -> None:
+    """Raises where a plan from a file takes more than the budget, by prediction or as it was measured."""
+    plan = kept.plan
+    peak = max(replay(kept.graph, plan).peak_bytes if plan else 0, kept.measured_peak_bytes or 0)
+    if peak > budget_bytes:
+        raise PlanFileError(
+            f"The plan of {kept.path} takes {format_bytes(peak)}, {format_bytes(peak - budget_bytes)} more than the budget of "
+            f"{format_bytes(budget_bytes)}. Make a plan for that budget."
+        )
+
+
+_NAMES = {"arguments": "its arguments are", "ops": "its ops are", "device_kind": "its device is"}
+
+
+def _made_for(traced: TracedStep) -> dict[str, Any]:
+    device = devices.training_device()
+    return {
+        "arguments": [f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()],
+        "ops": len(traced.graph),
+        "device_kind": device.split(":")[0],
+        "device": devices.describe(device),
+        "tensorflow": tf.__version__,
+    }
+
+
+def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
+    ops = (replace(op, cost=float(cost), workspace_bytes=int(workspace)) for op, (cost, workspace) in zip(graph.ops, costs, strict=True))
+    return replace(graph, ops=tuple(ops))
