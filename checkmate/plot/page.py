@@ -9,6 +9,8 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from checkmate.core.graph import DFGraph
 from checkmate.core.layers import layer_names
 from checkmate.core.plan import Plan
@@ -55,7 +57,7 @@ def _data(graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | No
     names = layer_names(graph)
     numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
     total = graph.total_cost or 1.0
-    shown = plan or plain
+    recomputed = (plan or plain).recomputed
     data: dict[str, Any] = {
         "ops": {
             "name": [op.name for op in graph.ops],
@@ -63,7 +65,7 @@ def _data(graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | No
             "layer": [numbers[name] for name in names],
             "bytes": [op.output_bytes for op in graph.ops],
             "cost": [_short(op.cost / total) for op in graph.ops],
-            "times": [1 + shown.recomputed.get(i, 0) for i in range(len(graph))],
+            "times": [1 + recomputed.get(i, 0) for i in range(len(graph))],
         },
         "layers": list(numbers),
         "colours": COLOURS,
@@ -99,8 +101,7 @@ def _matrix_data(graph: DFGraph, found: Stages) -> dict[str, Any]:
     """S as spans of stages [from, to) per column, R as its cells off the diagonal."""
     retained = []
     for column in found.S.T:
-        padded = [False, *column.tolist(), False]
-        edges = [k for k in range(len(padded) - 1) if padded[k] != padded[k + 1]]
+        edges = np.diff(column, prepend=False, append=False).nonzero()[0].tolist()
         retained.append([list(span) for span in zip(edges[::2], edges[1::2], strict=True)])
     turn = next((k for k, i in enumerate(found.order) if part_of(graph.ops[i]) == "backward"), None)
     again = [[int(t), int(i)] for t, i in zip(*found.R.nonzero(), strict=True) if t != i]
