@@ -7,6 +7,7 @@ is. All else (epochs, callbacks, validation, saving) is Keras's.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,7 @@ def rematerialize(
     cost_model: str | CostModel = "profile",
     time_limit_s: float = 2,
     verbose: bool = True,
+    plan: str | os.PathLike | None = None,
 ) -> keras.Model:
     """Has `fit` and `train_on_batch` of a compiled model stay within a memory budget.
 
@@ -50,6 +52,7 @@ def rematerialize(
       cost_model: "profile", "roofline", "unit", or a function.
       time_limit_s: The most seconds that the solver takes for one plan.
       verbose: Show progress on a terminal.
+      plan: A file that `planned(model).save` wrote, or a folder of plans; see `checkmate.tf2.function`.
 
     Returns:
       The same model. `release(model)` undoes it.
@@ -61,7 +64,7 @@ def rematerialize(
     Example:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP
     """
-    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size)
+    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size, plan)
     _check(model)
     training = Training(model, options)
     setattr(model, ATTRIBUTE, training.make_train_function)

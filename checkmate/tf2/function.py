@@ -6,8 +6,10 @@ part of the step, as it is for a `tf.function`: another number is another step a
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +44,7 @@ def function(
     cost_model: str | CostModel = "profile",
     time_limit_s: float = 2,
     verbose: bool = True,
+    plan: str | os.PathLike | None = None,
 ) -> Any:
     """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a step of two optimizers.
 
@@ -59,6 +62,8 @@ def function(
       cost_model: "profile", "roofline", "unit", or a function.
       time_limit_s: The most seconds that the solver takes for one plan.
       verbose: Show progress on a terminal.
+      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
+        folder: a plan that lies there for this step and these options is run, else one is made and left there.
 
     Returns:
       A `PlannedFunction`, called like `step`.
@@ -71,12 +76,12 @@ def function(
       >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
       ... def train_step(images, labels): ...
     """
-    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size)
+    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size, plan)
 
     def decorate(step: Callable) -> PlannedFunction:
         planned = PlannedFunction(_python_of(step), options, name=getattr(step, "__name__", "step"), autograph=_wants_autograph(step))
         planned.refuse_state_changes()
-        return planned
+        return functools.update_wrapper(planned, step, updated=())
 
     if step is None:
         return decorate
@@ -98,6 +103,7 @@ class PlanOptions:
     time_limit_s: float = 2
     verbose: bool = True
     batch_size: int | None = None
+    plan: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         make_solver(self.solver)
@@ -109,7 +115,7 @@ class PlanOptions:
 
     def planner(self, step: Callable, name: str) -> Planner:
         """A `Planner` of a step with these options."""
-        return Planner(step, name, self.budget, self.solver, self.cost_model, self.time_limit_s, self.verbose)
+        return Planner(step, name, self.budget, self.solver, self.cost_model, self.time_limit_s, self.verbose, self.plan)
 
 
 class PlannedFunction:
@@ -155,6 +161,10 @@ class PlannedFunction:
     def report(self) -> Report:
         """Returns what was asked, what was found and what it costs, for the first kind of call; print it."""
         return self._first.report()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the plan for the first kind of call as a .json file, for `plan=path` of another run."""
+        self._first.save(path)
 
     def refuse_state_changes(self) -> None:
         """Has tracing fail when the step changes Python state that it can see, which would then not happen in every step."""

@@ -20,6 +20,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import replay
 from checkmate.core.plan import Plan
 from checkmate.errors import GraphError, PlanFileError
+from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -43,6 +44,22 @@ class KeptPlan:
     budget_bytes: int
     measured_peak_bytes: int | None
     as_here: bool
+
+    def plain_peak_bytes(self, traced: TracedStep) -> int:
+        """The plain step's predicted peak."""
+        return replay(self.graph, traced.plain_plan()).peak_bytes
+
+    def result(self, budget_bytes: int) -> SolveResult:
+        """The plan as a solver's answer; proven is only what needs no solver: every op runs at least once."""
+        return SolveResult(
+            SolveStatus.FEASIBLE,
+            self.graph,
+            budget_bytes,
+            self.plan,
+            replay(self.graph, self.plan),
+            self.graph.total_cost,
+            SolveStats("a file", 0.0, found_by=self.path.name),
+        )
 
 
 def save(

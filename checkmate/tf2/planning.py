@@ -8,10 +8,12 @@ a corrected budget until what was measured is within the limit. The step's varia
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -19,11 +21,12 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
-from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError, PlanFileError
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
+from checkmate.tf2 import plan_files
 from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.profile import CostModel, with_costs
@@ -78,6 +81,7 @@ class Planner:
     """What was asked for, independent of shapes.
 
     Attributes:
+      kept: A file with the plan to run, or a folder where plans are looked up and left; None to plan anew.
       budget_bytes: The budget in bytes, known once the first shapes are planned.
     """
 
@@ -88,6 +92,7 @@ class Planner:
     cost_model: str | CostModel
     time_limit_s: float
     verbose: bool
+    kept: str | os.PathLike | None = None
     budget_bytes: int = 0
 
     def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None) -> Planned:
@@ -98,6 +103,8 @@ class Planner:
                 traced = trace(self.step, *specs, name=self.name, like=like.traced if like else None)
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
+            if known := self._from_file(traced):
+                return self._as_kept(known, traced, specs, clock)
             self._make_room(traced)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
@@ -106,7 +113,53 @@ class Planner:
             attempt = _Attempt(self, traced, graph, specs, clock, progress)
             planned = attempt.as_it_is(plain.peak_bytes) or attempt.within_budget(plain.peak_bytes)
         log.info("%s", planned.report)
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save(self._path_in_folder(traced), planned)
         return planned
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of plans; a file's name ends in .json."""
+        return Path(self.kept) if self.kept is not None and Path(self.kept).suffix != ".json" else None
+
+    def _path_in_folder(self, traced: TracedStep) -> Path:
+        cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
+        solver = self.solver if isinstance(self.solver, str) else self.solver.name
+        return plan_files.path_in(self._folder, traced, (self.budget, solver, cost_model, self.time_limit_s))
+
+    def _from_file(self, traced: TracedStep) -> plan_files.KeptPlan | None:
+        """The plan of the file that was named, which must fit; or that of the folder, if there is one that does."""
+        if self.kept is None:
+            return None
+        if self._folder is None:
+            known = plan_files.load(self.kept, traced)
+            self.budget_bytes = known.budget_bytes if self.budget == "auto" else self._resolve(known.plain_peak_bytes(traced))
+            plan_files.refuse_above(known, self.budget_bytes)
+            return known
+        try:
+            known = plan_files.load(self._path_in_folder(traced), traced)
+            self.budget_bytes = self._resolve(known.plain_peak_bytes(traced))
+            plan_files.refuse_above(known, self.budget_bytes)
+        except (PlanFileError, PlanError) as error:
+            log.info("No plan was kept for %r: %s", self.name, error)
+            self.budget_bytes = 0
+            return None
+        return known
+
+    def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: _Clock) -> Planned:
+        """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
+        attempt = _Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False))
+        attempt.notes.append(f"The plan is from {known.path}.")
+        plain_peak = known.plain_peak_bytes(traced)
+        plan = known.plan or traced.plain_plan()
+        with clock.phase("building"):
+            run = replayed(traced, plan) if known.plan else _unchanged(traced, specs)
+        result = known.result(self.budget_bytes) if known.plan else None
+        measured = known.measured_peak_bytes if known.as_here else attempt._measured(run)
+        if measured is not None and measured > self.budget_bytes:
+            raise attempt._took_too_much(measured)
+        return attempt._planned(result, plan, run, plain_peak, measured)
 
     def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
@@ -222,8 +275,7 @@ class _Attempt:
         return devices.allocator_reports(devices.training_device())
 
     def _reserve(self) -> int:
-        share = ALLOCATOR_RESERVE if self._can_measure else UNCHECKED_RESERVE
-        return int(share * max(0, self.planner.budget_bytes - self.graph.fixed_bytes))
+        return reserve_bytes(self.planner.budget_bytes - self.graph.fixed_bytes)
 
     def _solve(self, budget_bytes: int) -> SolveResult:
         with self.clock.phase("solving"), self.progress.phase("solving"):
@@ -319,10 +371,25 @@ class _Attempt:
         return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - self._reserve() - least) // per_example)))
 
 
+def reserve_bytes(room: int) -> int:
+    """Returns how much of the bytes that a budget leaves for activations the first plan leaves unused."""
+    checked = devices.allocator_reports(devices.training_device())
+    return int((ALLOCATOR_RESERVE if checked else UNCHECKED_RESERVE) * max(0, room))
+
+
 def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
     """Returns the function that runs a plan of a traced step, on flattened arguments."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
     return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
+
+
+def save(path: str | os.PathLike, planned: Planned) -> None:
+    """Writes a planned step as a file, for `kept` of another run."""
+    report = planned.report
+    plan_files.save(
+        path, planned.traced, planned.graph, planned.plan,
+        unchanged=planned.result is None, budget_bytes=report.budget_bytes, measured=report.measured_peak_bytes,
+    )  # fmt: skip
 
 
 def _unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:

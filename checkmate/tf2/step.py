@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import make_solver
-from checkmate.tf2.planning import Planned, Planner
+from checkmate.tf2.planning import Planned, Planner, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -33,6 +34,7 @@ def compile(
     cost_model: str | CostModel = "profile",
     time_limit_s: float = 2,
     verbose: bool = True,
+    plan: str | os.PathLike | None = None,
 ) -> PlannedStep:
     """Makes a training step of a Keras model that keeps its memory within a budget.
 
@@ -54,6 +56,8 @@ def compile(
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
       time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to four plans are made.
       verbose: Show progress on a terminal. Without a terminal nothing is shown.
+      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
+        folder: a plan that lies there for this step and these options is run, else one is made and left there.
 
     Returns:
       A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and `report()`.
@@ -63,11 +67,18 @@ def compile(
       BudgetError: A budget that cannot be read.
       InfeasibleBudgetError: No plan fits; the message names the op that binds and the batch that could fit.
       NoPlanFoundError: The solver found none in its time.
+      PlanFileError: The file of `plan` cannot be read, is for another step, or takes more than the budget.
 
     Example:
       >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="2GiB")  # doctest: +SKIP
       >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
     """
+    train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
+    return PlannedStep(Planner(train_step, model.name, budget, solver, cost_model, time_limit_s, verbose, plan), specs)
+
+
+def training_step(model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any) -> tuple[Callable, tuple[Any, Any]]:
+    """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if it is not, and its specs."""
     optimizer = _known(keras.optimizers.get, optimizer, "optimizer")
     specs = (as_spec(input_spec), as_spec(label_spec))
     _build(model, specs[0])
@@ -92,8 +103,7 @@ def compile(
         optimizer.apply(tape.gradient(scaled, variables), variables)
         return prediction, loss_value
 
-    planner = Planner(train_step, model.name, budget, solver, cost_model, time_limit_s, verbose)
-    return PlannedStep(planner, specs)
+    return train_step, specs
 
 
 class PlannedStep:
@@ -137,6 +147,10 @@ class PlannedStep:
     def report(self) -> Report:
         """Returns what was asked, what was found and what it costs; print it."""
         return self._main.report
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the plan for the planned batch as a .json file, for `plan=path` of another run."""
+        save(path, self._main)
 
     def __call__(self, *batch: Any) -> Any:
         """Runs one step.

@@ -10,7 +10,7 @@ from checkmate.solvers.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
-BATCH, WIDTH = 256, 32
+BATCH, WIDTH = 1024, 32
 EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
 FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
 

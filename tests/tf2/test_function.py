@@ -1,0 +1,308 @@
+"""function(): any training step, with the numbers that it has without a budget; and plans that last."""
+
+import json
+
+import numpy as np
+import pytest
+
+from checkmate import PlanError, PlanFileError, TraceError
+from checkmate.solvers.snapshot import Snapshot
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+BATCH, WIDTH, DEPTH = 1024, 32, 5
+FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
+
+
+def batch(size=BATCH, seed=0):
+    chance = np.random.default_rng(seed)
+    return chance.normal(size=(size, WIDTH)).astype("float32"), chance.normal(size=(size, WIDTH)).astype("float32")
+
+
+def network(seed=0):
+    """A tf.Module of dense layers."""
+    import tensorflow as tf
+
+    class Network(tf.Module):
+        def __init__(self):
+            super().__init__()
+            chance = np.random.default_rng(seed)
+            self.weights = [tf.Variable(chance.normal(size=(WIDTH, WIDTH)).astype("float32") / 6) for _ in range(DEPTH)]
+
+        def __call__(self, x):
+            for weight in self.weights:
+                x = tf.sin(tf.tanh(x @ weight) * 3.0)
+            return x
+
+    return Network()
+
+
+def same(make, calls, *, budget="80%", recomputes=True):
+    """The results of `calls(step)` and the variables are the same with and without a budget; returns the planned step."""
+    import keras
+    import tensorflow as tf
+    from training import assert_equal
+
+    import checkmate
+
+    found = []
+    for wrap in (tf.function, lambda step: checkmate.tf2.function(step, budget=budget, **FAST)):
+        keras.utils.set_random_seed(3)
+        step, variables = make()
+        step = wrap(step)
+        results = calls(step)
+        found.append(tf.nest.map_structure(np.asarray, (results, list(variables()))))
+    assert_equal(found[1], found[0])
+    assert bool(step.plan.recomputed) == recomputes
+    return step
+
+
+def sgd_step():
+    """A step with a keyword, a nest, a Python number and several results."""
+    import tensorflow as tf
+
+    net = network()
+
+    def step(data, *, rate, power=2):
+        with tf.GradientTape() as tape:
+            prediction = net(data["x"])
+            loss = tf.reduce_mean(tf.abs(prediction - data["pair"][0]) ** power)
+        gradients = tape.gradient(loss, net.weights)
+        for weight, gradient in zip(net.weights, gradients, strict=True):
+            weight.assign_sub(rate * gradient)
+        return {"loss": loss, "norms": [tf.norm(gradient) for gradient in gradients]}, None
+
+    return step, lambda: net.weights
+
+
+def nest(size=BATCH, seed=0):
+    x, y = batch(size, seed)
+    return {"x": x, "pair": (y, None)}
+
+
+def test_keywords_nests_and_a_smaller_batch():
+    import tensorflow as tf
+
+    rate = tf.constant(0.5)
+    step = same(sgd_step, lambda step: [step(nest(), rate=rate), step(nest(100), rate=rate), step(nest(seed=1), rate=rate)])
+    assert len(step._steps) == 1
+    with pytest.raises(TraceError, match=f"batch of {BATCH} and is called with {2 * BATCH}"):
+        step(nest(2 * BATCH), rate=rate)
+
+
+def test_another_python_number_is_another_step():
+    import tensorflow as tf
+
+    rate = tf.constant(0.5)
+    step = same(sgd_step, lambda step: [step(nest(), rate=rate, power=power) for power in (2, 3, 2)])
+    assert len(step._steps) == 2
+
+
+def test_as_a_decorator():
+    import tensorflow as tf
+
+    import checkmate
+
+    net = network()
+
+    @checkmate.tf2.function(budget="80%", **FAST)
+    def gradients(x):
+        """Its own text."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x))
+        return tape.gradient(loss, net.weights)
+
+    with pytest.raises(PlanError, match="no plan yet"):
+        gradients.report()
+    assert len(gradients(batch()[0])) == DEPTH
+    assert gradients.report().result.plan is gradients.plan
+    assert (gradients.__name__, gradients.__doc__) == ("gradients", "Its own text.")
+
+
+def test_two_networks_against_each_other():
+    """The generator is trained through the discriminator, which was updated in the same step, on other noise."""
+    import keras
+    import tensorflow as tf
+
+    def make():
+        generator, discriminator = network(1), network(2)
+        optimizers = [keras.optimizers.Adam(1e-2), keras.optimizers.RMSprop(1e-3)]
+        noise = tf.random.Generator.from_seed(4)
+        for optimizer, net in zip(optimizers, (discriminator, generator), strict=True):
+            optimizer.build(net.weights)
+
+        def step(real):
+            with tf.GradientTape() as tape:
+                fake = generator(noise.normal(real.shape))
+                d_loss = tf.reduce_mean(discriminator(real) ** 2) + tf.reduce_mean((1 - discriminator(fake)) ** 2)
+            optimizers[0].apply(tape.gradient(d_loss, discriminator.weights), discriminator.weights)
+            with tf.GradientTape() as tape:
+                g_loss = tf.reduce_mean(discriminator(generator(noise.normal(real.shape))) ** 2)
+            optimizers[1].apply(tape.gradient(g_loss, generator.weights), generator.weights)
+            return d_loss, g_loss
+
+        return step, lambda: [v for o in optimizers for v in o.variables] + generator.weights + discriminator.weights
+
+    same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)])
+
+
+def test_a_penalty_on_the_gradient():
+    import tensorflow as tf
+
+    def make():
+        net = network()
+
+        def step(x):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    score = tf.reduce_sum(net(x))
+                norm = tf.sqrt(tf.reduce_sum(inner.gradient(score, x) ** 2, -1))
+                loss = score + tf.reduce_mean((norm - 1) ** 2)
+            for weight, gradient in zip(net.weights, outer.gradient(loss, net.weights), strict=True):
+                weight.assign_sub(1e-3 * gradient)
+            return loss
+
+        return step, lambda: net.weights
+
+    same(make, lambda step: [step(batch(256, seed)[0]) for seed in range(2)])
+
+
+def test_conditions_on_tensors_are_converted():
+    import tensorflow as tf
+
+    def make():
+        net = network()
+
+        def step(x, flip):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(x)) if flip else -tf.reduce_mean(net(x))
+            return tape.gradient(loss, net.weights)
+
+        return step, lambda: net.weights
+
+    same(make, lambda step: [step(batch()[0], tf.constant(flip)) for flip in (True, False)], budget="1000%", recomputes=False)
+
+
+def test_python_state_that_tracing_would_lose():
+    import tensorflow as tf
+
+    import checkmate
+
+    net, losses, count = network(), [], 0
+
+    def step(x):
+        nonlocal count
+        count += 1
+        loss = tf.reduce_mean(net(x))
+        losses.append(loss)
+        return loss
+
+    with pytest.raises(TraceError, match=r"changed count, losses.*tf\.Variable"):
+        checkmate.tf2.function(step, batch()[0], budget="1GiB", **FAST)
+
+
+def test_what_cannot_be_planned():
+    import tensorflow as tf
+
+    import checkmate
+
+    with pytest.raises(TraceError, match="A step is a function"):
+        checkmate.tf2.function("6GiB")
+    step = checkmate.tf2.function(lambda x: tf.sparse.to_dense(x), budget="1GiB", **FAST)
+    with pytest.raises(TraceError, match=r"SparseTensor.*to_dense"):
+        step(tf.sparse.from_dense([[1.0, 0.0]]))
+
+
+def gradients_of(net):
+    import tensorflow as tf
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x))
+        return tape.gradient(loss, net.weights)
+
+    return gradients
+
+
+def planned(x, **options):
+    import checkmate
+
+    options = {"budget": "80%", **FAST, **options}
+    return checkmate.tf2.function(gradients_of(network()), x, **options)
+
+
+@pytest.fixture(scope="module")
+def kept(tensorflow, tmp_path_factory):
+    """(a planned step, the file of its plan)"""
+    step = planned(batch()[0])
+    path = tmp_path_factory.mktemp("plans") / "step.json"
+    step.save(path)
+    return step, path
+
+
+def test_a_plan_from_a_file_runs_without_a_solver(kept):
+    from training import assert_equal
+
+    class Never:
+        name = "never"
+
+        def run(self, search):
+            raise AssertionError("the solver was asked")
+
+    step, path = kept
+    for budget in ("auto", "80%"):
+        again = planned(batch()[0], plan=path, solver=Never(), budget=budget)
+        assert again.plan == step.plan
+        assert again.budget_bytes == step.budget_bytes
+        assert again.report().measured_peak_bytes == step.report().measured_peak_bytes
+        assert_equal(again(batch()[0]), step(batch()[0]))
+    assert any(str(path) in note for note in again.report().notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda data: data | {"version": 99}, PlanFileError, "version 99"),
+        (lambda data: data | {"steps": data["steps"][1:]}, PlanError, ""),
+        (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, ""),
+        (lambda data: data | {"costs": data["costs"][1:]}, PlanFileError, "no file of a planned step"),
+        (lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
+        (lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}}, PlanFileError, "TPU there and CPU here"),
+        (lambda data: [], PlanFileError, "an object was expected"),
+    ],
+)
+def test_files_that_are_refused(kept, tmp_path, change, error, text):
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(change(json.loads(kept[1].read_text()))))
+    with pytest.raises(error, match=text):
+        planned(batch()[0], plan=path)
+
+
+def test_files_of_something_else(kept, tmp_path):
+    path = tmp_path / "half.json"
+    path.write_text(kept[1].read_text()[:1000])
+    with pytest.raises(PlanFileError, match="cut short"):
+        planned(batch()[0], plan=path)
+    with pytest.raises(PlanFileError, match="Cannot read"):
+        planned(batch()[0], plan=tmp_path / "none.json")
+    with pytest.raises(PlanFileError, match=rf"float32\[{BATCH}, {WIDTH}\].*there and.*float32\[64, {WIDTH}\].*here"):
+        planned(batch(64)[0], plan=kept[1])
+    with pytest.raises(PlanFileError, match="more than the budget"):
+        planned(batch()[0], plan=kept[1], budget=kept[0].budget_bytes // 2)
+
+
+def test_a_folder_of_plans(tmp_path):
+    folder = tmp_path / "plans"
+    first = planned(batch()[0], plan=folder)
+    assert len(list(folder.iterdir())) == 1
+    assert "solving" in first.report().seconds
+    second = planned(batch()[0], plan=folder)
+    assert second.plan == first.plan
+    assert "solving" not in second.report().seconds
+    third = planned(batch()[0], plan=folder, budget="90%")
+    assert "solving" in third.report().seconds
+    assert len(list(folder.iterdir())) == 2
+    for file in folder.iterdir():
+        file.write_text(file.read_text()[:50])
+    assert planned(batch()[0], plan=folder).plan == first.plan
