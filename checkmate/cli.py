@@ -109,14 +109,18 @@ def bench_solvers(graphs: tuple[str, ...], shares: str, solvers: str, time_limit
 @click.option("--shares", default="90,80,70,60,50,40,30,20", show_default=True, help="Budgets, in percent of the plain step's peak.")
 @click.option("--heuristics", default="dtr,dtr_eq,local,lru,size,msps,random", show_default=True, help="See `checkmate simulate --help`.")
 @click.option("--theory", is_flag=True, help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.")
-def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: bool) -> None:
+@click.option("--plot", type=click.Path(dir_okay=False), help="With --theory: draw the chains into this .png, .svg or .pdf.")
+def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: bool, plot: str | None) -> None:
     """Overhead of DTR's heuristics on GRAPHS (default: four; also lstmN and treeN by rule), against the best plan known."""
     from checkmate.bench import dtr as benchmark
 
     percent = [int(share.rstrip("%")) for share in shares.split(",")]
     chains = ("layers", "budget", "e* / plain ops", "dtr_eq / plain ops")
     tables = (
-        [("chains within 2 sqrt(N)", chains, benchmark.chains()), ("adversary, 800 ops", ("", "B=4", "B=8", "B=16"), benchmark.duels())]
+        [
+            ("chains within 2 sqrt(N)", chains, benchmark.chains(picture=plot)),
+            ("adversary, 800 ops", ("", "B=4", "B=8", "B=16"), benchmark.duels()),
+        ]
         if theory
         else [("DTR", benchmark.columns(percent), benchmark.measure(graphs or benchmark.NAMES, percent, heuristics.split(",")))]
     )

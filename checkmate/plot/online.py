@@ -47,5 +47,20 @@ def online_curve(
     return Picture(figure)
 
 
+def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], *, name: str = "") -> Picture:
+    """Draws what runs cost, over the plain cost, against the size of the problem: (layers, overhead) for each method."""
+    with settings():
+        figure, axis = new_figure(3.2)
+        for k, (method, points) in enumerate(methods.items()):
+            x, y = zip(*points, strict=True)
+            axis.plot(x, y, color=SERIES[k % len(SERIES)], marker=MARKERS[k % len(MARKERS)], markersize=5.5, linewidth=1.5, label=method)
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=1)
+        axis.set(xlabel="layers", ylabel="ops run, over those of the plain run")
+        figure.legend(loc="outside lower center", ncols=5)
+        figure.suptitle(shorten(name, 90), fontsize=11, fontweight="bold")
+    return Picture(figure)
+
+
 def _percent(overhead: float) -> float:
     return 100 * (overhead - 1)

@@ -93,8 +93,9 @@ def test_bench_of_heuristics():
         assert cell in ("thrashed", "oom") or float(cell) >= float(least) - 1e-9 >= float(lowest) - 2e-3
 
 
-def test_bench_of_theorems():
-    assert [row[:2] for row in benchmark.chains((64, 100))] == [("64", "16"), ("100", "20")]
+def test_bench_of_theorems(tmp_path):
+    assert [row[:2] for row in benchmark.chains((64, 100), str(tmp_path / "chains.svg"))] == [("64", "16"), ("100", "20")]
+    assert b"<svg" in (tmp_path / "chains.svg").read_bytes()
     assert all(float(ratio) > 1 for row in benchmark.duels(40, (4,)) for ratio in row[1:])
 
 
