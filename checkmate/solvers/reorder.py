@@ -3,7 +3,7 @@
     bound    what is proven for every order (`any_order`)
     move     anneal over orders without recomputation; an order that fits costs nothing more, and is optimal
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
-    anneal   over orders and recomputations together, from the best plan so far
+    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far
     ask      the solver again, in the order of the best plan
 
 A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
-from checkmate.solvers.annealer import HOT, WARM, Annealer
+from checkmate.solvers.annealer import WARM, Annealer
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 
@@ -63,7 +63,7 @@ class Reorder:
         for number in range(self.rounds):
             if _finished(search) or not waiting:
                 return
-            if search.plan is not None:
+            if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
             before = search.timeline.cost if search.timeline else float("inf")
             self._round(search, annealer, number, share=SHARES[2])
@@ -76,8 +76,7 @@ class Reorder:
     def _round(self, search: Search, annealer: Annealer, number: int, *, share: float, only_move: bool = False) -> None:
         stop = search.remaining_s * (1 - share)
         proposals = self.proposals * len(search.graph) << number
-        hot = HOT if search.plan is None else WARM
-        annealer.run(proposals, hot=hot, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
+        annealer.run(proposals, hot=WARM, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
             search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
 
