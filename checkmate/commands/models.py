@@ -11,14 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from checkmate.bench.demo import plain_step
 from checkmate.bench.models import Workload
 from checkmate.errors import TraceError
+from checkmate.tf2.step import training_step
 from checkmate.tf2.trace import TracedStep, trace
 
 
 def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str) -> TracedStep:
-    """Traces one training step of a model; nothing is run, and no batch is made.
+    """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no batch is made.
 
     Args:
       model: See the module.
@@ -30,7 +30,8 @@ def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, o
       TraceError: There is no such model, or it cannot be had.
     """
     work = _from_function(model, batch, size, loss) if ":" in model and not os.path.exists(model) else _from_keras(model, batch, size, loss)
-    return trace(plain_step(work, keras.optimizers.get(optimizer)), work.inputs, work.labels, name=work.model.name)
+    step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
+    return trace(step, *specs, name=work.model.name)
 
 
 def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Workload:
@@ -70,15 +71,13 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
         sys.path.remove(os.getcwd())
     if not isinstance(made, tuple) or len(made) not in (2, 4) or not isinstance(made[0], keras.Model):
         raise TraceError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
-    own_loss = keras.losses.get(loss) if loss else made[1] if callable(made[1]) else keras.losses.get(made[1])
+    own_loss = loss or made[1]
     return Workload(made[0], own_loss, *made[2:]) if len(made) == 4 else _specified(made[0], own_loss, batch, size)
 
 
 def _loss(model: keras.Model, name: str | None) -> Any:
-    found = keras.losses.get(name) if name else getattr(model, "loss", None)
-    if isinstance(found, str):
-        found = keras.losses.get(found)
-    if callable(found):
+    found = name or getattr(model, "loss", None)
+    if isinstance(found, str) or callable(found):
         return found
     softmax = getattr(model.layers[-1], "activation", None) is keras.activations.softmax
     return keras.losses.SparseCategoricalCrossentropy() if softmax else keras.losses.MeanSquaredError()
@@ -93,7 +92,7 @@ def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> W
         shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
         if None in shape:
             raise TraceError(f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size.")
-        if label and "sparse" in getattr(loss, "name", getattr(loss, "__name__", "")).lower():
+        if label and "sparse" in (loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))).lower():
             return tf.TensorSpec(shape[:-1], tf.int32)
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 

@@ -93,7 +93,7 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
         graph_file = files[0].parent / named if isinstance(named, str) else None
         if graph_file is None or not graph_file.exists():
             raise PlanFileError(
-                f"{files[0]} is a plan, and its graph{f' {graph_file}' if graph_file else ''} was not found. Name it with --graph."
+                f"{files[0]} is a plan, and its graph{f' {graph_file}' if graph_file else ''} was not found. Name it with --graph; DFGraph.save writes it."
             )
     graph = DFGraph.load(graph_file)
     lowest = floor(graph).bytes
