@@ -119,7 +119,7 @@ def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: boo
     tables = (
         [
             ("chains within 2 sqrt(N)", chains, benchmark.chains(picture=plot)),
-            ("adversary, 800 ops", ("", "B=4", "B=8", "B=16"), benchmark.duels()),
+            ("adversary, 200 ops", ("", "B=4", "B=8", "B=16"), benchmark.duels()),
         ]
         if theory
         else [("DTR", benchmark.columns(percent), benchmark.measure(graphs or benchmark.NAMES, percent, heuristics.split(",")))]

@@ -82,7 +82,7 @@ def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterat
         growth_curve(lines, name="DTR on a chain of N layers within 2 sqrt(N) values").save(picture)
 
 
-def duels(ops: int = 800, budgets: Sequence[int] = (4, 8, 16)) -> Iterator[tuple[str, ...]]:
+def duels(ops: int = 200, budgets: Sequence[int] = (4, 8, 16)) -> Iterator[tuple[str, ...]]:
     """Theorem 3.2, run: (heuristic, ops run over ops needed within each budget)."""
     for name in ("dtr", "dtr_eq", "local", "lru", "msps"):
         yield (name, *(f"{adversary(HEURISTICS[name], ops, budget).ratio:.1f}" for budget in budgets))
