@@ -278,6 +278,20 @@ def test_plan_writes_a_graph_and_plans(models):
     assert "dense3" in shown.stdout
 
 
+def test_compile_runs_what_plan_wrote(models):
+    import keras
+
+    found = invoke("plan", "some_models:small", "-b", "95%", *QUICK)
+    facts = lines_of_json(found.stdout)[0]
+    from some_models import small
+
+    model, loss = small()
+    x, y = keras.ops.zeros((512, 16)), keras.ops.zeros((512, 4))
+    step = checkmate.tf2.compile(model, loss, "adam", x, y, budget=2 * facts["budget_bytes"], plan=facts["plan_file"], verbose=False)
+    assert step.plan == load_plan(facts["plan_file"], graph=step.graph)
+    assert float(step(x, y)[1]) >= 0
+
+
 def test_plan_takes_a_batch_of_one_s_own(models):
     found = invoke("plan", "some_models:with_batch", "-b", "100%", *QUICK)
     assert found.exit_code == 0, found.output

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,16 +82,23 @@ def each_budget(budgets: Iterable[str]) -> Iterator[str]:
 
 
 def solve_each(
-    graph: DFGraph, budgets: Iterable[str], *, solver: str, time_limit_s: float, folder: Path | None, graph_file: str
+    graph: DFGraph,
+    budgets: Iterable[str],
+    *,
+    solver: str,
+    time_limit_s: float,
+    folder: Path | None,
+    graph_file: str,
+    save: Callable[..., None] = save_plan,
 ) -> list[Found]:
-    """Plans `graph` for each budget, and writes each plan to `folder` if there is one."""
+    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by `save(plan, path, graph=, **facts)`."""
     found = []
     for budget in each_budget(budgets):
         with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
             one = _solve_one(graph, budget, solver, time_limit_s, progress)
         if one.plan is not None and folder is not None:
             file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
-            save_plan(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
+            save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
             one = Found(one.budget, one.facts, one.plan, one.message, file)
         found.append(one)
     return found

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from checkmate.commands.output import budget_option, json_option, print_found, solve_each, solver_option, status_of, time_limit_option
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
 from checkmate.progress import Progress
 
 
@@ -38,7 +41,8 @@ def plan_command(
     Writes the graph of the step and a plan for each budget.
 
     MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function, which returns (model, loss) or
-    (model, loss, inputs, labels). The step is traced, not run; peaks are predicted. `checkmate show` draws what is written.
+    (model, loss, inputs, labels). The step is traced, not run; peaks are predicted. `checkmate show` draws what is written, and
+    `checkmate.tf2.compile(..., plan=FILE)` runs it.
 
     Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
 
@@ -49,6 +53,7 @@ def plan_command(
     with Progress(name) as progress:
         with progress.phase("loading TensorFlow"):
             from checkmate.commands.models import traced_step
+            from checkmate.tf2 import plan_files
             from checkmate.tf2.profile import with_costs
         with progress.phase("tracing"):
             traced = traced_step(model, batch=batch, size=size, loss=loss, optimizer=optimizer)
@@ -56,6 +61,10 @@ def plan_command(
             graph = with_costs(traced, costs, on_progress=progress.advance)
     graph_file = output / f"{name}.graph.json"
     graph.save(graph_file)
-    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=graph_file.name)
+
+    def save(plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
+        plan_files.save(path, traced, graph, plan, unchanged=False, measured=None, **facts)
+
+    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=graph_file.name, save=save)
     print_found(graph, found, as_json=as_json, graph_file=str(graph_file))
     sys.exit(status_of(found))

@@ -63,13 +63,14 @@ class KeptPlan:
 
 
 def save(
-    path: str | os.PathLike, traced: TracedStep, graph: DFGraph, plan: Plan, *, unchanged: bool, budget_bytes: int, measured: int | None
-) -> None:
-    """Writes a planned step; what lies there is replaced whole or not at all."""
+    path: str | os.PathLike, traced: TracedStep, graph: DFGraph, plan: Plan, *, unchanged: bool, budget_bytes: int, measured: int | None,
+    **more: Any,
+) -> None:  # fmt: skip
+    """Writes a planned step; what lies there is replaced whole or not at all. `more` is written for people, and not read back."""
     made_for = _made_for(traced)
     costs = [[op.cost, op.workspace_bytes] for op in graph.ops]
     facts = {"budget_bytes": budget_bytes, "peak_bytes": replay(graph, plan).peak_bytes, "measured_peak_bytes": measured}
-    save_plan(plan, path, graph=graph, made_for=made_for, unchanged=unchanged, costs=costs, **facts)
+    save_plan(plan, path, graph=graph, made_for=made_for, unchanged=unchanged, costs=costs, **(more | facts))
 
 
 def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
