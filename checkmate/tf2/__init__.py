@@ -1,10 +1,15 @@
 """Checkmate for TensorFlow 2 and Keras 3. The only room that imports them."""
 
+from typing import TYPE_CHECKING
+
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
 from checkmate.tf2.function import PlannedFunction, function
 from checkmate.tf2.step import PlannedStep, compile
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.tf2.verify import Verification, verify
+
+if TYPE_CHECKING:
+    from checkmate.tf2.eager.context import dtr
 
 __all__ = [
     "PlannedFunction",
@@ -13,6 +18,7 @@ __all__ = [
     "TracedStep",
     "Verification",
     "compile",
+    "dtr",
     "function",
     "planned",
     "release",
@@ -20,3 +26,12 @@ __all__ = [
     "trace",
     "verify",
 ]
+
+
+def __getattr__(name: str):
+    # It uses private parts of TensorFlow: where they are not as expected, it is the only thing that must not work.
+    if name == "dtr":
+        from checkmate.tf2.eager.context import dtr
+
+        return dtr
+    raise AttributeError(f"module 'checkmate.tf2' has no attribute {name!r}")

@@ -203,7 +203,10 @@ class EagerRuntime(Runtime):
         return result
 
     def _bring(self, cells: list[Cell], locked: list[Storage]) -> None:
-        """Locks the inputs of an op, first those that are there."""
+        """Locks the inputs of an op. The latest of the missing ones has the longest way back, and comes back before any is locked."""
+        gone = [cell for cell in cells if not cell.defined]
+        if gone:
+            self.materialize(max(gone, key=_number))
         for cell in sorted(cells, key=lambda cell: not cell.defined):
             self.materialize(cell)
             self._lock(cell.storage)
@@ -318,6 +321,26 @@ class EagerRuntime(Runtime):
         """Evicts all that can be."""
         for storage in list(self.pool):
             self._evict(storage)
+
+    def _begin(self, frame: Any) -> None:
+        for cell in frame.tensor.call.inputs:
+            self._touch(cell.storage)
+        frame.missing = sorted((cell for cell in frame.tensor.call.inputs if not cell.defined), key=_number)
+        if not frame.missing:
+            self._hold_inputs(frame)
+
+    def _next_missing(self, frame: Any) -> Tensor | None:
+        """As `_bring`: on paper inputs are locked in order, which on the long way back of a gradient locks an activation per layer."""
+        if not frame.locked and frame.missing and frame.missing[-1].defined:
+            self._hold_inputs(frame)
+        return frame.missing[-1] if not frame.locked and frame.missing else super()._next_missing(frame)
+
+    def _hold_inputs(self, frame: Any) -> None:
+        inputs = frame.tensor.call.inputs
+        for cell in inputs:
+            if cell.defined:
+                self._hold(frame, cell)
+        frame.missing = sorted((cell for cell in inputs if not cell.defined), key=_number)
 
     # ---- references ----------------------------------------------------------------------------------------------------------------
 
@@ -504,6 +527,10 @@ class EagerRuntime(Runtime):
             handle = reference()
             if handle is not None:
                 handle.__class__ = SettledTensor
+
+
+def _number(tensor: Tensor) -> int:
+    return tensor.call.number
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""`checkmate bench dtr-eager`: training steps in eager TensorFlow, plain and under `checkmate.tf2.dtr`, on one CPU core or a GPU.
+
+A step is forward and backward pass. For each workload a fresh process measures the plain step's peak by the allocator's count, and another
+runs, for each budget, the same steps plain and under the context in turn, so that a slow moment of the machine hits both. Budgets are
+shares of the plain peak, variables and data included. Two baselines: the plain tape, and the context without a budget, which already
+releases more and adds partial gradients up earlier.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from checkmate.bench.process import fresh_process
+from checkmate.errors import CheckmateError
+from checkmate.units import parse_bytes
+
+COLUMNS = ("workload", "budget", "peak MiB", "/ plain", "step ms", "/ plain", "cost", "gradients", "state", "above")
+MIB = 2**20
+
+
+def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
+    """Rows of text, one for no budget and one per budget, under `COLUMNS`."""
+    plain = fresh_process("checkmate.bench.eager", [name, str(steps)])
+    yield (name, "plain", f"{plain['peak_bytes'] / MIB:.1f}", "1.000", f"{plain['step_s'] * 1e3:.0f}", "1.00", "", "", "", "")
+    for budget in ("none", *budgets.split(",")):
+        limit = 0 if budget == "none" else parse_bytes(budget, percent_of=plain["peak_bytes"])
+        try:
+            row = fresh_process("checkmate.bench.eager", [name, str(steps), str(limit)])
+        except CheckmateError as error:
+            yield (name, budget, str(error).strip().splitlines()[-1][:150])
+            continue
+        yield (
+            name,
+            budget,
+            f"{row['peak_bytes'] / MIB:.1f}",
+            f"{row['peak_bytes'] / plain['peak_bytes']:.3f}",
+            f"{row['step_s'] * 1e3:.0f} of {row['plain_s'] * 1e3:.0f}",
+            f"{row['step_s'] / row['plain_s']:.2f}",
+            f"{row['cost']:.2f}",
+            "equal" if row["difference"] == 0 else f"{row['difference']:.1e}",
+            "equal" if row["state_equal"] else "differs",
+            f"{max(0, row['peak_bytes'] - limit) / MIB:.1f}" if limit else "",
+        )
+
+
+def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
+    """Runs a workload plain, or plain and under the context in turn, in this process, and returns the figures."""
+    import numpy as np
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+
+    from checkmate import tf2
+    from checkmate.bench.eager_models import workload
+    from checkmate.tf2 import device as devices
+
+    device = devices.training_device()
+    variables, loss, state = workload(name)
+    start = [np.array(variable) for variable in state]
+
+    def step() -> tuple[float, list[Any]]:
+        for variable, value in zip(state, start, strict=True):
+            variable.assign(value)
+        devices.synchronize()
+        started = time.perf_counter()
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, variables)
+        devices.synchronize()
+        seconds = time.perf_counter() - started
+        return seconds, gradients
+
+    def values(gradients: list[Any]) -> list[Any]:
+        return [np.array(tf.convert_to_tensor(gradient)) for gradient in gradients] + [np.array(variable) for variable in state]
+
+    if budget_bytes is None:
+        tf.config.experimental.reset_memory_stats(device)
+        times = [step()[0] for _ in range(steps + 1)][1:]
+        return {"peak_bytes": tf.config.experimental.get_memory_info(device)["peak"], "step_s": statistics.median(times)}
+    context = tf2.dtr(budget_bytes or None)
+    plain_values, gradients, pairs, peak = values(step()[1]), None, [], 0
+    for _ in range(steps + 1):
+        del gradients
+        plain_s = step()[0]
+        tf.config.experimental.reset_memory_stats(device)
+        with context:
+            step()  # every new shape is sized once per context
+            seconds, gradients = step()
+        peak = max(peak, context.stats.peak_bytes) if budget_bytes else tf.config.experimental.get_memory_info(device)["peak"]
+        pairs.append((plain_s, seconds))
+    found = values(gradients)
+    count = len(variables)
+    scale = max(float(np.max(np.abs(value))) for value in plain_values[:count])
+    return {
+        "peak_bytes": peak,
+        "plain_s": statistics.median(pair[0] for pair in pairs[1:]),
+        "step_s": statistics.median(pair[1] for pair in pairs[1:]),
+        "cost": context.stats.overhead,
+        "difference": max(float(np.max(np.abs(a - b))) for a, b in zip(plain_values[:count], found[:count], strict=True)) / scale,
+        "state_equal": all(np.array_equal(a, b) for a, b in zip(plain_values[count:], found[count:], strict=True)),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))
