@@ -2,7 +2,7 @@
 
 Problems of some size are solved in a process of their own. That is what keeps an engine to its wall-clock limit whatever it is busy
 with, lets Ctrl-C through, and turns a crash of the package into an error. Small ones are solved here: they end before a process
-would have started.
+would have started. Where TensorFlow is loaded none is: CP-SAT, HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         importlib.import_module(package)
         if time_limit_s <= 0:
             return None
-        return _ask(module, question) if small else _ask_in_child(module, question, time_limit_s)
+        here = small and "tensorflow" not in sys.modules
+        return _ask(module, question) if here else _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
         raise SolverUnavailableError(
@@ -123,11 +124,13 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
     pipe = subprocess.PIPE
+    late = False
     child = subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         try:
             output, errors = child.communicate(pickle.dumps((module, question)), timeout=time_limit_s)
         except subprocess.TimeoutExpired:
+            late = True
             child.send_signal(signal.SIGINT)  # CBC stops on it and keeps its best x; the others are about to stop by themselves
             try:
                 output, errors = child.communicate(timeout=0.1 * time_limit_s + 1)
@@ -137,6 +140,8 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
         if child.poll() is None:
             child.kill()
             child.communicate()
+    if late and (child.returncode or not output):  # the signal came while it was still importing
+        return None
     if child.returncode or not output:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         raise SolverFailedError(
