@@ -71,7 +71,7 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
         sys.path.remove(os.getcwd())
     if not isinstance(made, tuple) or len(made) not in (2, 4) or not isinstance(made[0], keras.Model):
         raise TraceError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
-    own_loss = loss or made[1]
+    own_loss: Any = loss or made[1]
     return Workload(made[0], own_loss, *made[2:]) if len(made) == 4 else _specified(made[0], own_loss, batch, size)
 
 
