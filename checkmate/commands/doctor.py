@@ -19,7 +19,8 @@ from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
 PACKAGES = {
-    "tensorflow": "tensorflow", "keras": "keras", "numpy": "numpy", "scipy": "scipy", "networkx": "networkx", "matplotlib": "matplotlib",
+    "tensorflow": "tensorflow", "keras": "keras", "numpy": "numpy", "scipy": "scipy", "networkx": "networkx", "numba": "numba",
+    "matplotlib": "matplotlib",
 }  # fmt: skip
 """Module -> name on the package index, of what everything needs."""
 
