@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from checkmate.tf2.capacity import MaxBatch, max_batch
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
 from checkmate.tf2.function import PlannedFunction, function
 from checkmate.tf2.step import PlannedStep, compile
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from checkmate.tf2.eager.context import dtr
 
 __all__ = [
+    "MaxBatch",
     "PlannedFunction",
     "PlannedStep",
     "Rematerialize",
@@ -20,6 +22,7 @@ __all__ = [
     "compile",
     "dtr",
     "function",
+    "max_batch",
     "planned",
     "release",
     "rematerialize",

@@ -33,7 +33,7 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
         return 0
     if count is None or tensor.dtype == tf.variant:
         return None
-    return _rounded(count * tensor.dtype.size)
+    return rounded_up(count * tensor.dtype.size)
 
 
 class FlatGraph:
@@ -93,7 +93,7 @@ class FlatGraph:
         seen: set[int] = set()
         for variable in self.variables:
             seen.add(id(variable.handle))
-            total += _rounded(variable.shape.num_elements() * variable.dtype.size)
+            total += rounded_up(variable.shape.num_elements() * variable.dtype.size)
         for value in self.concrete.captured_inputs:
             if id(value) not in seen and value.dtype != tf.resource:
                 total += tensor_bytes(value) or 0
@@ -226,5 +226,6 @@ def _handle(tensor: tf.Tensor) -> int:
     return id(op_rules.source(tensor).op)
 
 
-def _rounded(count: int) -> int:
+def rounded_up(count: int) -> int:
+    """Returns the bytes that the allocator hands out for a request of `count`."""
     return -(-count // ALLOCATION_GRANULE) * ALLOCATION_GRANULE

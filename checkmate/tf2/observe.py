@@ -45,12 +45,14 @@ class Observation:
       result: What the call returned.
       ran: (op name, kernel) -> how often it ran.
       peak_bytes: The most bytes in use at any moment, by the allocator's own count, what was in use before included.
+      most_requested_bytes: The most that the call's own ops had asked for at once, without what the allocator adds.
       at_peak: What the call itself had in memory at that moment, the largest first.
     """
 
     result: Any = field(repr=False)
     ran: Counter[tuple[str, str]] = field(repr=False)
     peak_bytes: int
+    most_requested_bytes: int
     at_peak: tuple[Allocation, ...] = field(repr=False)
 
     @property
@@ -105,24 +107,27 @@ def observe(call: Callable[[], Any]) -> Observation:
                 elif name.count(":") == 1:
                     op, kernel = name.split(":")
                     ran[op, kernel] += 1
-    peak, at_peak = _peak(memory)
-    return Observation(result, ran, peak, at_peak)
+    return Observation(result, ran, *_peak(memory))
 
 
-def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, tuple[Allocation, ...]]:
+def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, int, tuple[Allocation, ...]]:
     allocator = devices.allocator_name(devices.training_device())
     live: dict[int, Allocation] = {}
     peak, at_peak = 0, {}
+    requested = most_requested = 0
     for _, name, found in sorted(memory, key=lambda event: event[0]):
         if allocator not in found.get("allocator_name", ""):
             continue
         if name == "MemoryDeallocation":
-            live.pop(found["addr"], None)
+            if found["addr"] in live:
+                requested -= live.pop(found["addr"]).requested_bytes
             continue
         live[found["addr"]] = Allocation(str(found.get("tf_op", "")), found["requested_bytes"], found["allocation_bytes"])
+        requested += found["requested_bytes"]
+        most_requested = max(most_requested, requested)
         if found["bytes_allocated"] > peak:
             peak, at_peak = found["bytes_allocated"], dict(live)
-    return peak, tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes))
+    return peak, most_requested, tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes))
 
 
 def _statistics(plane: Any, event: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError, PlanFileError
+from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
@@ -30,7 +31,6 @@ from checkmate.tf2 import plan_files
 from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.profile import CostModel, with_costs
-from checkmate.tf2.progress import Progress
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -317,6 +317,8 @@ class _Attempt:
             tensorflow_ops=len(self.traced.function.graph.get_operations()),
             seconds=dict(self.clock.seconds),
             notes=notes,
+            graph=self.graph,
+            plain_plan=self.traced.plain_plan(),
         )
         return Planned(self.traced, self.graph, plan, result, run, report)
 

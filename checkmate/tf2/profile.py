@@ -22,15 +22,16 @@ import tensorflow as tf
 
 from checkmate.core.files import read_json, write_json
 from checkmate.core.graph import DFGraph
-from checkmate.errors import BudgetError, PlanFileError
+from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph_writer import GraphWriter
+from checkmate.tf2.observe import observe
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
-CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 1
+CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 2
 REPEATS, REPEAT_FOR_S = 3, 0.03
 """Each op is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds together."""
 
@@ -72,15 +73,16 @@ def with_costs(
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Every TensorFlow op costs 1."""
-    return [Measurement(float(len(group)), _inner_bytes(group, values)) for group, values in zip(traced.groups, traced.values, strict=True)]
+    parts = zip(traced.groups, traced.values, traced.taken, strict=True)
+    return [Measurement(float(len(group)), _inner_bytes(group, values, taken)) for group, values, taken in parts]
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op."""
     kind = devices.training_device().split(":")[0]
     return [
-        Measurement(sum(roofline_s(operation, kind) for operation in group), _inner_bytes(group, values))
-        for group, values in zip(traced.groups, traced.values, strict=True)
+        Measurement(sum(roofline_s(operation, kind) for operation in group), _inner_bytes(group, values, taken))
+        for group, values, taken in zip(traced.groups, traced.values, traced.taken, strict=True)
     ]
 
 
@@ -93,7 +95,7 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
     """
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
-    isolated = [_Isolated(group, values) for group, values in zip(traced.groups, traced.values, strict=True)]
+    isolated = [_Isolated(*each) for each in zip(traced.groups, traced.values, traced.taken, strict=True)]
     keys = [each.signature() if each.runs else None for each in isolated]
     with _Cache(device) as cache:
         missing = {key: each for key, each in zip(keys, isolated, strict=True) if key is not None and key not in cache.entries}
@@ -114,8 +116,8 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
 class _Isolated:
     """A group of TensorFlow ops as a function of its own, with an argument for every tensor that comes from outside."""
 
-    def __init__(self, group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...]):
-        self.group, self.values = group, values
+    def __init__(self, group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]):
+        self.group, self.values, self.taken = group, values, taken
         if len(group) > 1 and _touches_resource(group[-1]):
             # A final write to a variable is left out: it takes over the buffer of what it writes, which is workspace, not value.
             self.group, self.values = group[:-1], ()
@@ -132,6 +134,7 @@ class _Isolated:
         """What decides about time and memory, as a digest."""
         position = {operation: k for k, operation in enumerate(self.group)}
         parts: list[Any] = [[o in self.values for o in self.group]]
+        parts.append([[_made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group])
         parts += [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -143,14 +146,9 @@ class _Isolated:
                 function = tf.function(self._build, autograph=False).get_concrete_function(*specs)
                 values = [some_value(spec) for spec in specs]
                 result = function(*values)  # warm: kernels are created, memory is mapped
-                workspace = 0
-                if reports:
-                    del result
-                    result, before, peak = devices.peak_above(device, lambda: function(*values))
-                    own = sum(tensor_bytes(tensor) or 0 for operation in self.values for tensor in operation.outputs)
-                    # A chunk that the allocator did not split is no need of the op: take off what the results have too much.
-                    held = tf.config.experimental.get_memory_info(device)["current"] - before
-                    workspace = max(0, peak - before - own - max(0, held - sum(tensor_bytes(tensor) or 0 for tensor in result)))
+                del result
+                workspace = self._workspace(lambda: function(*values)) if reports else None
+                result = function(*values)
                 seconds = []
                 while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < 50):
                     started = time.perf_counter()
@@ -160,10 +158,19 @@ class _Isolated:
                     seconds.append(time.perf_counter() - started)
         except (tf.errors.OpError, ValueError, TypeError):
             return None
-        inner = _inner_bytes(self.group, self.values)
-        if not reports or all(operation.type in op_rules.NO_SCRATCH for operation in self.group):
-            workspace = inner
+        if workspace is None:
+            workspace = _inner_bytes(self.group, self.values, self.taken)
         return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
+
+    def _workspace(self, call: Callable[[], Any]) -> int | None:
+        """Bytes it asks the allocator for beyond those of its values; None where that follows from shapes or cannot be seen."""
+        if all(operation.type in op_rules.NO_SCRATCH for operation in self.group):
+            return None
+        try:
+            asked = observe(call).most_requested_bytes
+        except CheckmateError:  # somebody else's profile is being taken
+            return None
+        return max(0, asked - sum(tensor_bytes(tensor) or 0 for operation in self.values for tensor in operation.outputs))
 
     def _build(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         writer = GraphWriter()
@@ -288,15 +295,15 @@ def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
     ]
 
 
-def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...]) -> int:
+def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]) -> int:
     """A group's workspace as far as its shapes tell: the inner values in memory together, elementwise ops computing in place."""
-    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in group}
+    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
             last_reader[_made_by(tensor)] = operation
-    live: dict[tf.Operation, int] = {}
-    most = 0
+    live = {operation: sizes[operation] for operation in taken}
+    known = most = sum(live.values())  # counted as the inputs that they are
     for operation in group:
         ending = [o for o in live if o not in values and last_reader.get(o) is operation]
         in_place = next((o for o in ending if sizes[o] >= sizes[operation] and operation.type in op_rules.IN_PLACE), None)
@@ -306,7 +313,7 @@ def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ..
         most = max(most, sum(live.values()))
         for o in ending:
             live.pop(o, None)
-    return most - sum(sizes[o] for o in values)
+    return max(0, most - known - sum(sizes[o] for o in values))
 
 
 def _made_by(tensor: tf.Tensor) -> tf.Operation:

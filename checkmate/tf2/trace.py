@@ -6,7 +6,7 @@ function ── simplify ──► flat function ── FlatGraph ──► kern
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph, Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
+from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import FlatGraph
 from checkmate.tf2.ordering import arrange, values_of
 from checkmate.tf2.simplify import simplify
@@ -30,6 +31,7 @@ class TracedStep:
       graph: The DFGraph, with unit costs and no workspaces until it is profiled.
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
       values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
+      taken: taken[i] are the TensorFlow ops whose values graph.ops[i] reads as the last of all and writes its own over.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain step.
       notes: What was treated with caution, and why, as sentences for the report.
     """
@@ -39,6 +41,7 @@ class TracedStep:
     graph: DFGraph
     groups: tuple[tuple[tf.Operation, ...], ...]
     values: tuple[tuple[tf.Operation, ...], ...]
+    taken: tuple[tuple[tf.Operation, ...], ...]
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -110,9 +113,31 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
             )
         )
     outputs = {number[o] for tensor in simplified.outputs for o in flat.planned_behind(tensor)}
+    taken: list[tuple[tf.Operation, ...]] = [()] * len(groups)
+    place = [flat.position[group[-1]] for group in groups]
+    for i, last in _last_readers(ops, outputs, place).items():
+        # Written over for sure only where the one value is read by nothing that runs at a time of its own, and by an elementwise op.
+        if len(values[i]) == 1 and values[i][0] not in flat.read_once and all(o.type in op_rules.NO_SCRATCH for o in groups[last]):
+            others = {u for u, op in enumerate(ops) if i in op.deps and u != last}
+            ops[last] = replace(ops[last], control_deps=tuple(sorted(others.union(ops[last].control_deps))))
+            taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
-    plain_order = sorted(range(len(groups)), key=lambda i: flat.position[groups[i][-1]])
-    return TracedStep(concrete, simplified, graph, groups, values, tuple(plain_order), flat.notes())
+    plain_order = sorted(range(len(groups)), key=place.__getitem__)
+    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), tuple(plain_order), flat.notes())
+
+
+def _last_readers(ops: list[Op], outputs: set[int], place: list[int]) -> dict[int, int]:
+    """The values that are made once, for readers that run once, each with the last of them: there every plan is done with it.
+
+    Only where the same reader is the last in the order of the trace, too, whose places are given.
+    """
+    readers: dict[int, list[int]] = {}
+    for u, op in enumerate(ops):
+        for d in op.deps:
+            readers.setdefault(d, []).append(u)
+    once = {i for i, op in enumerate(ops) if not op.recomputable}
+    ends = {d: max(users) for d, users in readers.items() if d in once and d not in outputs and once.issuperset(users)}
+    return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
 
 
 def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[tuple[tf.Operation, ...], ...] | None:

@@ -1,5 +1,7 @@
 """trace(): which TensorFlow ops become ops of the graph, and what is said about each."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -201,7 +203,8 @@ def test_what_reads_a_variable_before_and_is_wanted_after_its_change_is_kept():
     i, read = op_of(found, "Sin")
     _, write = op_of(found, "AssignVariableOp")
     assert i in write.overwrites
-    assert not read.recomputable
+    assert read.recomputable, "as long as the old content is there"
+    assert not op_of(found, "Mul")[1].recomputable, "it is wanted when the old content is gone"
     assert op_of(found, "Cos")[1].recomputable
 
 
@@ -472,3 +475,27 @@ def test_wrong_number_of_specs():
 def test_a_step_that_computes_nothing(step):
     with pytest.raises(TraceError, match="nothing to plan"):
         traced(step)
+
+
+def test_the_last_reader_of_a_gradient_writes_over_it_and_says_so():
+    """As in BatchNorm's gradient; it counts only while the gradient's other readers come first."""
+    import keras
+    from keras_models import unet
+
+    from checkmate.tf2.profile import with_costs
+    from checkmate.tf2.step import training_step
+    from checkmate.tf2.trace import trace
+
+    case = unet()
+    found = trace(
+        *(lambda step, specs: (step, *specs))(*training_step(case.model, case.loss, keras.optimizers.SGD(), case.inputs, case.labels))
+    )
+    takers = [i for i, taken in enumerate(found.taken) if taken]
+    assert takers
+    graph = with_costs(found, "unit")
+    roomier = with_costs(dataclasses.replace(found, taken=((),) * len(found.taken)), "unit")
+    for i in takers:
+        for d in (d for d in graph.ops[i].deps if set(found.values[d]) <= set(found.taken[i])):
+            others = {u for u, op in enumerate(graph.ops) if d in op.deps} - {i}
+            assert others <= {*graph.ops[i].control_deps, *graph.ops[i].deps}
+    assert sum(graph.ops[i].workspace_bytes < roomier.ops[i].workspace_bytes for i in takers) >= 3
