@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.solvers.search import Solver
+from checkmate.tf2.distribute import ReplicatedStep
 from checkmate.tf2.function import PlannedFunction, PlanOptions
 from checkmate.tf2.profile import CostModel
 from checkmate.units import Bytes
@@ -43,6 +44,12 @@ def rematerialize(
 
     XLA would undo a plan, as it computes once what is written twice. The training step therefore runs without it, also where the model
     was compiled with `jit_compile=True` or "auto"; evaluation and prediction run as they did.
+
+    Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the budget is that of each replica.
+
+    One figure of Keras's own depends on what is known when the step is traced: where a model has several outputs, the mean of each output's
+    loss over an epoch counts batches by their size when it is known, as it is here, and alike when it is not, as in plain `fit` over arrays.
+    The two differ where the last batch is smaller. Training does not depend on these means.
 
     Args:
       model: A compiled Keras 3 model, built or not, on TensorFlow.
@@ -140,6 +147,9 @@ class Training:
         return model.train_function
 
     def _planned_step(self) -> PlannedFunction:
+        with self._model.distribute_strategy.scope():
+            if tf.distribute.has_strategy():
+                return ReplicatedStep(self._model, self._options)
         return PlannedFunction(self._model.train_step, self._options, name=self._model.name, autograph=False)
 
     def _train_function(self, iterator: Iterator[Any]) -> Any:

@@ -91,7 +91,8 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
         while groups:
             last = groups[-1][-1]
             alike = all((last in kind) == (operation in kind) for kind in (flat.recomputable, flat.backward))
-            alone = last not in flat.read_once and flat.readers[last] and flat.readers[last] <= set(group)
+            # By the next one too: else all that an update of many variables waits for would become one op with it.
+            alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
             worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
             if not (twins.get(last) is operation or (alike and alone and worth)):

@@ -264,8 +264,8 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
     ("change", "error", "text"),
     [
         (lambda data: data | {"version": 99}, PlanFileError, "version 99"),
-        (lambda data: data | {"steps": data["steps"][1:]}, PlanError, ""),
-        (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, ""),
+        (lambda data: data | {"steps": data["steps"][1:]}, PlanError, "op"),
+        (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, "op"),
         (lambda data: data | {"costs": data["costs"][1:]}, PlanFileError, "no file of a planned step"),
         (lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
         (lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}}, PlanFileError, "TPU there and CPU here"),
@@ -305,4 +305,4 @@ def test_a_folder_of_plans(tmp_path):
     assert len(list(folder.iterdir())) == 2
     for file in folder.iterdir():
         file.write_text(file.read_text()[:50])
-    assert planned(batch()[0], plan=folder).plan == first.plan
+    assert "solving" in planned(batch()[0], plan=folder).report().seconds

@@ -1,0 +1,65 @@
+"""A program of its own: trains with a strategy, plain and under a budget, and prints as JSON what it found.
+
+Logical devices and the workers of a cluster must be set up before TensorFlow starts, hence not in the tests' process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import checkmate
+from checkmate.solvers.snapshot import Snapshot
+
+WIDTH = 32
+
+
+def model_of(strategy):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        inputs = x = keras.Input((WIDTH,))
+        for _ in range(3):
+            x = keras.layers.Dense(2 * WIDTH)(x)
+            x = keras.layers.Dropout(0.2)(keras.layers.Activation("gelu")(keras.layers.BatchNormalization()(x)))
+        model = keras.Model(inputs, keras.layers.Dense(4)(x), name="replicated")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-2, global_clipnorm=1.0), loss, metrics=["accuracy"])
+    return model
+
+
+def main(kind: str, batch: int, examples: int, epochs: int) -> None:
+    if kind == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "mirrored" else tf.distribute.MultiWorkerMirroredStrategy()
+    chance = np.random.default_rng(0)
+    x, y = chance.normal(size=(examples, WIDTH)).astype("float32"), chance.integers(0, 4, examples)
+    found = {}
+    for budget in (None, "85%"):
+        model = model_of(strategy)
+        if budget:
+            checkmate.tf2.rematerialize(model, budget=budget, cost_model="roofline", solver=Snapshot(snapshots=1, rounds=0))
+        losses: list[float] = []
+        each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs, losses=losses: losses.append(float(logs["loss"])))
+        history = model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0, shuffle=False, callbacks=[each]).history
+        weights = float(sum(np.abs(weight).sum(dtype=np.float64) for weight in model.get_weights()))
+        found["planned" if budget else "plain"] = {"history": history, "losses": losses, "weights": weights}
+    step = checkmate.tf2.planned(model)
+    found["recomputed"] = len(step.plan.recomputed)
+    found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
+    found["peaks"] = [step.report().measured_peak_bytes, step.budget_bytes]
+    print("FOUND " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]))
