@@ -93,8 +93,11 @@ class Interception:
         if not kind.passed_on and all([type(each) in _TENSORS for each in inputs]):
             result = self._runtime.run(kind, inputs, kind.lengths(attrs), attrs, num_outputs, name)
             return result if isinstance(result, list) else [result]
-        result = self._runtime.aside(lambda: fence.real_execute(op_name, num_outputs, self._values(inputs), attrs, ctx, name))
-        if fence.op_def(op) is not None and op != "Const" and fence.real_must_record():
+        if fence.op_def(op) is None:
+            return self._runtime.aside(op, inputs, lambda values: fence.real_execute(op_name, num_outputs, values, attrs, ctx, name))
+        values = [self._runtime.value(each._cell) if type(each) is LazyTensor else each for each in inputs]
+        result = fence.real_execute(op_name, num_outputs, values, attrs, ctx, name)
+        if op != "Const" and fence.real_must_record():
             fence.record_gradient(op, inputs, attrs, result)
         return result
 

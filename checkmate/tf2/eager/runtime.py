@@ -114,6 +114,7 @@ class EagerRuntime(Runtime):
         observer: Any = None,
     ):
         self.allocator = Allocator(device, math.isfinite(budget_bytes))
+        self._target_bytes = budget_bytes - budget_bytes / 128  # an allocator rounds, and not always in the same way
         super().__init__(self.allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood = _ranked(heuristic)
@@ -179,7 +180,7 @@ class EagerRuntime(Runtime):
         limited = self.budget_bytes != math.inf
         locked: list[Storage] = []
         try:
-            if not all([cell.defined for cell in cells]) or (limited and self.allocator.in_use + needs.bytes > self.budget_bytes):
+            if not all([cell.defined for cell in cells]) or (limited and self.allocator.in_use + needs.bytes > self._target_bytes):
                 self._bring(cells, locked)
                 self._room_for(needs, recipe.kind.name)
             values = [each.value if type(each) is Cell else each for each in arguments]
@@ -444,7 +445,7 @@ class EagerRuntime(Runtime):
     def _room_for(self, needs: Needs, name: str) -> None:
         in_use = self.allocator.in_use
         self.demand_bytes = max(self.demand_bytes, in_use + self._away_bytes + needs.bytes)
-        while in_use + needs.bytes > self.budget_bytes and len(self.pool):
+        while in_use + needs.bytes > self._target_bytes and len(self.pool):
             self._evict(self.pool.choose(self.clock))
             in_use = self.allocator.in_use
         certain = needs.bytes if needs.measured else needs.least_bytes

@@ -124,7 +124,7 @@ class _Handle(fence.Tensor):
         return self._value()._numpy()
 
     def __array__(self, dtype=None, copy=None):
-        return np.asarray(self._value().numpy(), dtype=dtype)
+        return np.array(self._value().numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, *args, **kwargs):
         return self._value().__dlpack__(*args, **kwargs)
