@@ -85,6 +85,8 @@ class ThrashingError(EvictionError):
 class UnsupportedError(CheckmateError, NotImplementedError):
     """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made for."""
 
+    __init__ = Exception.__init__  # TensorFlow lets errors with just this one through tf.function as they are
+
 
 class LogError(CheckmateError, ValueError):
     """An op log that is cut, out of order, or names a tensor that it never made.

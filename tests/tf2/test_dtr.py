@@ -413,9 +413,12 @@ def test_the_floor_that_is_named_works_in_the_end():
 def test_what_the_user_holds_and_cannot_be_recomputed_counts():
     import tensorflow as tf
 
+    tf.random.set_seed(1)
+    held = []
     with pytest.raises(EvictionError, match="variables, data and other tensors that cannot be recomputed"), above(MIB):
-        held = [tf.random.uniform((256, 256)) for _ in range(8)]
-    assert held is not None if "held" in locals() else True
+        for _ in range(8):
+            held.append(tf.random.uniform((256, 256)))
+    assert 1 <= len(held) <= 4
 
 
 def test_a_budget_that_is_used_up_before():
@@ -519,7 +522,6 @@ def test_handles_outlive_the_context():
         found = gradients(variables, loss)
         context._runtime.evict_all()
     same(arrays(found), plain)
-    assert isinstance(found[1], tf.Tensor) and tf.is_tensor(found[1])
     assert np.array_equal((found[1] * 2.0).numpy(), plain[1] * 2)
     assert np.array_equal(tf.concat([found[1], found[2]], 0).numpy(), np.concatenate(plain[1:3]))
     assert np.array_equal(tf.function(lambda a: a + 1.0)(found[1]).numpy(), plain[1] + 1)
@@ -707,7 +709,7 @@ def test_fit_run_eagerly_trains_the_same():
     import contextlib
 
     plain = trained(contextlib.nullcontext)
-    found = trained(lambda: above(2.2 * MIB))
+    found = trained(lambda: above(2.9 * MIB))
     assert found[0] == plain[0]
     same(found[1], plain[1])
     stats = found[2].stats
@@ -731,5 +733,6 @@ def test_a_recorded_log_is_a_program():
     assert plain.status.value == "ok" and plain.overhead < 1.01
     fixed = sum(each.bytes for each in log.instructions if type(each).__name__ == "Constant")
     assert plain.plain_peak_bytes - fixed == pytest.approx(peak, rel=0.1)
-    tight = simulate(log, "70%")
-    assert tight.status.value == "ok" and tight.rematerializations > 0
+    tight = simulate(log, fixed + int(0.85 * (plain.plain_peak_bytes - fixed)))
+    assert tight.status.value == "ok", tight.message
+    assert tight.rematerializations > 0

@@ -105,6 +105,19 @@ def eager_context() -> Any:
     return context.context()
 
 
+def linked(handle: Any, value: Any) -> Any:
+    """A real tensor of its own that tapes take for the result of `handle`."""
+    import tensorflow as tf
+
+    tape_stop()
+    try:
+        copy = tf.identity(value)
+    finally:
+        tape_restart()
+    tape_record("Identity", [copy], [handle], lambda gradient: [gradient], None)
+    return copy
+
+
 def is_accumulating() -> bool:
     """Whether some `tf.autodiff.ForwardAccumulator` is active now. Slow: asks every object there is."""
     import gc

@@ -66,12 +66,12 @@ class Interception:
         count = len(kind.is_list)
         tensors: list[Any] = []
         lengths: list[int | None] = []
-        for argument in args[:count]:
+        for argument, is_list in zip(args, kind.is_list, strict=False):
             found = type(argument)
             if found is LazyTensor or found is fence.EagerTensor:
                 tensors.append(argument)
                 lengths.append(None)
-            elif (found is list or found is tuple) and all([type(each) in _TENSORS for each in argument]):
+            elif is_list and found in (list, tuple) and all([type(each) in _TENSORS for each in argument]):
                 tensors.extend(argument)
                 lengths.append(len(argument))
             else:

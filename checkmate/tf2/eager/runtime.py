@@ -114,7 +114,7 @@ class EagerRuntime(Runtime):
         observer: Any = None,
     ):
         self.allocator = Allocator(device, math.isfinite(budget_bytes))
-        self._target_bytes = budget_bytes - budget_bytes / 128  # an allocator rounds, and not always in the same way
+        self._slack_bytes = 0.0 if math.isinf(budget_bytes) else budget_bytes / 32
         super().__init__(self.allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood = _ranked(heuristic)
@@ -180,7 +180,7 @@ class EagerRuntime(Runtime):
         limited = self.budget_bytes != math.inf
         locked: list[Storage] = []
         try:
-            if not all([cell.defined for cell in cells]) or (limited and self.allocator.in_use + needs.bytes > self._target_bytes):
+            if not all([cell.defined for cell in cells]) or (limited and not self._fits(self.allocator.in_use, needs)):
                 self._bring(cells, locked)
                 self._room_for(needs, recipe.kind.name)
             values = [each.value if type(each) is Cell else each for each in arguments]
@@ -445,7 +445,7 @@ class EagerRuntime(Runtime):
     def _room_for(self, needs: Needs, name: str) -> None:
         in_use = self.allocator.in_use
         self.demand_bytes = max(self.demand_bytes, in_use + self._away_bytes + needs.bytes)
-        while in_use + needs.bytes > self._target_bytes and len(self.pool):
+        while not self._fits(in_use, needs) and len(self.pool):
             self._evict(self.pool.choose(self.clock))
             in_use = self.allocator.in_use
         certain = needs.bytes if needs.measured else needs.least_bytes
@@ -453,6 +453,10 @@ class EagerRuntime(Runtime):
             raise EvictionError(self._stuck(name, in_use, certain))
         if len(self.neighbourhood.stale) > STALE_AT_MOST + 4 * len(self.pool):
             self._tidy()
+
+    def _fits(self, in_use: int, needs: Needs) -> bool:
+        """With a margin: the allocator hands out a whole hole for a tensor of more than half its size."""
+        return in_use + needs.bytes + min(needs.bytes, self._slack_bytes) <= self.budget_bytes
 
     def _settle(self, needs: Needs, name: str) -> None:
         """Learns from an op that took more than was foreseen."""

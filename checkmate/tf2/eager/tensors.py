@@ -54,8 +54,8 @@ class Cell(Tensor):
         self.id = fence.new_id()
 
 
-class _Handle(fence.Tensor):
-    """A tensor whose value is found, and recomputed if need be, when it is asked for."""
+class _Handle:
+    """What stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
     def __init__(self, runtime: Any, cell: Cell, owner: bool = False):
         self._runtime, self._cell, self._owner = runtime, cell, owner
@@ -211,12 +211,40 @@ class _Handle(fence.Tensor):
         raise AttributeError("Tensor.value_index is undefined when eager execution is enabled.")
 
 
-class LazyTensor(_Handle, fence.Value):
-    """A handle while its context is open: every op takes it as it is."""
+class LazyTensor(_Handle, fence.Tensor, fence.Value):
+    """A handle while its context is open: a `tf.Tensor` that every op takes as it is."""
 
 
-class SettledTensor(_Handle, fence.Tensor):
-    """A handle that has outlived its context: TensorFlow converts it to its value wherever it is used."""
+class SettledTensor(_Handle):
+    """A handle that has outlived its context. TensorFlow converts it to its value wherever it is used, as it does with NumPy arrays.
+
+    It is no `tf.Tensor` any more: TensorFlow hands those on to C++ without a look, which knows its own tensors only.
+    """
 
     def __tf_tensor__(self, dtype=None, name=None):
-        return self._value().__tf_tensor__(dtype, name)
+        value = self._value()
+        if not fence.tape_is_empty() and not fence.tape_is_stopped() and fence.tape_records([self]):
+            value = fence.linked(self, value)
+        return value.__tf_tensor__(dtype, name)
+
+    def __tf_tracing_type__(self, context):
+        return self._value().__tf_tracing_type__(context)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name in ("_runtime", "_cell", "_owner"):
+            raise AttributeError(name)
+        return getattr(self._value(), name)
+
+
+def _converted(operator: str) -> Any:
+    def apply(self, *args):
+        return getattr(self.__tf_tensor__(), operator)(*args)
+
+    return apply
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(SettledTensor, f"__{_name}__", _converted(f"__{_name}__"))
+SettledTensor.__hash__ = object.__hash__
+SettledTensor.__array_priority__ = fence.Tensor.__array_priority__
