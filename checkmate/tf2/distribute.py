@@ -1,8 +1,8 @@
-"""`fit` under a budget with tf.distribute: every replica runs the same plan, and gradients are summed between replicas as before.
+"""Budgets with tf.distribute: every replica runs the same plan, and gradients are summed between replicas as before.
 
-Each replica computes its gradients and logs under the plan. The optimizer's update stays outside of it, since replicas meet there
-(`merge_call`), which cannot be traced inside of another function. Keras does the rest: it runs the replicas and reduces their logs. Keras's own
-train function is made once for each set of shapes, with our step in the place of `model.train_step`.
+Each replica computes its gradients and results under the plan. The optimizer's update stays outside of it, since replicas meet there
+(`merge_call`), which cannot be traced inside of another function. For a Keras model, Keras does the rest: it runs the replicas and reduces their
+logs, in its own train function, made once for each set of shapes with our step in the place of `model.train_step`.
 
 The budget is for each replica's device. Replicas have the same graph, so one plan serves all of them; with several workers the chief plans, and
 the others are sent its file.
@@ -31,82 +31,77 @@ from checkmate.tf2.trace import TracedStep, analyse
 from checkmate.units import parse_bytes
 
 
-class ReplicatedStep(PlannedFunction):
-    """A Keras model's training step on all replicas of its strategy; its figures are those of one replica."""
+class ReplicatedFunction(PlannedFunction):
+    """A step of each replica of a strategy, as `strategy.run` runs it; the figures are those of one replica.
 
-    def __init__(self, model: keras.Model, options: PlanOptions):
-        super().__init__(model.train_step, options, name=model.name, autograph=False)
-        self._model, self._strategy = model, model.distribute_strategy
-        self._train_functions: dict[Any, Callable] = {}
-        _refuse_unequal(self._strategy)
+    Called with what `strategy.run` would be called with, it returns what that returns.
+    """
 
-    def __call__(self, data: Any) -> Any:
-        """Runs a step on a batch as the strategy's data sets give it, and returns the reduced logs."""
-        calls = [Call.of((each,), {}) for each in self._local(data)]
+    def __init__(
+        self, step: Callable, options: PlanOptions, *, name: str, autograph: bool, strategy: tf.distribute.Strategy, optimizer: Any
+    ):
+        super().__init__(step, options, name=name, autograph=autograph)
+        self._strategy, self._optimizer = strategy, optimizer
+        self._runs: dict[Any, Callable] = {}
+        _refuse_unequal(strategy)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs a step on every replica."""
+        calls = [Call.of(each, {}) for each in self._local(args)]
         key = tuple((call.kind, tuple(spec.shape[0] for spec in call.specs(None) if spec.shape.rank)) for call in calls)
-        if key not in self._train_functions:
-            self._train_functions[key] = self._train_function(calls, data)
-        return self._train_functions[key](iter([data]))
+        if key not in self._runs:
+            self._runs[key] = self._run(self._planned_on_replicas(calls, args))
+        return self._runs[key](*args)
 
-    def _local(self, data: Any) -> list[Any]:
+    def _run(self, on_replica: Callable) -> Callable:
+        """The function of all replicas, made of that of one."""
+        return tf.function(lambda *args: self._strategy.run(on_replica, args=args), autograph=False)
+
+    def _local(self, args: Any) -> list[Any]:
         """What each replica of this process gets."""
-        leaves = [self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(data)]
-        count = max(map(len, leaves), default=1)
+        leaves = [self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(args)]
+        count = len(self._strategy.extended.worker_devices)
         each = [[leaf[k] if len(leaf) > 1 else leaf[0] for leaf in leaves] for k in range(count)]
-        return [tf.nest.pack_sequence_as(data, values) for values in each]
+        return [tf.nest.pack_sequence_as(args, values) for values in each]
 
-    def _train_function(self, calls: list[Call], data: Any) -> Callable:
-        """Keras's train function for batches like this, with the plan in it."""
-        parts = self._trace(calls, data)
+    def _planned_on_replicas(self, calls: list[Call], args: Any) -> Callable:
+        """The step of one replica, with the plan in it."""
+        parts, variables = self._trace(calls, args)
         main = self._plan(parts[0], calls[0])
         traced = [main.traced, *(self._same(part, main.traced) for part in parts[1:])]
         plan = main.plan
 
         @tf.autograph.experimental.do_not_convert
-        def train_step(data: Any) -> Any:
+        def on_replica(*args: Any) -> Any:
             number = _local_number(self._strategy)
-            gradients, logs = replay_in_graph(traced[number], plan, Call.of((data,), {}).tensors)
-            self._model.optimizer.apply(gradients, self._model.trainable_variables)
-            return logs
+            gradients, result = replay_in_graph(traced[number], plan, Call.of(args, {}).tensors)
+            self._optimizer.apply(gradients, variables)
+            return result
 
-        return self._keras_function(train_step)
+        return on_replica
 
-    def _keras_function(self, train_step: Callable) -> Callable:
-        """What Keras makes of a step; without XLA, which would undo the plan."""
-        model, own = self._model, vars(self._model)
-        kept = (own.get("train_step"), model.train_function, model.jit_compile)
-        model.train_step, model.jit_compile = train_step, False
-        try:
-            type(model).make_train_function(model, force=True)
-            return model.train_function
-        finally:
-            del model.train_step
-            if kept[0] is not None:
-                model.train_step = kept[0]
-            model.train_function, model.jit_compile = kept[1:]
-
-    def _trace(self, calls: list[Call], data: Any) -> list[Any]:
-        """The part of the step that is planned, traced by each local replica on its own variables."""
-        model, parts = self._model, {}
-        if not model.optimizer.built:
-            with self._strategy.scope():
-                model.optimizer.build(model.trainable_variables)
+    def _trace(self, calls: list[Call], args: Any) -> tuple[list[Any], list[Any]]:
+        """The part of the step that is planned, traced by each local replica on its own variables; and what the optimizer updates."""
+        parts: dict[int, Any] = {}
+        variables: list[Any] = []
 
         @tf.autograph.experimental.do_not_convert
-        def on_replica(data: Any) -> None:
+        def on_replica(*args: Any) -> None:
             number = _local_number(self._strategy)
             template = calls[number].without_tensors()
+            step = tf.autograph.to_graph(self._step) if self._autograph else self._step
 
             def part(*tensors: tf.Tensor) -> Any:
-                args, _ = template.with_tensors(tensors)
-                with _apply_put_off(model) as asked:
-                    logs = self._step(*args)
-                return asked.gradients(), logs
+                own, _ = template.with_tensors(tensors)
+                with _apply_put_off(self._optimizer) as asked:
+                    result = step(*own)
+                gradients, variables[:] = asked.only()
+                return gradients, result
 
             parts[number] = tf.function(part, autograph=False).get_concrete_function(*calls[number].specs(None))
 
-        self._strategy.run(on_replica, args=(data,))
-        return [parts[number] for number in range(len(calls))]
+        self._strategy.run(on_replica, args=args)
+        return [parts[number] for number in range(len(calls))], variables
 
     def _plan(self, part: Any, call: Call) -> Any:
         """The plan of the first replica's part: made here by the chief, taken from its file by the other workers."""
@@ -126,7 +121,7 @@ class ReplicatedStep(PlannedFunction):
         if isinstance(budget, str) and budget.strip().endswith("%"):
             return budget
         count = int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE)) if budget == "auto" else parse_bytes(budget)
-        held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.optimizer.variables)
+        held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._optimizer.variables)
         return max(1, count - held)
 
     def _same(self, part: Any, main: TracedStep) -> TracedStep:
@@ -139,45 +134,70 @@ class ReplicatedStep(PlannedFunction):
         return traced
 
 
+class ReplicatedFit(ReplicatedFunction):
+    """The training step of a Keras model: Keras runs it on the replicas and reduces the logs."""
+
+    def __init__(self, model: keras.Model, options: PlanOptions):
+        if not model.optimizer.built:
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+        super().__init__(
+            model.train_step, options, name=model.name, autograph=False, strategy=model.distribute_strategy, optimizer=model.optimizer
+        )
+        self._model = model
+
+    def _run(self, on_replica: Callable) -> Callable:
+        """What Keras makes of a step; without XLA, which would undo the plan."""
+        model = self._model
+        own_step, train_function, jit_compile = vars(model).get("train_step"), model.train_function, model.jit_compile
+        model.train_step, model.jit_compile = on_replica, False
+        try:
+            type(model).make_train_function(model, force=True)
+            run = model.train_function
+        finally:
+            del model.train_step
+            if own_step is not None:
+                model.train_step = own_step
+            model.train_function, model.jit_compile = train_function, jit_compile
+        return lambda data: run(iter([data]))
+
+
 class _PutOff:
     """What a step asked of its optimizer."""
 
-    def __init__(self, model: keras.Model):
-        self._model, self._asked = model, []
+    def __init__(self) -> None:
+        self._asked: list[tuple[list[Any], list[Any]]] = []
+        self._graph: Any = None
         self._ops = 0
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Takes the place of the optimizer's own."""
-        own = list(trainable_variables or self._model.trainable_variables)
-        if [id(_value(v)) for v in own] != [id(_value(v)) for v in self._model.trainable_variables]:
-            raise TraceError(
-                "With several replicas, a step is planned that updates all trainable variables of its model at once; this one does not."
-            )
-        self._asked.append(list(grads))
+        if trainable_variables is None:
+            raise TraceError("With several replicas, give optimizer.apply the variables beside the gradients.")
+        self._asked.append((list(grads), list(trainable_variables)))
         self._graph = tf.compat.v1.get_default_graph()
         self._ops = len(self._graph.get_operations())
 
-    def gradients(self) -> list[Any]:
-        """The gradients, where the step is one that can be split there."""
+    def only(self) -> tuple[list[Any], list[Any]]:
+        """(gradients, variables) of the one update, where the step can be split there."""
         if len(self._asked) != 1:
             raise TraceError(
                 f"With several replicas, a step is planned that updates once; this one calls its optimizer {len(self._asked)} times."
             )
-        late = [o for o in self._graph.get_operations()[self._ops :] if o.type == "ReadVariableOp"]
-        updated = {id(variable.handle) for variable in map(_component, self._model.trainable_variables)}
-        handles = {id(outside): id(inside) for outside, inside in self._graph.captures} if late else {}
-        inside = {handles[each] for each in updated if each in handles}
-        if any(id(operation.inputs[0]) in inside for operation in late):
+        gradients, variables = self._asked[0]
+        updated = {id(component.handle) for variable in variables for component in _components(variable)}
+        handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
+        if any(o.type == "ReadVariableOp" and id(o.inputs[0]) in handles for o in self._graph.get_operations()[self._ops :]):
             raise TraceError(
                 "With several replicas, a step is planned that does not read its weights after it updated them; this one does."
             )
-        return self._asked[0]
+        return gradients, variables
 
 
 @contextmanager
-def _apply_put_off(model: keras.Model) -> Iterator[_PutOff]:
-    """Has `model.optimizer.apply` only note what it is given."""
-    asked, optimizer = _PutOff(model), model.optimizer
+def _apply_put_off(optimizer: Any) -> Iterator[_PutOff]:
+    """Has `optimizer.apply` only note what it is given."""
+    asked = _PutOff()
     optimizer.apply = asked.apply
     try:
         yield asked
@@ -258,13 +278,7 @@ def _refuse_unequal(strategy: tf.distribute.Strategy) -> None:
         raise TraceError(f"The strategy's replicas are on unequal devices ({', '.join(kinds)}); a plan is made for one kind.")
 
 
-def _value(variable: Any) -> Any:
-    return getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
-
-
-def _component(variable: Any) -> tf.Variable:
-    """The replica's own variable of a mirrored one."""
-    value = _value(variable)
-    context = tf.distribute.get_replica_context()
-    local = tf.distribute.get_strategy().experimental_local_results(value)
-    return local[_local_number(tf.distribute.get_strategy())] if context is not None else local[0]
+def _components(variable: Any) -> tuple[tf.Variable, ...]:
+    """The replicas' own variables behind one of the strategy's."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return tf.distribute.get_strategy().experimental_local_results(value)

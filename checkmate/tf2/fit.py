@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.solvers.search import Solver
-from checkmate.tf2.distribute import ReplicatedStep
+from checkmate.tf2.distribute import ReplicatedFit
 from checkmate.tf2.function import PlannedFunction, PlanOptions
 from checkmate.tf2.profile import CostModel
 from checkmate.units import Bytes
@@ -149,7 +149,7 @@ class Training:
     def _planned_step(self) -> PlannedFunction:
         with self._model.distribute_strategy.scope():
             if tf.distribute.has_strategy():
-                return ReplicatedStep(self._model, self._options)
+                return ReplicatedFit(self._model, self._options)
         return PlannedFunction(self._model.train_step, self._options, name=self._model.name, autograph=False)
 
     def _train_function(self, iterator: Iterator[Any]) -> Any:

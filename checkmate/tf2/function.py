@@ -45,6 +45,8 @@ def function(
     time_limit_s: float = 2,
     verbose: bool = True,
     plan: str | os.PathLike | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+    optimizer: Any = None,
 ) -> Any:
     """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a step of two optimizers.
 
@@ -64,6 +66,9 @@ def function(
       verbose: Show progress on a terminal.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
         folder: a plan that lies there for this step and these options is run, else one is made and left there.
+      strategy: A `MirroredStrategy` or `MultiWorkerMirroredStrategy`. Then the step is that of one replica, calls are as for
+        `strategy.run(step, args)`, in a tf.function, and the budget is that of each replica.
+      optimizer: With `strategy`, the built optimizer that the step calls once; its update takes place outside of the plan.
 
     Returns:
       A `PlannedFunction`, called like `step`.
@@ -79,7 +84,12 @@ def function(
     options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size, plan)
 
     def decorate(step: Callable) -> PlannedFunction:
-        planned = PlannedFunction(_python_of(step), options, name=getattr(step, "__name__", "step"), autograph=_wants_autograph(step))
+        facts = {"name": getattr(step, "__name__", "step"), "autograph": _wants_autograph(step)}
+        if strategy is not None:
+            from checkmate.tf2.distribute import ReplicatedFunction  # it builds on this module
+
+            return ReplicatedFunction(_python_of(step), options, **facts, strategy=strategy, optimizer=optimizer)
+        planned = PlannedFunction(_python_of(step), options, **facts)
         planned.refuse_state_changes()
         return functools.update_wrapper(planned, step, updated=())
 
@@ -88,6 +98,8 @@ def function(
     if not callable(step):
         raise TraceError(f"A step is a function; got {step!r}. The budget is a keyword: function(step, budget=...).")
     planned = decorate(step)
+    if specs and strategy is not None:
+        raise TraceError("With a strategy, a step is planned when it is first called: each replica traces its own. Call it without specs.")
     if specs:
         planned.plan_for(*specs)
     return planned
