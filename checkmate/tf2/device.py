@@ -72,7 +72,8 @@ def held_bytes(tensor: tf.Tensor) -> int:
 
 def synchronize() -> None:
     """Waits until the device has done what it was told; kernels on a GPU run behind the program's back."""
-    tf.test.experimental.sync_devices()
+    with tf.device(training_device()):  # not those of other workers, which tf.test.experimental.sync_devices would wait for, too
+        tf.raw_ops.SyncDevice()
 
 
 def free_bytes(device: str) -> int:

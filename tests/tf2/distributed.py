@@ -87,6 +87,7 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
         found["planned" if budget else "plain"] = {"losses": losses, "weights": weights}
     found["recomputed"] = len(step.plan.recomputed)
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
+    found["notes"] = step.report().notes
     found["peaks"] = [step.report().measured_peak_bytes, step.budget_bytes]
     print("FOUND " + json.dumps(found), flush=True)
 

@@ -86,13 +86,14 @@ def writes():
     variable, count = tf.Variable(square(5)), tf.Variable(0)
 
     def step(x):
-        a = tf.sin(variable) @ x
+        c = tf.tanh(x)
+        a = tf.sin(variable) @ c
         before = variable + 1.0
         variable.assign_sub(0.1 * tf.cos(a))
         b = tf.exp(variable) + a
         variable.assign_add(b)
         count.assign_add(1)
-        return a, before, tf.sin(b) * tf.cos(a), variable.read_value(), count
+        return a, before, tf.sin(b) * tf.cos(a) * c, variable.read_value(), count
 
     return step, (square(1),), [variable, count]
 

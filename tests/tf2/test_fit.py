@@ -77,6 +77,8 @@ def history(model, *arguments, **options):
 def test_three_epochs_with_all_that_belongs_to_a_script(tmp_path):
     import keras
 
+    import checkmate
+
     def train(model):
         seen = []
         callbacks = [
@@ -90,6 +92,8 @@ def test_three_epochs_with_all_that_belongs_to_a_script(tmp_path):
 
     model = assert_same(classifier, train)
     assert len(model.history.history["val_accuracy"]) == 3
+    forward = [op for op in checkmate.tf2.planned(model).graph.ops if "MatMul" in op.kind and not op.is_backward]
+    assert any(op.recomputable for op in forward), "metrics, which come after the update, keep all that reads weights from being recomputed"
 
 
 def test_a_train_step_of_ones_own():
