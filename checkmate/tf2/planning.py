@@ -27,7 +27,7 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import plan_files
+from checkmate.tf2 import op_rules, plan_files
 from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.profile import CostModel, with_costs
@@ -112,6 +112,9 @@ class Planner:
             self.budget_bytes = self.budget_bytes or self._resolve(plain.peak_bytes)
             attempt = _Attempt(self, traced, graph, specs, clock, progress)
             planned = attempt.as_it_is(plain.peak_bytes) or attempt.within_budget(plain.peak_bytes)
+        if any(op_rules.is_random(operation) for operation in traced.function.graph.get_operations()):
+            # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
+            planned = replace(planned, run=tf.function(planned.run, autograph=False))
         log.info("%s", planned.report)
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
