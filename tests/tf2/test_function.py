@@ -168,6 +168,23 @@ def test_a_penalty_on_the_gradient():
     same(make, lambda step: [step(batch(256, seed)[0]) for seed in range(2)])
 
 
+@pytest.mark.parametrize("budget", ["80%", "64GiB"])
+def test_what_tensorflow_draws_goes_on_as_if_nothing_was_measured(budget):
+    import tensorflow as tf
+
+    def make():
+        net = network()
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(net(x + tf.random.normal(x.shape)))
+            return loss, tape.gradient(loss, net.weights)
+
+        return step, lambda: net.weights
+
+    same(make, lambda step: [step(batch()[0]) for _ in range(2)], budget=budget, recomputes=budget == "80%")
+
+
 def test_conditions_on_tensors_are_converted():
     import tensorflow as tf
 
