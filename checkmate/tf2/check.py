@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
+from checkmate.tf2 import op_rules
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep
 
@@ -41,8 +42,11 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
       enough: Bytes above which it need not be known exactly.
 
     Returns:
-      The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data.
+      The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data, or prints, writes files or
+      calls Python, which a trial must not.
     """
+    if any(op_rules.is_seen_outside(operation) for operation in traced.function.graph.get_operations()):
+        return None
     batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
     resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
     result, most = None, 0

@@ -61,6 +61,9 @@ _RANDOM = frozenset({
     "RandomUniform", "RandomUniformInt", "TruncatedNormal",
 })  # fmt: skip
 
+# What they do is seen outside of TensorFlow and cannot be undone: a step with one of them is not run on trial.
+_SEEN_OUTSIDE = frozenset({"EagerPyFunc", "Print", "PrintV2", "PyFunc", "Save", "SaveV2", "WriteFile"})
+
 # Declared stateless, yet not to be repeated: they call back into Python or into another process.
 _NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute"})
 
@@ -85,6 +88,11 @@ def is_stateful(operation: tf.Operation) -> bool:
 def is_random(operation: tf.Operation) -> bool:
     """True for ops that draw from random state which TensorFlow keeps beside the variables."""
     return operation.type in _RANDOM
+
+
+def is_seen_outside(operation: tf.Operation) -> bool:
+    """True for ops that print, write to a file or a summary, or call Python."""
+    return operation.type in _SEEN_OUTSIDE or (operation.type.startswith("Write") and operation.type.endswith("Summary"))
 
 
 def is_known(operation: tf.Operation) -> bool:

@@ -201,6 +201,47 @@ def test_conditions_on_tensors_are_converted():
     same(make, lambda step: [step(batch()[0], tf.constant(flip)) for flip in (True, False)], budget="1000%", recomputes=False)
 
 
+def test_a_step_that_calls_python_is_not_run_on_trial():
+    import tensorflow as tf
+
+    calls = []
+
+    def make():
+        net = network()
+
+        def seen(value):
+            calls.append(float(value))
+
+        def step(x):
+            loss = tf.reduce_sum(net(x))
+            tf.py_function(seen, [loss], [])
+            return tf.gradients(loss, net.weights[0])
+
+        return step, lambda: net.weights
+
+    step = same(make, lambda step: [step(batch()[0])])
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    assert step.report().measured_peak_bytes is None
+
+
+def test_parts_that_recompute_by_themselves():
+    import tensorflow as tf
+
+    def make():
+        first, second = network(1), network(2)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(second(tf.recompute_grad(lambda x: first(x))(x)))
+            return tape.gradient(loss, [x, *second.weights])
+
+        return step, lambda: second.weights
+
+    same(make, lambda step: [step(batch()[0])])
+
+
 def test_python_state_that_tracing_would_lose():
     import tensorflow as tf
 
