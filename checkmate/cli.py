@@ -59,6 +59,39 @@ def bench() -> None:
     """Tables that anyone can reproduce; ratios are of two things measured in one run."""
 
 
+@bench.command("limits")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="80%,65%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
+@click.option("--steps", default=4, show_default=True, help="Training steps under each budget.")
+def bench_limits(models: tuple[str, ...], budgets: str, steps: int) -> None:
+    """Budget, prediction and the allocator's measured peak, for MODELS (default: all)."""
+    from checkmate.bench import limits
+    from checkmate.bench.models import NAMES
+
+    table, rows = Table(*limits.COLUMNS, title="measured peak against the budget, everything resident included"), []
+    with Console(stderr=True).status("measuring ..."):
+        for row in limits.measure(models or NAMES, budgets, steps):
+            rows.append(row)
+            table.add_row(*limits.cells(row))
+    Console(width=max(150, Console().width)).print(table, limits.summary(rows))
+
+
+@bench.command("cap")
+@click.argument("models", nargs=-1, required=True)
+@click.option("--cap", required=True, help="All the memory that training may take, such as 600MiB.")
+@click.option("--steps", default=3, show_default=True, help="Training steps of each kind.")
+def bench_cap(models: tuple[str, ...], cap: str, steps: int) -> None:
+    """The largest batch that trains under one memory cap, plain and planned, for MODELS."""
+    from checkmate.bench import cap as benchmark
+    from checkmate.units import parse_bytes
+
+    table = Table(*benchmark.COLUMNS, title="largest batch under a cap of the allocator")
+    for name in models:
+        with Console(stderr=True).status(f"measuring {name} ..."):
+            table.add_row(*benchmark.cells(benchmark.measure(name, parse_bytes(cap), steps)))
+    Console(width=max(120, Console().width)).print(table)
+
+
 @bench.command("steps")
 @click.argument("models", nargs=-1)
 @click.option("--budgets", default="60%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
@@ -133,6 +166,25 @@ def bench_dtr(graphs: tuple[str, ...], shares: str, heuristics: str, theory: boo
                 table.add_row(*row)
                 status.update(" ".join(row))
         Console(width=max(150, Console().width)).print(table)
+
+
+@bench.command("dtr-eager")
+@click.argument("workloads", nargs=-1)
+@click.option("--budgets", default="50%,40%", show_default=True, help="Shares of the plain step's measured peak.")
+@click.option("--steps", default=5, show_default=True, help="Timed steps of each kind.")
+@click.option("--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within one cap of memory.")
+def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees: bool) -> None:
+    """Eager training steps under checkmate.tf2.dtr against the plain tape, for WORKLOADS (default: all)."""
+    from checkmate.bench import eager as benchmark
+
+    table = Table(title="eager TensorFlow under dtr(); memory is the allocator's peak, variables and data included")
+    for column in benchmark.TREE_COLUMNS if trees else benchmark.COLUMNS:
+        table.add_column(column, justify="right")
+    with Console(stderr=True).status("measuring ..."):
+        for name in [""] if trees else workloads or benchmark.NAMES:
+            for row in benchmark.trees() if trees else benchmark.measure(name, budgets, steps):
+                table.add_row(*row)
+    Console(width=max(150, Console().width)).print(table)
 
 
 @bench.command("layered")

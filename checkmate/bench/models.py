@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -72,19 +73,36 @@ def transformer(*, batch: int, length: int = 128, width: int = 256, heads: int =
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
 
 
-_WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "mobilenet": lambda: application("MobileNet", batch=16),
-    "resnet50": lambda: application("ResNet50", batch=8),
-    "unet": lambda: unet(batch=4),
-    "vgg16": lambda: application("VGG16", batch=4),
-    "transformer": lambda: transformer(batch=16),
-    "densenet121": lambda: application("DenseNet121", batch=4),
-    "efficientnetb0": lambda: application("EfficientNetB0", batch=8),
+def lstm(*, batch: int, length: int = 64, width: int = 128, depth: int = 4, words: int = 1000) -> Workload:
+    """Stacked LSTMs (Hochreiter & Schmidhuber, 1997) between dense layers, with a prediction per token."""
+    layers = keras.layers
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(words, width)(tokens)
+    for _ in range(depth):
+        x = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(layers.LSTM(width, return_sequences=True)(x)))
+    model = keras.Model(tokens, layers.Dense(words)(x), name="lstm")
+    inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
+    labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
+    return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
+
+
+_WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
+    "mobilenet": (partial(application, "MobileNet"), 16),
+    "resnet50": (partial(application, "ResNet50"), 8),
+    "unet": (unet, 4),
+    "vgg16": (partial(application, "VGG16"), 4),
+    "transformer": (transformer, 16),
+    "densenet121": (partial(application, "DenseNet121"), 4),
+    "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
+    "lstm": (lstm, 64),
 }
 
+NAMES = tuple(_WORKLOADS)
 
-def workload(name: str) -> Workload:
-    """Builds a workload by its name."""
+
+def workload(name: str, batch: int | None = None) -> Workload:
+    """Builds a workload by its name, with a batch of its own size by default."""
     if name not in _WORKLOADS:
         raise CheckmateError(f"There is no workload {name!r}. Known: {', '.join(_WORKLOADS)}.")
-    return _WORKLOADS[name]()
+    make, usual = _WORKLOADS[name]
+    return make(batch=batch or usual)

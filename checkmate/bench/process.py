@@ -12,13 +12,18 @@ from typing import Any
 from checkmate.errors import CheckmateError
 
 
-def fresh_process(module: str, arguments: Sequence[str], *, timeout_s: float = 3600) -> Any:
+def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600) -> Any:
     """Runs `python -m module arguments` and returns the JSON value it printed last.
+
+    Args:
+      cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None for the machine's memory.
 
     Raises:
       CheckmateError: It failed or took longer than `timeout_s`; with the end of what it said.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+    if cap_bytes is not None:
+        environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(cap_bytes >> 20)
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -48,7 +48,10 @@ IN_PLACE = frozenset({
     "RsqrtGrad", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softplus", "SoftplusGrad", "Softsign", "Sqrt",
     "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy",
 })  # fmt: skip
-NO_SCRATCH = IN_PLACE | {"BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Mean", "SelectV2", "Sum", "Tile"}
+NO_SCRATCH = IN_PLACE | {
+    "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqual", "Less",
+    "LessEqual", "Mean", "SelectV2", "Sum", "Tile",
+}  # fmt: skip
 
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 

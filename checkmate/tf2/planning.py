@@ -7,6 +7,7 @@ a corrected budget until what was measured is within the limit. The step's varia
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -105,12 +106,13 @@ class Planner:
                 return same
             if known := self._from_file(traced):
                 return self._as_kept(known, traced, specs, clock)
+            outside = outside_bytes(traced)
             self._make_room(traced)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
             plain = replay(graph, traced.plain_plan())
             self.budget_bytes = self.budget_bytes or self._resolve(plain.peak_bytes)
-            attempt = _Attempt(self, traced, graph, specs, clock, progress)
+            attempt = _Attempt(self, traced, graph, specs, clock, progress, outside)
             planned = attempt.as_it_is(plain.peak_bytes) or attempt.within_budget(plain.peak_bytes)
         if any(op_rules.is_random(operation) for operation in traced.function.graph.get_operations()):
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
@@ -152,7 +154,7 @@ class Planner:
 
     def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: _Clock) -> Planned:
         """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
-        attempt = _Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False))
+        attempt = _Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside_bytes(traced))
         attempt.notes.append(f"The plan is from {known.path}.")
         plain_peak = known.plain_peak_bytes(traced)
         plan = known.plan or traced.plain_plan()
@@ -205,7 +207,11 @@ class _Clock:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """The way from a measured graph to a function within the budget."""
+    """The way from a measured graph to a function within the budget.
+
+    Attributes:
+      outside: What the process holds on the device beyond what the step counts as resident; the budget is for that, too.
+    """
 
     planner: Planner
     traced: TracedStep
@@ -213,11 +219,12 @@ class _Attempt:
     specs: tuple[Any, ...]
     clock: _Clock
     progress: Progress
+    outside: int
     notes: list[str] = field(default_factory=list)
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
         """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
-        if plain_peak_bytes + self._reserve() > self.planner.budget_bytes:
+        if plain_peak_bytes + self.outside + self._reserve() > self.planner.budget_bytes:
             return None
         run = _unchanged(self.traced, self.specs)
         measured = self._measured(run)
@@ -227,10 +234,11 @@ class _Attempt:
 
     def within_budget(self, plain_peak_bytes: int) -> Planned:
         """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
-        budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes
+        budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes + self.outside
         room = budget - fixed
-        target = budget - self._reserve()  # what the solver is asked for
-        too_low, too_high = 0, budget + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
+        most = budget - self.outside
+        target = most - self._reserve()  # what the solver is asked for
+        too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
         best: Planned | None = None
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
         for _ in range(CHECK_ROUNDS):
@@ -258,9 +266,10 @@ class _Attempt:
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
             # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
-            target = fixed + int((result.peak_bytes - fixed) * (1 - AIM_BELOW) * room / max(1, measured - fixed))
+            dynamic = result.peak_bytes - self.graph.fixed_bytes
+            target = self.graph.fixed_bytes + int(dynamic * (1 - AIM_BELOW) * room / max(1, measured - fixed))
             step = int(SMALLEST_CORRECTION * room)
-            target = min(max(target, too_low + step), too_high - step, budget)
+            target = min(max(target, too_low + step), too_high - step, most)
             if not too_low < target < too_high:
                 break
         return best or self._refused(refusal, plain_peak_bytes)
@@ -278,7 +287,7 @@ class _Attempt:
         return devices.allocator_reports(devices.training_device())
 
     def _reserve(self) -> int:
-        return reserve_bytes(self.planner.budget_bytes - self.graph.fixed_bytes)
+        return reserve_bytes(self.planner.budget_bytes - self.outside - self.graph.fixed_bytes)
 
     def _solve(self, budget_bytes: int) -> SolveResult:
         with self.clock.phase("solving"), self.progress.phase("solving"):
@@ -295,10 +304,12 @@ class _Attempt:
         if not self._can_measure:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
-            measured = measured_peak(run, self.traced, devices.training_device(), enough=self.planner.budget_bytes)
+            enough = self.planner.budget_bytes - self.outside
+            measured = measured_peak(run, self.traced, devices.training_device(), enough=enough)
         if measured is None:
             self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
-        return measured
+            return None
+        return measured + self.outside
 
     def _planned(
         self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
@@ -312,6 +323,7 @@ class _Attempt:
             name=self.planner.name,
             budget_bytes=self.planner.budget_bytes,
             fixed_bytes=self.graph.fixed_bytes,
+            outside_bytes=self.outside,
             plain_peak_bytes=plain_peak_bytes,
             measured_peak_bytes=measured,
             reserve_bytes=reserve,
@@ -351,8 +363,8 @@ class _Attempt:
         )
         message = (
             f"No plan for {self.planner.name!r} fits {format_bytes(budget)}: op {lowest.op} {op.name!r} with its inputs and what must stay in memory "
-            f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} reserved for the "
-            f"allocator), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
+            f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} for what the "
+            f"allocator loses and the process holds besides), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
         )
         return InfeasibleBudgetError(message, budget_bytes=budget, floor_bytes=needed, op=lowest.op, op_name=op.name)
 
@@ -374,6 +386,15 @@ class _Attempt:
             return None
         per_example = max((needed_bytes - least) / (batch - 1), 1)
         return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - self._reserve() - least) // per_example)))
+
+
+def outside_bytes(traced: TracedStep) -> int:
+    """Returns what is in use on the device beyond what the step counts as resident: other tensors, and what the allocator lost on it."""
+    device = devices.training_device()
+    if not devices.allocator_reports(device):
+        return 0
+    gc.collect()  # models that nobody has any more hold their variables in cycles
+    return max(0, tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes)
 
 
 def reserve_bytes(room: int) -> int:

@@ -37,6 +37,7 @@ class Report:
       tensorflow_ops: Ops of the traced step.
       seconds: Phase -> how long it took.
       notes: Cautions, as sentences.
+      outside_bytes: What the process held on the device beyond that when the step was planned; part of the budget, too.
       graph: The graph of the step; that of `result` by default.
       plain_plan: The plan of the step as it was written; by default every op once, in the order of the graph.
       measured_slowdown: Time of this step over that of the plain one, where both were measured.
@@ -53,6 +54,7 @@ class Report:
     tensorflow_ops: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    outside_bytes: int = 0
     graph: DFGraph | None = field(default=None, repr=False)
     plain_plan: Plan | None = field(default=None, repr=False)
     measured_slowdown: float | None = None
@@ -60,6 +62,11 @@ class Report:
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
             object.__setattr__(self, "graph", self.result.graph)
+
+    @property
+    def expected_peak_bytes(self) -> int:
+        """The peak that the allocator will show: what it showed on trial, or where that could not be, the predicted one."""
+        return self.measured_peak_bytes or self.peak_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -85,7 +92,8 @@ class Report:
         rows = [
             (
                 "budget",
-                f"{format_bytes(self.budget_bytes)}, of which {format_bytes(self.fixed_bytes)} is resident (variables, optimizer, batch)",
+                f"{format_bytes(self.budget_bytes)}, of which {format_bytes(self.fixed_bytes)} is resident (variables, optimizer, batch)"
+                + (f" and {format_bytes(self.outside_bytes)} in use by the process besides" if self.outside_bytes else ""),
             ),
             ("predicted peak, plain step", format_bytes(self.plain_peak_bytes)),
             ("predicted peak, this step", f"{format_bytes(self.peak_bytes)} ({self.peak_bytes / self.plain_peak_bytes:.0%} of plain)"),

@@ -185,7 +185,7 @@ class _Verifier:
         result, before, peak = devices.peak_above(self.device, call) if devices.allocator_reports(self.device) else (call(), 0, 0)
         outputs = [each for each in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(each)]
         values = [np.asarray(each) for each in (*outputs, *self.variables)]
-        return values, peak - before + self.traced.graph.fixed_bytes
+        return values, peak - before + self.traced.graph.fixed_bytes + self.planned.report.outside_bytes
 
     def _move_weights(self) -> None:
         for variable in self.variables:
