@@ -116,11 +116,11 @@ class ReplicatedFunction(PlannedFunction):
         return step._main
 
     def _budget_of_a_part(self) -> Any:
-        """The budget less what is resident on each device beside the part: the optimizer's variables."""
-        budget = self._options.budget
-        if isinstance(budget, str) and budget.strip().endswith("%"):
+        """The budget less the optimizer's variables, which are no part of what is planned, where the planner does not see them itself."""
+        budget, device = self._options.budget, devices.training_device()
+        if devices.allocator_reports(device) or (isinstance(budget, str) and budget.strip().endswith("%")):
             return budget
-        count = int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE)) if budget == "auto" else parse_bytes(budget)
+        count = int(devices.free_bytes(device) * (1 - devices.AUTO_RESERVE)) if budget == "auto" else parse_bytes(budget)
         held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._optimizer.variables)
         return max(1, count - held)
 
