@@ -15,10 +15,12 @@ EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
 FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def alone(tensorflow):
     """What else this process holds is not counted: here the numbers matter, and the budgets are shares of what a step takes."""
-    monkeypatch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
+        yield
 
 
 def data(seed=0, size=EXAMPLES):

@@ -14,10 +14,12 @@ BATCH, WIDTH, DEPTH = 1024, 32, 5
 FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def alone(tensorflow):
     """What else this process holds is not counted: here the numbers matter, and the budgets are shares of what a step takes."""
-    monkeypatch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
+        yield
 
 
 def batch(size=BATCH, seed=0):
@@ -245,7 +247,7 @@ def test_parts_that_recompute_by_themselves():
 
         return step, lambda: second.weights
 
-    same(make, lambda step: [step(batch()[0])])
+    same(make, lambda step: [step(batch()[0])], budget="64GiB", recomputes=False)
 
 
 def test_python_state_that_tracing_would_lose():
