@@ -8,6 +8,7 @@ releases more and adds partial gradients up earlier.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -20,6 +21,9 @@ from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
 COLUMNS = ("workload", "budget", "peak MiB", "/ plain", "step ms", "/ plain", "cost", "gradients", "state", "above")
+NAMES = ("mlp", "cnn", "lstm", "treelstm", "unrolled", "attention")
+TREE_COLUMNS = ("nodes", "plain", "dtr")
+CAP_MIB = 96
 MIB = 2**20
 
 
@@ -46,6 +50,39 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
             "equal" if row["state_equal"] else "differs",
             f"{max(0, row['peak_bytes'] - limit) / MIB:.1f}" if limit else "",
         )
+
+
+def trees(sizes: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)) -> Iterator[tuple[str, ...]]:
+    """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of `CAP_MIB`: plain, and under the context."""
+    for leaves in sizes:
+        cells = []
+        for kind in ("plain", "dtr"):
+            try:
+                seconds = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20)
+                cells.append(f"{seconds:.1f} s")
+            except CheckmateError as error:
+                found = str(error)
+                reasons = ("ResourceExhausted", "ThrashingError", "EvictionError")
+                cells.append(next((reason for reason in reasons if reason in found), found[-80:]))
+        yield (str(2 * leaves - 1), *cells)
+
+
+def run_tree(kind: str, leaves: int) -> float:
+    """Seconds of one training step on a random tree, the first one."""
+    import tensorflow as tf
+
+    from checkmate import tf2
+    from checkmate.bench.eager_models import workload
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    variables, loss, _ = workload("treelstm", leaves=leaves)
+    started = time.perf_counter()
+    with contextlib.nullcontext() if kind == "plain" else tf2.dtr(int(0.9 * CAP_MIB * MIB)):
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, variables)
+        assert all(bool(tf.reduce_all(tf.math.is_finite(gradient))) for gradient in gradients)
+    return time.perf_counter() - started
 
 
 def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
@@ -85,7 +122,8 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         times = [step()[0] for _ in range(steps + 1)][1:]
         return {"peak_bytes": tf.config.experimental.get_memory_info(device)["peak"], "step_s": statistics.median(times)}
     context = tf2.dtr(budget_bytes or None)
-    plain_values, gradients, pairs, peak = values(step()[1]), None, [], 0
+    gradients: list[Any] = []
+    plain_values, pairs, peak = values(step()[1]), [], 0
     for _ in range(steps + 1):
         del gradients
         plain_s = step()[0]
@@ -109,4 +147,7 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "tree":
+        print(json.dumps(run_tree(sys.argv[2], int(sys.argv[3]))))
+        sys.exit()
     print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))

@@ -29,20 +29,24 @@ class Backward:
     def __init__(self, runtime: Any, recipe: Recipe, arguments: Sequence[Any], outputs: Sequence[Any], skip: tuple[int, ...]):
         self._runtime, self._recipe, self._arguments, self._outputs, self._skip = runtime, recipe, arguments, outputs, skip
         reads = recipe.kind.reads
-        self._anchored = [each for each in (*arguments, *outputs) if type(each) is Cell]
-        if reads is None:
-            self._held = self._anchored
-        else:
-            read = [each for k, each in enumerate(arguments) if k in reads[0]] + [each for k, each in enumerate(outputs) if k in reads[1]]
-            self._held = [each for each in read if type(each) is Cell]
-        runtime.anchor(self._anchored)
-        for cell in self._held:
-            runtime.retain(cell)
+        self._held: list[Cell] = []
+        self._anchored: list[Cell] = []
+        for cells, indices in ((arguments, reads and reads[0]), (outputs, reads and reads[1])):
+            for k, cell in enumerate(cells):
+                if type(cell) is not Cell:
+                    continue
+                if reads is None or k in indices:
+                    self._held.append(cell)
+                    runtime.retain(cell)
+                else:
+                    self._anchored.append(cell)
+                    cell.storage.anchors += 1
 
     def __del__(self) -> None:
         self._runtime.soon(_release, self._runtime, self._held, self._anchored)
 
     def __call__(self, *gradients: Any) -> list[Any]:
+        """Returns the gradients of the inputs, None where there is none, from those of the outputs."""
         runtime, recipe = self._runtime, self._recipe
         if runtime.error is not None:
             raise runtime.error
@@ -59,8 +63,8 @@ class Backward:
         function = fence.gradient_function(recipe.kind.name)
         if function is None:
             return [None] * len(self._arguments)
-        inputs, outputs = self._seen(self._arguments), self._seen(self._outputs)
-        operation = fence.MockOp(recipe.all_attrs(inputs), inputs, outputs, recipe.kind.name, self._skip)
+        inputs, outputs = _Seen(runtime, self._arguments), _Seen(runtime, self._outputs)
+        operation = fence.MockOp(recipe.all_attrs(self._arguments), inputs, outputs, recipe.kind.name, self._skip)
         before, runtime.reading = runtime.reading, set()
         runtime.gradients += 1
         try:
@@ -71,11 +75,6 @@ class Backward:
             runtime.gradients -= 1
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
-    def _seen(self, cells: Sequence[Any]) -> list[Any]:
-        if self._runtime.closed:
-            return [self._runtime.value(each) if type(each) is Cell else each for each in cells]
-        return [LazyTensor(self._runtime, each) if type(each) is Cell else each for each in cells]
-
     def _learn(self, read: set[int]) -> None:
         if self._runtime.closed:
             return
@@ -83,6 +82,26 @@ class Backward:
         outputs = {k for k, each in enumerate(self._outputs) if id(each) in read}
         known = self._recipe.kind.reads or (set(), set())
         self._recipe.kind.reads = (known[0] | inputs, known[1] | outputs)
+
+
+class _Seen(Sequence):
+    """Inputs or outputs of an op as its gradient function sees them: handles, made when they are looked at."""
+
+    def __init__(self, runtime: Any, cells: Sequence[Any]):
+        self._runtime, self._cells = runtime, cells
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._one(each) for each in self._cells[index]]
+        return self._one(self._cells[index])
+
+    def _one(self, each: Any) -> Any:
+        if type(each) is not Cell:
+            return each
+        return self._runtime.value(each) if self._runtime.closed else LazyTensor(self._runtime, each)
 
 
 def _release(runtime: Any, held: Sequence[Cell], anchored: Sequence[Cell]) -> None:

@@ -26,7 +26,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     ),
     "tensorflow.python.eager.execute": ("execute", "execute_with_cancellation", "must_record_gradient"),
     "tensorflow.python.eager.backprop": ("_MockOp", "_default_vspace", "record_gradient"),
-    "tensorflow.python.eager.context": ("context",),
+    "tensorflow.python.eager.context": ("_context", "context"),
     "tensorflow.python.eager.core": ("_FallbackException", "_NotOkStatusException"),
     "tensorflow.python.eager.imperative_grad": ("imperative_grad",),
     "tensorflow.python.framework.ops": ("EagerTensor", "_gradient_registry", "raise_from_not_ok_status", "uid"),
@@ -93,6 +93,16 @@ new_id, raise_status, op_def = ops.uid, ops.raise_from_not_ok_status, op_def_reg
 def gradient_function(op: str) -> Any:
     """The Python function that makes the gradient of an op type, or None; raises LookupError where none is registered."""
     return ops._gradient_registry.lookup(op)
+
+
+def current_device() -> str:
+    """The device that the program asks for, or ""."""
+    return context._context.device_name
+
+
+def memory_info(device: str) -> dict[str, int]:
+    """`tf.config.experimental.get_memory_info` without its detours."""
+    return context._context.get_memory_info(device)
 
 
 def raw_context() -> Any:

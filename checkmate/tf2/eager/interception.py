@@ -28,7 +28,7 @@ class Interception:
     """A context in which every eager op of this thread goes through a runtime. Leaving it puts TensorFlow back as it was, whatever happened."""
 
     def __init__(self, runtime: Any):
-        self._runtime = runtime
+        self._runtime, self._thread = runtime, runtime.thread
         self._undo = ExitStack()
 
     def __enter__(self) -> Interception:
@@ -61,7 +61,7 @@ class Interception:
 
     def _fast(self, context: Any, op: str, name: Any, *args: Any) -> Any:
         kind = kind_of(op)
-        if kind.passed_on or self._elsewhere():
+        if kind.passed_on or threading.get_ident() != self._thread:
             return self._aside(context, op, name, args)
         count = len(kind.is_list)
         tensors: list[Any] = []
@@ -115,8 +115,9 @@ class Interception:
 
     def _aside(self, context: Any, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """What is not ours to run. Handles among its inputs go by the slow path, which finds their values."""
+        elsewhere = self._elsewhere()
         if _any_lazy(args):
-            raise _other_thread() if self._elsewhere() else fence.FallbackException("values are to be found first")
+            raise _other_thread() if elsewhere else fence.FallbackException("values are to be found first")
         result = fence.real_fast(context, op, name, *args)
         if self._runtime.observer and op == "ReadVariableOp":
             self._runtime.observer.read(args[0], result)

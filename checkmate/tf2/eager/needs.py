@@ -21,6 +21,7 @@ from checkmate.tf2.profile import roofline_s
 ALIGNMENT = 256
 """TensorFlow's allocators hand out multiples of so many bytes."""
 
+_INT32 = tf.int32.as_datatype_enum
 _SMALL = 16
 """Integer tensors of up to so many elements may be shapes and axes, which decide about sizes by value."""
 
@@ -61,7 +62,11 @@ class NeedsTable:
 
     def of(self, recipe: Recipe, arguments: Sequence[Any]) -> Needs:
         """The needs of running a recipe on these cells and real tensors."""
-        key = (recipe.kind.name, recipe.lengths, *[self._described(argument) for argument in arguments])
+        key = (
+            recipe.kind.name,
+            recipe.lengths,
+            *[_described(argument) if type(argument) is fence.EagerTensor else argument.signature for argument in arguments],
+        )
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._asked(recipe, arguments)
@@ -74,13 +79,6 @@ class NeedsTable:
             self._known[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
         return self._known[key]
 
-    def _described(self, argument: Any) -> Any:
-        if type(argument) is not fence.EagerTensor:
-            return argument.shape, argument.dtype
-        shape = argument._shape_tuple()
-        value = _shape_like(argument, shape)
-        return (shape, argument.dtype) if value is None else (shape, argument.dtype, value.tobytes())
-
     def _asked(self, recipe: Recipe, arguments: Sequence[Any]) -> Needs:
         read = sum(_bytes(argument) for argument in arguments)
         try:
@@ -91,6 +89,13 @@ class NeedsTable:
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if recipe.kind.name in NO_SCRATCH else read
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch)
+
+
+def _described(tensor: Any) -> Any:
+    shape, value = tensor._shape_tuple(), None
+    if tensor._datatype_enum() == _INT32:
+        value = _shape_like(tensor, shape)
+    return (shape, tensor._datatype_enum()) if value is None else (shape, _INT32, value.tobytes())
 
 
 def _bytes(argument: Any) -> int:

@@ -90,7 +90,7 @@ class Recipe:
         import tensorflow as tf
 
         try:
-            if self.device == fence.eager_context().device_name:
+            if self.device == fence.current_device():
                 return flat(self.run(values))
             with tf.device(self.device):
                 return flat(self.run(values))

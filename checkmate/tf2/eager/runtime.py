@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import EvictionError, ThrashingError
 from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.backward import Backward
 from checkmate.tf2.eager.needs import Needs, NeedsTable, rounded
 from checkmate.tf2.eager.op_kinds import OpKind, Recipe, flat
 from checkmate.tf2.eager.tensors import Cell, EagerCall, EagerStorage, LazyTensor, SettledTensor
@@ -53,9 +55,10 @@ class Allocator:
         """Bytes in use now; 0 where nobody counts."""
         if not self._counts:
             return 0
-        info = tf.config.experimental.get_memory_info(self.device)
+        info = fence.memory_info(self.device)
         self.recent_peak = info["peak"]
-        self.peak_bytes = max(self.peak_bytes, self.recent_peak)
+        if self.recent_peak > self.peak_bytes:
+            self.peak_bytes = self.recent_peak
         return info["current"]
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
@@ -114,7 +117,7 @@ class EagerRuntime(Runtime):
         observer: Any = None,
     ):
         self.allocator = Allocator(device, math.isfinite(budget_bytes))
-        self._slack_bytes = 0.0 if math.isinf(budget_bytes) else budget_bytes / 32
+        self._slack_bytes = 0.0 if math.isinf(budget_bytes) else budget_bytes / 16
         super().__init__(self.allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood = _ranked(heuristic)
@@ -144,7 +147,7 @@ class EagerRuntime(Runtime):
     def run(self, kind: OpKind, tensors: list[Any], lengths: tuple[int | None, ...], attrs: Any, outputs: int | None, name: Any) -> Any:
         """Runs an op for the program and puts it on the tapes that record. Returns what TensorFlow would, with handles in place of tensors."""
         self.ops += 1
-        recipe = Recipe(kind, lengths, attrs, outputs, fence.eager_context().device_name)
+        recipe = Recipe(kind, lengths, attrs, outputs, fence.current_device())
         arguments = tuple([each._cell if type(each) is LazyTensor else each for each in tensors])
         if self.reading is not None:
             self.reading.update(map(id, arguments))
@@ -196,8 +199,9 @@ class EagerRuntime(Runtime):
         finally:
             for storage in locked:
                 self._unlock(storage)
-        for cell in cells:
-            self._touch(cell.storage)
+        if limited:
+            for cell in cells:
+                self._touch(cell.storage)
         self.clock += needs.cost
         self.first_cost += needs.cost
         self.recompute_limit = (self._overhead_limit - 1) * self.first_cost
@@ -253,13 +257,10 @@ class EagerRuntime(Runtime):
         """Bytes of an output that can be evicted, or 0."""
         if kind.stateful:
             return 0
-        dtype, count = value.dtype, 1
-        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
-            return 0
+        count = _item_bytes(value._datatype_enum())
         for size in value._shape_tuple():
             count *= size
-        size = rounded(count * dtype.size)
-        return size if size >= self._smallest_bytes and value.backing_device == self.device_name else 0
+        return rounded(count) if count and count >= self._smallest_bytes and value.backing_device == self.device_name else 0
 
     def _link(self, call: EagerCall, storage: EagerStorage) -> None:
         for cell in call.inputs:
@@ -268,8 +269,6 @@ class EagerRuntime(Runtime):
                 storage.before[cell.storage] = None
 
     def _put_on_tape(self, recipe: Recipe, arguments: tuple[Any, ...], held: list[Any], tensors: list[Any]) -> None:
-        from checkmate.tf2.eager.backward import Backward
-
         skip = tuple(k for k, tensor in enumerate(tensors) if not fence.tape_records([tensor])) if len(tensors) > 1 else ()
         outputs = [each._cell if type(each) is LazyTensor else each for each in held]
         fence.tape_record(recipe.kind.name, held, tensors, Backward(self, recipe, arguments, outputs, skip), None)
@@ -361,8 +360,15 @@ class EagerRuntime(Runtime):
 
     def soon(self, act: Callable[..., None], *arguments: Any) -> None:
         """Does something when no op is on its way, and in the thread of the runtime. Objects die at any time and in any thread."""
-        self._later.append((act, arguments))
-        if not self._depth and threading.get_ident() == self.thread:
+        if self._depth or threading.get_ident() != self.thread:
+            self._later.append((act, arguments))
+            return
+        self._depth = 1
+        try:
+            act(*arguments)
+        finally:
+            self._depth = 0
+        if self._later:
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -396,13 +402,8 @@ class EagerRuntime(Runtime):
             self._away_bytes -= storage.bytes
         super().release(tensor)
 
-    def anchor(self, cells: Sequence[Cell]) -> None:
-        """These may be asked for even when no reference is left."""
-        for cell in cells:
-            cell.storage.anchors += 1
-
     def weigh(self, cells: Sequence[Cell]) -> None:
-        """Takes back `anchor`."""
+        """Takes up anchors: these will not be asked for any more unless something refers to them."""
         for cell in cells:
             cell.storage.anchors -= 1
             if not cell.storage.refs:
@@ -465,6 +466,7 @@ class EagerRuntime(Runtime):
             return
         tf.config.experimental.reset_memory_stats(self.allocator.device)
         self.overshoots += 1
+        self._slack_bytes += over
         needs.learn(needs.bytes + int(over))
         if not len(self.pool):
             raise EvictionError(self._stuck(name, in_use, int(self.budget_bytes + over) - in_use))
@@ -532,6 +534,13 @@ class EagerRuntime(Runtime):
             handle = reference()
             if handle is not None:
                 handle.__class__ = SettledTensor
+
+
+@cache
+def _item_bytes(dtype: int) -> int:
+    """Bytes per element, 0 for what is no number."""
+    found = tf.as_dtype(dtype)
+    return found.size if found.is_floating or found.is_integer or found.is_bool or found.is_complex else 0
 
 
 def _number(tensor: Tensor) -> int:

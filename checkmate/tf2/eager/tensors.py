@@ -42,15 +42,23 @@ class EagerCall(Call):
 
 
 class Cell(Tensor):
-    """An output that may be evicted. `value` is the real tensor while it is in memory; `id` is its name on tapes."""
+    """An output that may be evicted.
 
-    __slots__ = ("dtype", "id", "index", "shape", "value")
+    Attributes:
+      value: The real tensor while it is in memory.
+      id: Its name on tapes.
+      index: Which output of its call it is.
+      signature: Shape and type, for look-ups.
+    """
+
+    __slots__ = ("dtype", "id", "index", "shape", "signature", "value")
 
     def __init__(self, call: EagerCall, storage: EagerStorage, count: int, value: Any, index: int):
-        super().__init__(call, storage, count)
-        self.value, self.index, self.defined = value, index, True
-        self.refs = 0
+        self.call, self.storage, self.bytes = call, storage, count
+        self.refs, self.defined = 0, True
+        self.value, self.index = value, index
         self.shape, self.dtype = value._shape_tuple(), value.dtype
+        self.signature = (self.shape, value._datatype_enum())
         self.id = fence.new_id()
 
 
@@ -62,7 +70,8 @@ class _Handle:
         runtime.hold(self)
 
     def __del__(self) -> None:
-        self._runtime.let_go(self)
+        if "_cell" in self.__dict__:
+            self._runtime.let_go(self)
 
     def _value(self) -> Any:
         return self._runtime.value(self._cell)
