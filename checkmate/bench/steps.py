@@ -89,8 +89,9 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         trace_s = time.perf_counter() - started
         peak_bytes = max(one(plain)[1] for _ in range(steps))
         report = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%").report()
-        predicted = report.plain_peak_bytes - report.fixed_bytes
-        return {"trace_s": trace_s, "peak_bytes": peak_bytes, "fixed_bytes": report.fixed_bytes, "predicted_bytes": predicted}
+        resident = report.fixed_bytes + report.outside_bytes
+        predicted = report.plain_peak_bytes - resident
+        return {"trace_s": trace_s, "peak_bytes": peak_bytes, "fixed_bytes": resident, "predicted_bytes": predicted}
     planned = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget_bytes)
     report = planned.report()
     peak_bytes = max(one(planned)[1] for _ in range(steps))

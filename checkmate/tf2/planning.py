@@ -107,13 +107,13 @@ class Planner:
             if known := self._from_file(traced):
                 return self._as_kept(known, traced, specs, clock)
             outside = outside_bytes(traced)
-            self._make_room(traced)
+            self._make_room(traced, outside)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
-            plain = replay(graph, traced.plain_plan())
-            self.budget_bytes = self.budget_bytes or self._resolve(plain.peak_bytes)
+            plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
+            self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
             attempt = _Attempt(self, traced, graph, specs, clock, progress, outside)
-            planned = attempt.as_it_is(plain.peak_bytes) or attempt.within_budget(plain.peak_bytes)
+            planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         if any(op_rules.is_random(operation) for operation in traced.function.graph.get_operations()):
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
             planned = replace(planned, run=tf.function(planned.run, autograph=False))
@@ -179,12 +179,12 @@ class Planner:
             return None
         return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan))
 
-    def _make_room(self, traced: TracedStep) -> None:
+    def _make_room(self, traced: TracedStep, outside: int) -> None:
         """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones."""
         device = devices.training_device()
         if devices.allocator_reports(device):
-            plain = replay(traced.graph, traced.plain_plan()).peak_bytes
-            devices.make_room(device, min(plain, self.budget_bytes or self._resolve(plain)) - traced.graph.fixed_bytes)
+            plain = replay(traced.graph, traced.plain_plan()).peak_bytes + outside
+            devices.make_room(device, min(plain, self.budget_bytes or self._resolve(plain)) - outside - traced.graph.fixed_bytes)
 
     def _resolve(self, plain_peak_bytes: int) -> int:
         if self.budget == "auto":
@@ -224,7 +224,7 @@ class _Attempt:
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
         """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
-        if plain_peak_bytes + self.outside + self._reserve() > self.planner.budget_bytes:
+        if plain_peak_bytes + self._reserve() > self.planner.budget_bytes:
             return None
         run = _unchanged(self.traced, self.specs)
         measured = self._measured(run)
