@@ -26,7 +26,7 @@ def model_of(strategy):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         inputs = x = keras.Input((WIDTH,))
-        for _ in range(3):
+        for _ in range(2):
             x = keras.layers.Dense(4 * WIDTH)(x)
             x = keras.layers.Dropout(0.2)(keras.layers.Activation("gelu")(keras.layers.BatchNormalization()(x)))
         model = keras.Model(inputs, keras.layers.Dense(4)(x), name="replicated")

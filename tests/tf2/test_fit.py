@@ -48,6 +48,18 @@ def classifier(optimizer=None, **options):
     return model
 
 
+def small():
+    """Quick to trace, for what does not depend on the model."""
+    import keras
+
+    inputs = x = keras.Input((WIDTH,))
+    for _ in range(4):
+        x = keras.layers.Dense(2 * WIDTH, activation="gelu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(4)(x), name="small")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def under_budget(model, budget="85%", **options):
     import checkmate
 
@@ -145,7 +157,7 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
 
     def make():
         left, right = keras.Input((WIDTH,), name="left"), keras.Input((WIDTH,), name="right")
-        x = blocks(keras.layers.Concatenate()([left, right]), kernel_regularizer="l2")
+        x = blocks(keras.layers.Concatenate()([left, right]), depth=1, kernel_regularizer="l2")
         outputs = {"kind": keras.layers.Dense(4, activation="softmax", name="kind")(x), "value": keras.layers.Dense(1, name="value")(x)}
         model = keras.Model({"left": left, "right": right}, outputs)
         optimizer = keras.optimizers.AdamW(
@@ -176,7 +188,7 @@ def test_mixed_precision(policy):
         finally:
             keras.config.set_dtype_policy("float32")
 
-    model = assert_same(make, lambda model: history(model, *data(), epochs=2), budget="90%")
+    model = assert_same(make, lambda model: history(model, *data(size=2 * BATCH), epochs=1), budget="90%")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
     operations = [o for group in checkmate.tf2.planned(model)._first._main.traced.groups for o in group if o.outputs]
     half = {tf.float16, tf.bfloat16} & {o.outputs[0].dtype for o in operations}
@@ -195,12 +207,12 @@ def test_save_load_and_go_on(tmp_path):
         keras.utils.set_random_seed(5)
         return first, history(again, *data(), epochs=1), left_behind(again)
 
-    assert_same(classifier, train)
+    assert_same(small, train)
 
 
 def test_train_on_batch():
     x, y = data(size=BATCH)
-    assert_same(classifier, lambda model: [model.train_on_batch(x, y, return_dict=True) for _ in range(3)])
+    assert_same(small, lambda model: [model.train_on_batch(x, y, return_dict=True) for _ in range(3)])
 
 
 def test_release_gives_the_model_back():
@@ -223,7 +235,7 @@ def test_release_gives_the_model_back():
     found = []
     for wrap in (lambda model: model, under_budget):
         keras.utils.set_random_seed(3)
-        model = wrap(classifier())
+        model = wrap(small())
         found.append((train(model), left_behind(model)))
     assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
 
@@ -239,7 +251,7 @@ def test_as_a_callback_twice():
     found = []
     for callbacks in ([], [callback]):
         keras.utils.set_random_seed(3)
-        model = classifier()
+        model = small()
         found.append([history(model, *data(), epochs=1, callbacks=list(callbacks)) for _ in range(2)])
     assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
     assert callback.planned.plan.recomputed
@@ -249,7 +261,7 @@ def test_as_a_callback_twice():
 def test_what_is_compiled_anew_is_planned_anew():
     import checkmate
 
-    model = under_budget(classifier())
+    model = under_budget(small())
     history(model, *data(), epochs=1)
     before = checkmate.tf2.planned(model)
     history(model, *data(), epochs=1)
@@ -263,7 +275,7 @@ def test_the_batch_size_that_is_planned_for():
     import checkmate
 
     x, y = data()
-    model = under_budget(classifier(), batch_size=BATCH)
+    model = under_budget(small(), batch_size=BATCH)
     model.train_on_batch(x[:100], y[:100])
     assert checkmate.tf2.planned(model).graph.fixed_bytes > BATCH * WIDTH * 4
     with pytest.raises(TraceError, match=f"batch of {BATCH} and is called with {2 * BATCH}"):
@@ -272,7 +284,7 @@ def test_the_batch_size_that_is_planned_for():
 
 
 def test_xla_is_told_once_and_how_to_silence_it():
-    model = classifier()
+    model = small()
     model._jit_compile = True  # as Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be compiled for XLA
     with pytest.warns(UserWarning, match=r"without XLA.*jit_compile=False"):
         under_budget(model)
