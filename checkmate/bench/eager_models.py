@@ -49,7 +49,7 @@ def attention(batch: int = 16, length: int = 64, width: int = 128, heads: int = 
     return _classifier(model, tf.random.stateless_normal((batch, length, width), (1, 2)))
 
 
-def lstm(steps: int = 48, batch: int = 128, width: int = 256) -> Workload:
+def lstm(steps: int = 48, batch: int = 256, width: int = 256) -> Workload:
     """An LSTM as a Python loop over time."""
     gates, head = _dense(2 * width, 4 * width), _dense(width, 1)
     inputs = [tf.random.stateless_normal((batch, width), (1, t)) for t in range(steps)]
@@ -69,7 +69,7 @@ def lstm(steps: int = 48, batch: int = 128, width: int = 256) -> Workload:
     return variables, loss, variables
 
 
-def tree_lstm(leaves: int = 48, batch: int = 64, width: int = 256, seed: int = 0) -> Workload:
+def tree_lstm(leaves: int = 48, batch: int = 128, width: int = 256, seed: int = 0) -> Workload:
     """A binary TreeLSTM (Tai et al., 2015) on a random tree of `leaves` leaves, that is 2 * `leaves` - 1 nodes."""
     draw = random.Random(seed)
 

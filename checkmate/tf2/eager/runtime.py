@@ -117,7 +117,7 @@ class EagerRuntime(Runtime):
         observer: Any = None,
     ):
         self.allocator = Allocator(device, math.isfinite(budget_bytes))
-        self._slack_bytes = 0.0 if math.isinf(budget_bytes) else budget_bytes / 16
+        self._slack_bytes = 0.0 if math.isinf(budget_bytes) else budget_bytes / 32
         super().__init__(self.allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood = _ranked(heuristic)
