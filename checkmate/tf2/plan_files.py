@@ -7,8 +7,9 @@ the same shapes and the same kind of device, and the judge must accept its steps
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from checkmate.core.files import fingerprint, load_plan, read_json, save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import replay
 from checkmate.core.plan import Plan
-from checkmate.errors import GraphError, PlanFileError
+from checkmate.errors import GraphError, PlanError, PlanFileError
 from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class KeptPlan:
       budget_bytes: What it was made for.
       measured_peak_bytes: What its run took by the allocator's count then, or None.
       as_here: It was made on the same device, with the same TensorFlow.
+      plain_peak_bytes: The plain step's predicted peak.
+      named: The file was asked for by its name, and not found in a folder.
     """
 
     path: Path
@@ -44,10 +49,8 @@ class KeptPlan:
     budget_bytes: int
     measured_peak_bytes: int | None
     as_here: bool
-
-    def plain_peak_bytes(self, traced: TracedStep) -> int:
-        """The plain step's predicted peak."""
-        return replay(self.graph, traced.plain_plan()).peak_bytes
+    plain_peak_bytes: int
+    named: bool = True
 
     def result(self, budget_bytes: int) -> SolveResult:
         """The plan as a solver's answer; proven is only what needs no solver: every op runs at least once."""
@@ -93,18 +96,40 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
         if type(budget) is not int or not (measured is None or type(measured) is int):
             raise TypeError("its sizes are not whole numbers of bytes")
         as_here = all(found[key] == here[key] for key in ("device", "tensorflow"))
-        return KeptPlan(Path(path), graph, None if data["unchanged"] else plan, budget, measured, as_here)
+        return KeptPlan(
+            Path(path), graph, None if data["unchanged"] else plan, budget, measured, as_here, replay(graph, traced.plain_plan()).peak_bytes
+        )
     except (KeyError, TypeError, ValueError, GraphError) as error:
         raise PlanFileError(f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again.") from error
 
 
-def path_in(folder: Path, traced: TracedStep, asked: Sequence[Any]) -> Path:
-    """Where the folder has the plan of this step, by all that the plan depends on: the graph, what was asked for, device and versions."""
+def find(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any], accept: Callable[[KeptPlan], None]) -> KeptPlan | None:
+    """The plan of the file `kept`, which must be one for this step and accepted; or that of the folder `kept`, None where it has none such."""
+    path = path_in(kept, traced, asked)
+    try:
+        known = load(path or kept, traced)
+        known = replace(known, named=path is None)
+        accept(known)
+    except (PlanFileError, PlanError) as error:
+        if path is None:
+            raise
+        log.info("No plan was kept for %r: %s", traced.graph.name, error)
+        return None
+    return known
+
+
+def path_in(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any]) -> Path | None:
+    """Where a folder has the plan of this step; None where `kept` is a file, whose name ends in .json.
+
+    The name stands for all that a plan depends on: the graph, what was asked for, device and versions.
+    """
     from checkmate import __version__
 
+    if Path(kept).suffix == ".json":
+        return None
     here = _made_for(traced)
     facts = [fingerprint(traced.graph), traced.graph.fixed_bytes, here["device"], here["tensorflow"], __version__, *map(repr, asked)]
-    return folder / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    return Path(kept) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
 def refuse_above(kept: KeptPlan, budget_bytes: int) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +21,7 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
-from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError, PlanFileError
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
@@ -104,9 +103,13 @@ class Planner:
                 traced = trace(self.step, *specs, name=self.name, like=like.traced if like else None)
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
-            if known := self._from_file(traced):
-                return self._as_kept(known, traced, specs, clock)
             outside = outside_bytes(traced)
+            if (
+                self.kept
+                and like is None
+                and (known := plan_files.find(self.kept, traced, self._asked, lambda known: self._accept(known, outside)))
+            ):
+                return self._as_kept(known, traced, specs, clock, outside)
             self._make_room(traced, outside)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
@@ -118,53 +121,35 @@ class Planner:
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
             planned = replace(planned, run=tf.function(planned.run, autograph=False))
         log.info("%s", planned.report)
-        if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            save(self._path_in_folder(traced), planned)
+        if self.kept and like is None and (path := plan_files.path_in(self.kept, traced, self._asked)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(path, planned)
         return planned
 
     @property
-    def _folder(self) -> Path | None:
-        """The folder of plans; a file's name ends in .json."""
-        return Path(self.kept) if self.kept is not None and Path(self.kept).suffix != ".json" else None
-
-    def _path_in_folder(self, traced: TracedStep) -> Path:
-        cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
+    def _asked(self) -> tuple[Any, ...]:
         solver = self.solver if isinstance(self.solver, str) else self.solver.name
-        return plan_files.path_in(self._folder, traced, (self.budget, solver, cost_model, self.time_limit_s))
+        return self.budget, solver, getattr(self.cost_model, "__qualname__", self.cost_model), self.time_limit_s
 
-    def _from_file(self, traced: TracedStep) -> plan_files.KeptPlan | None:
-        """The plan of the file that was named, which must fit; or that of the folder, if there is one that does."""
-        if self.kept is None:
-            return None
-        if self._folder is None:
-            known = plan_files.load(self.kept, traced)
-            self.budget_bytes = known.budget_bytes if self.budget == "auto" else self._resolve(known.plain_peak_bytes(traced))
-            plan_files.refuse_above(known, self.budget_bytes)
-            return known
-        try:
-            known = plan_files.load(self._path_in_folder(traced), traced)
-            self.budget_bytes = self._resolve(known.plain_peak_bytes(traced))
-            plan_files.refuse_above(known, self.budget_bytes)
-        except (PlanFileError, PlanError) as error:
-            log.info("No plan was kept for %r: %s", self.name, error)
-            self.budget_bytes = 0
-            return None
-        return known
+    def _accept(self, known: plan_files.KeptPlan, outside: int) -> None:
+        """Refuses a plan from a file that takes more than the budget. Files tell of the step alone, without what else is in memory."""
+        of_step = known.budget_bytes + outside
+        budget = of_step if known.named and self.budget == "auto" else self._resolve(known.plain_peak_bytes + outside)
+        plan_files.refuse_above(known, budget - outside)
+        self.budget_bytes = budget
 
-    def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: _Clock) -> Planned:
+    def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: _Clock, outside: int) -> Planned:
         """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
-        attempt = _Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside_bytes(traced))
+        attempt = _Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside)
         attempt.notes.append(f"The plan is from {known.path}.")
-        plain_peak = known.plain_peak_bytes(traced)
         plan = known.plan or traced.plain_plan()
         with clock.phase("building"):
             run = replayed(traced, plan) if known.plan else _unchanged(traced, specs)
         result = known.result(self.budget_bytes) if known.plan else None
-        measured = known.measured_peak_bytes if known.as_here else attempt._measured(run)
+        measured = attempt._measured(run) if not known.as_here else known.measured_peak_bytes and known.measured_peak_bytes + outside
         if measured is not None and measured > self.budget_bytes:
             raise attempt._took_too_much(measured)
-        return attempt._planned(result, plan, run, plain_peak, measured)
+        return attempt._planned(result, plan, run, known.plain_peak_bytes + outside, measured)
 
     def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
@@ -410,11 +395,12 @@ def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
-    """Writes a planned step as a file, for `kept` of another run."""
+    """Writes a planned step as a file, for `kept` of another run; the bytes in it are those of the step alone."""
     report = planned.report
+    measured = report.measured_peak_bytes and report.measured_peak_bytes - report.outside_bytes
     plan_files.save(
         path, planned.traced, planned.graph, planned.plan,
-        unchanged=planned.result is None, budget_bytes=report.budget_bytes, measured=report.measured_peak_bytes,
+        unchanged=planned.result is None, budget_bytes=report.budget_bytes - report.outside_bytes, measured=measured,
     )  # fmt: skip
 
 
