@@ -49,6 +49,9 @@ CHECK_ROUNDS = 4
 SPARE_SHARE = 0.01
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
 
+MOST_LOST = 0.25
+"""Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
+
 AIM_BELOW = 0.025
 """Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
 
@@ -195,7 +198,7 @@ class _Attempt:
     """The way from a measured graph to a function within the budget.
 
     Attributes:
-      outside: What the process holds on the device beyond what the step counts as resident; the budget is for that, too.
+      outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
     """
 
     planner: Planner
@@ -349,7 +352,7 @@ class _Attempt:
         message = (
             f"No plan for {self.planner.name!r} fits {format_bytes(budget)}: op {lowest.op} {op.name!r} with its inputs and what must stay in memory "
             f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} for what the "
-            f"allocator loses and the process holds besides), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
+            f"allocator loses), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
         )
         return InfeasibleBudgetError(message, budget_bytes=budget, floor_bytes=needed, op=lowest.op, op_name=op.name)
 
@@ -374,12 +377,16 @@ class _Attempt:
 
 
 def outside_bytes(traced: TracedStep) -> int:
-    """Returns what is in use on the device beyond what the step counts as resident: other tensors, and what the allocator lost on it."""
+    """Returns what the allocator lost on what the step counts as resident: what is in use beyond that.
+
+    Where that is too much for a loss, there are other tensors in the process. They are not the step's, and nothing can be said.
+    """
     device = devices.training_device()
     if not devices.allocator_reports(device):
         return 0
     gc.collect()  # models that nobody has any more hold their variables in cycles
-    return max(0, tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes)
+    beyond = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
+    return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
 
 
 def reserve_bytes(room: int) -> int:

@@ -325,6 +325,7 @@ def _made_by(tensor: tf.Tensor) -> tf.Operation:
 
 
 def roofline_s(operation: tf.Operation, kind: str) -> float:
+    """Returns the seconds that an op takes at least on a device of this kind ("CPU" or "GPU"), by its FLOPs and the bytes it touches."""
     flop_rate, bandwidth = _ROOFLINE[kind]
     touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
     return _LAUNCH_S[kind] + max(_flops(operation) / flop_rate, touched / bandwidth)

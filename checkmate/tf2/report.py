@@ -37,7 +37,7 @@ class Report:
       tensorflow_ops: Ops of the traced step.
       seconds: Phase -> how long it took.
       notes: Cautions, as sentences.
-      outside_bytes: What the process held on the device beyond that when the step was planned; part of the budget, too.
+      outside_bytes: What the allocator lost on that, by chunks larger than what is in them; part of the budget, too.
       graph: The graph of the step; that of `result` by default.
       plain_plan: The plan of the step as it was written; by default every op once, in the order of the graph.
       measured_slowdown: Time of this step over that of the plain one, where both were measured.
@@ -93,7 +93,7 @@ class Report:
             (
                 "budget",
                 f"{format_bytes(self.budget_bytes)}, of which {format_bytes(self.fixed_bytes)} is resident (variables, optimizer, batch)"
-                + (f" and {format_bytes(self.outside_bytes)} in use by the process besides" if self.outside_bytes else ""),
+                + (f" and {format_bytes(self.outside_bytes)} lost on it by the allocator" if self.outside_bytes else ""),
             ),
             ("predicted peak, plain step", format_bytes(self.plain_peak_bytes)),
             ("predicted peak, this step", f"{format_bytes(self.peak_bytes)} ({self.peak_bytes / self.plain_peak_bytes:.0%} of plain)"),

@@ -50,7 +50,7 @@ def compile(
       input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them.
       label_spec: The same for labels.
       budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
-        activations, gradients, workspaces, the results of the step before, and what else this process holds there. "6GiB", a number of bytes, "60%" of the plain
+        activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
         step's predicted peak, or "auto": what is free on the device, less a tenth.
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.

@@ -89,7 +89,7 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         importlib.import_module(package)
         if time_limit_s <= 0:
             return None
-        here = small and "tensorflow" not in sys.modules
+        here = small and not _beside_tensorflow()
         return _ask(module, question) if here else _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
@@ -112,6 +112,11 @@ def _is_installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # somebody has put None in its place
         return False
+
+
+def _beside_tensorflow() -> bool:
+    """True where some engines would end the process: TensorFlow's libraries and theirs do not bear each other."""
+    return "tensorflow" in sys.modules
 
 
 def _ask(module: str, question: dict) -> Any:
