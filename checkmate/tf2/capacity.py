@@ -17,8 +17,9 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
+from checkmate.tf2.attempt import reserve_bytes
 from checkmate.tf2.flat_graph import rounded_up
-from checkmate.tf2.planning import Planner, reserve_bytes
+from checkmate.tf2.planning import Planner
 from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.step import PlannedStep, as_spec, training_step
 from checkmate.tf2.trace import TracedStep, trace

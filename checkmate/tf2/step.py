@@ -16,7 +16,8 @@ from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import make_solver
-from checkmate.tf2.planning import Planned, Planner, save
+from checkmate.tf2.attempt import Planned
+from checkmate.tf2.planning import Planner, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.units import Bytes, format_bytes, parse_bytes

@@ -14,10 +14,10 @@ import tensorflow as tf
 from checkmate.core.plan import Plan
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
+from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
 from checkmate.tf2.execute import EVALUATION_MARK
 from checkmate.tf2.observe import Observation, observe
-from checkmate.tf2.planning import Planned
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
 

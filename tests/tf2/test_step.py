@@ -230,7 +230,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     import keras
     from training import assert_equal, plain_step
 
-    from checkmate.tf2 import planning
+    from checkmate.tf2 import attempt, planning
 
     sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
     replays = []
@@ -240,7 +240,8 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
         replays.append(plan)
         return make_replay(traced, plan)
 
-    monkeypatch.setattr(planning, "replayed", counting)
+    for module in (attempt, planning):
+        monkeypatch.setattr(module, "replayed", counting)
     plain, plain_state, _ = two_epochs(lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer), sizes)
 
     def make(model, optimizer):

@@ -1,0 +1,305 @@
+"""Attempt: from a measured graph to a function within the budget, by plans that are made, run on trial, and made again.
+
+The judge counts the bytes that ops ask for; the allocator adds rounding and fragmentation of its own. So a plan is first made
+for the budget less a reserve, and where the allocator reports it is then run on made-up data and made again for
+a corrected budget until what was measured is within the limit. The step's variables are put back as they were.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import floor
+from checkmate.core.plan import Plan
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.progress import Progress
+from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.solve import solve
+from checkmate.tf2 import device as devices
+from checkmate.tf2.check import measured_peak
+from checkmate.tf2.execute import replay_in_graph
+from checkmate.tf2.report import Report
+from checkmate.tf2.trace import TracedStep, trace
+from checkmate.units import format_bytes
+
+if TYPE_CHECKING:
+    from checkmate.tf2.planning import Planner
+
+log = logging.getLogger("checkmate")
+
+ALLOCATOR_RESERVE = 0.05
+"""Share of what the budget leaves for activations that the first plan does not use: what the allocator is expected to lose."""
+
+UNCHECKED_RESERVE = 0.2
+"""The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
+
+CHECK_ROUNDS = 4
+"""How many plans are made at most to bring the measured peak within the budget, and close to it."""
+
+SPARE_SHARE = 0.01
+"""Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
+
+MOST_LOST = 0.25
+"""Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
+
+AIM_BELOW = 0.025
+"""Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
+
+UNUSED_SHARE = 0.05
+"""Share of what the budget leaves for activations that a plan with recomputations may leave unused without another one being tried."""
+
+SMALLEST_CORRECTION = 0.02
+"""Share of what the budget leaves for activations by which the next plan differs at least."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A step for one set of shapes, ready to run.
+
+    Attributes:
+      run: Takes the flattened arguments and returns what the step returns.
+      result: The solver's judged answer, or None where the step runs as it is.
+    """
+
+    traced: TracedStep
+    graph: DFGraph
+    plan: Plan
+    result: SolveResult | None
+    run: Callable[..., Any] = field(repr=False)
+    report: Report = field(repr=False)
+
+
+class Clock:
+    """Seconds per phase; a phase that comes again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time that the block takes."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """The way from a measured graph to a function within the budget.
+
+    Attributes:
+      outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
+    """
+
+    planner: Planner
+    traced: TracedStep
+    graph: DFGraph
+    specs: tuple[Any, ...]
+    clock: Clock
+    progress: Progress
+    outside: int
+    notes: list[str] = field(default_factory=list)
+
+    def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
+        """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
+        if plain_peak_bytes + self._reserve() > self.planner.budget_bytes:
+            return None
+        run = unchanged(self.traced, self.specs)
+        measured = self._measured(run)
+        if measured is not None and measured > self.planner.budget_bytes:
+            return None
+        return self._planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured)
+
+    def within_budget(self, plain_peak_bytes: int) -> Planned:
+        """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
+        budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes + self.outside
+        room = budget - fixed
+        most = budget - self.outside
+        target = most - self._reserve()  # what the solver is asked for
+        too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
+        best: Planned | None = None
+        refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+        for _ in range(CHECK_ROUNDS):
+            try:
+                result = self._solve(target)
+            except (InfeasibleBudgetError, NoPlanFoundError) as error:
+                refusal, too_low = refusal or error, target
+                if not self._can_measure:
+                    break
+                target = (target + too_high) // 2
+                continue
+            with self.clock.phase("building"), self.progress.phase("building"):
+                run = replayed(self.traced, result.plan)
+            measured = self._measured(run)
+            planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
+            log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
+            if measured is None:
+                return planned
+            if measured <= budget - int(SPARE_SHARE * room):
+                best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
+                if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
+                    break
+            else:
+                too_high, refusal = target, self._took_too_much(measured)
+            if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
+                break
+            # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
+            dynamic = result.peak_bytes - self.graph.fixed_bytes
+            target = self.graph.fixed_bytes + int(dynamic * (1 - AIM_BELOW) * room / max(1, measured - fixed))
+            step = int(SMALLEST_CORRECTION * room)
+            target = min(max(target, too_low + step), too_high - step, most)
+            if not too_low < target < too_high:
+                break
+        return best or self._refused(refusal, plain_peak_bytes)
+
+    def _took_too_much(self, measured: int) -> NoPlanFoundError:
+        budget = self.planner.budget_bytes
+        return NoPlanFoundError(
+            f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
+            f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
+            best_peak_bytes=measured,
+        )
+
+    @property
+    def _can_measure(self) -> bool:
+        return devices.allocator_reports(devices.training_device())
+
+    def _reserve(self) -> int:
+        return reserve_bytes(self.planner.budget_bytes - self.outside - self.graph.fixed_bytes)
+
+    def _solve(self, budget_bytes: int) -> SolveResult:
+        with self.clock.phase("solving"), self.progress.phase("solving"):
+            return solve(
+                self.graph,
+                max(1, budget_bytes),
+                solver=self.planner.solver,
+                time_limit_s=self.planner.time_limit_s,
+                on_progress=self.progress.improved,
+            )
+
+    def _measured(self, run: Callable[..., Any]) -> int | None:
+        """The step's real peak in the budget's terms, or None where nobody can tell."""
+        if not self._can_measure:
+            return None
+        with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
+            enough = self.planner.budget_bytes - self.outside
+            measured = measured_peak(run, self.traced, devices.training_device(), enough=enough)
+        if measured is None:
+            self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
+            return None
+        return measured + self.outside
+
+    def _planned(
+        self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
+    ) -> Planned:
+        notes = (*self.traced.notes, *self.notes)
+        if not self._can_measure:
+            notes += (
+                "This device's allocator does not report what is in use: the peak is predicted, and the reserve stands in for checking it.",
+            )
+        report = Report(
+            name=self.planner.name,
+            budget_bytes=self.planner.budget_bytes,
+            fixed_bytes=self.graph.fixed_bytes,
+            outside_bytes=self.outside,
+            plain_peak_bytes=plain_peak_bytes,
+            measured_peak_bytes=measured,
+            reserve_bytes=reserve,
+            result=result,
+            ops=len(self.graph),
+            tensorflow_ops=len(self.traced.function.graph.get_operations()),
+            seconds=dict(self.clock.seconds),
+            notes=notes,
+            graph=self.graph,
+            plain_plan=self.traced.plain_plan(),
+        )
+        return Planned(self.traced, self.graph, plan, result, run, report)
+
+    def _refused(self, error: InfeasibleBudgetError | NoPlanFoundError, plain_peak_bytes: int) -> Planned:
+        """Raises the refusal in the user's terms; under budget="auto" the step runs as it is: what trains without us trains with us."""
+        if self.planner.budget == "auto":
+            self.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
+            log.warning(self.notes[-1])
+            return self._planned(None, self.traced.plain_plan(), unchanged(self.traced, self.specs), plain_peak_bytes, None)
+        if isinstance(error, InfeasibleBudgetError):
+            raise self._explained(error) from None
+        raise error
+
+    def _explained(self, error: InfeasibleBudgetError) -> InfeasibleBudgetError:
+        """The refusal with the reserve in it, and the batch that could fit where that can be told."""
+        budget, lowest = self.planner.budget_bytes, floor(self.graph)
+        reserve = budget - error.budget_bytes
+        needed = error.floor_bytes + reserve
+        op = self.graph.ops[lowest.op]
+        batch = self._batch_that_fits(needed)
+        advice = (
+            "or use a smaller batch."
+            if batch is None
+            else f"or use a batch of at most {batch}."
+            if batch
+            else "not even a batch of 1 would fit."
+        )
+        message = (
+            f"No plan for {self.planner.name!r} fits {format_bytes(budget)}: op {lowest.op} {op.name!r} with its inputs and what must stay in memory "
+            f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} for what the "
+            f"allocator loses), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
+        )
+        return InfeasibleBudgetError(message, budget_bytes=budget, floor_bytes=needed, op=lowest.op, op_name=op.name)
+
+    def _batch_that_fits(self, needed_bytes: int) -> int | None:
+        """The largest batch whose floor is within the budget, floors taken to grow in a straight line; None where that cannot be told."""
+        flat = tf.nest.flatten(self.specs)
+        sizes = {spec.shape[0] for spec in flat if spec.shape.rank}
+        if len(sizes) != 1:
+            return None
+        batch = sizes.pop()
+        if batch == 1:
+            return 0
+        single = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, self.specs
+        )
+        try:
+            least = floor(trace(self.planner.step, *single, name=self.planner.name).graph).bytes
+        except CheckmateError:
+            return None
+        per_example = max((needed_bytes - least) / (batch - 1), 1)
+        return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - self._reserve() - least) // per_example)))
+
+
+def outside_bytes(traced: TracedStep) -> int:
+    """Returns what the allocator lost on what the step counts as resident: what is in use beyond that.
+
+    Where that is too much for a loss, there are other tensors in the process. They are not the step's, and nothing can be said.
+    """
+    device = devices.training_device()
+    if not devices.allocator_reports(device):
+        return 0
+    gc.collect()  # models that nobody has any more hold their variables in cycles
+    beyond = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
+    return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
+
+
+def reserve_bytes(room: int) -> int:
+    """Returns how much of the bytes that a budget leaves for activations the first plan leaves unused."""
+    checked = devices.allocator_reports(devices.training_device())
+    return int((ALLOCATOR_RESERVE if checked else UNCHECKED_RESERVE) * max(0, room))
+
+
+def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
+    """Returns the function that runs a plan of a traced step, on flattened arguments."""
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
+    return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
+
+
+def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
+    """Returns the step as it was traced, on flattened arguments."""
+    return lambda *flat: traced.function(*tf.nest.pack_sequence_as(specs, flat))
