@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from keras_models import cnn, unet
-from training import tightest
-
-from checkmate.tf2.check import kept_state
-from checkmate.tf2.simplify import reachable
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def address(variable):
     """Where its content lies: what is read shares the variable's memory, and NumPy that of what is read."""
+    import tensorflow as tf
+
     return np.asarray(memoryview(tf.convert_to_tensor(variable.value))).ctypes.data
 
 
-@pytest.mark.parametrize("make", [cnn, unet], ids=lambda make: make.__name__)
-def test_updates_leave_variables_where_they_are(make):
+@pytest.mark.parametrize("name", ["cnn", "unet"])
+def test_updates_leave_variables_where_they_are(name):
     """What is moved to the midst of the memory that the step uses keeps the allocator from handing it out in one piece."""
+    import keras
+    import keras_models
+    from training import tightest
+
     keras.utils.set_random_seed(0)
-    case = make()
+    case = keras_models.ALL[name]()
     optimizer = keras.optimizers.Adam(1e-3)
     step = tightest(case, optimizer)
     variables = [v for v in (*case.model.trainable_variables, *optimizer.variables) if v.dtype == "float32" and v.path != "learning_rate"]
@@ -37,6 +36,12 @@ def test_updates_leave_variables_where_they_are(make):
 
 def test_small_updates_wait_for_all_who_read_the_variable():
     """TensorFlow writes to other memory while somebody holds the old content."""
+    import keras
+    from keras_models import cnn
+    from training import tightest
+
+    from checkmate.tf2.simplify import reachable
+
     case = cnn()
     step = tightest(case, keras.optimizers.Adam(1e-3))
     before = {}  # op -> itself and every op that runs before it
@@ -57,6 +62,10 @@ def test_small_updates_wait_for_all_who_read_the_variable():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"])
 def test_values_come_back_to_the_bit(dtype):
+    import tensorflow as tf
+
+    from checkmate.tf2.check import kept_state
+
     special = [0.0, -0.0, 1.5, -3.25, 65504.0, np.inf, np.nan] if "float" in dtype else [0, 1, 1, 0, 1, 0, 1]
     for values in (special, special[2:5]):
         variable = tf.Variable(tf.cast(tf.constant(values), dtype), dtype=dtype)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from keras_models import cnn, transformer
-from training import state, tightest
 
 import checkmate
-from checkmate.tf2.verify import compare
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 @pytest.fixture(scope="module")
 def trained(tensorflow):
+    import keras
+    from keras_models import cnn
+    from training import tightest
+
     keras.utils.set_random_seed(0)
     case = cnn()
     optimizer = keras.optimizers.Adam(1e-3)
@@ -26,6 +25,8 @@ def trained(tensorflow):
 
 
 def test_a_planned_step_is_the_plain_one_and_nothing_changes(trained):
+    from training import state
+
     case, optimizer, step = trained
     before = state(case.model, optimizer)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
@@ -40,6 +41,10 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(trained):
 
 
 def test_tokens_and_dropout(trained):
+    import keras
+    from keras_models import transformer
+    from training import tightest
+
     keras.utils.set_random_seed(0)
     case = transformer()
     step = tightest(case, keras.optimizers.AdamW(1e-3))
@@ -96,6 +101,8 @@ def test_evaluations_that_do_not_run_are_seen(trained):
 
 
 def _packed(step, flat):
+    import tensorflow as tf
+
     return tf.nest.pack_sequence_as(step._specs, flat)
 
 
@@ -106,6 +113,8 @@ def test_a_broken_budget_is_seen(trained):
 
 
 def test_rounding_is_what_the_plain_step_does_too():
+    from checkmate.tf2.verify import compare
+
     plain = np.float32([1.0, 2.0])
     start = np.float32([0.5, 1.0])
 
@@ -123,6 +132,8 @@ def test_rounding_is_what_the_plain_step_does_too():
 
 
 def test_the_observed_peak_is_the_allocators():
+    import tensorflow as tf
+
     from checkmate.tf2 import device as devices
     from checkmate.tf2.observe import observe
 
