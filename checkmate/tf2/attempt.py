@@ -27,6 +27,7 @@ from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
+from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.units import format_bytes
@@ -45,16 +46,16 @@ UNCHECKED_RESERVE = 0.2
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget, and close to it."""
 
-SPARE_SHARE = 0.01
+SPARE_SHARE = 0.03
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
 
 MOST_LOST = 0.25
 """Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
 
-AIM_BELOW = 0.025
+AIM_BELOW = 0.045
 """Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
 
-UNUSED_SHARE = 0.05
+UNUSED_SHARE = 0.08
 """Share of what the budget leaves for activations that a plan with recomputations may leave unused without another one being tried."""
 
 SMALLEST_CORRECTION = 0.02
@@ -284,7 +285,8 @@ def outside_bytes(traced: TracedStep) -> int:
     if not devices.allocator_reports(device):
         return 0
     gc.collect()  # models that nobody has any more hold their variables in cycles
-    beyond = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
+    results = sum(tensor_bytes(tensor) or 0 for tensor in traced.flat.outputs)  # counted as resident, but not there yet
+    beyond = tf.config.experimental.get_memory_info(device)["current"] - (traced.graph.fixed_bytes - results)
     return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
 
 

@@ -17,7 +17,7 @@ from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
-CHECK_RUNS = 2
+CHECK_RUNS = 4
 """How often a plan is run to be measured. The first run only brings memory into the state in which a training loop has it."""
 
 
