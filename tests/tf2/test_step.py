@@ -396,7 +396,9 @@ def test_a_solver_that_finds_nothing():
     assert "idle" in str(caught.value)
 
 
-def test_ctrl_c_takes_the_best_plan():
+def test_ctrl_c_takes_the_best_plan(monkeypatch):
+    # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: 1)
     step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
     assert step.result.status is SolveStatus.INTERRUPTED
     assert step.plan.recomputed
