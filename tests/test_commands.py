@@ -328,7 +328,7 @@ def test_plan_says_what_is_wrong_with_a_model(models, model, said):
 def test_labels_follow_the_loss(tensorflow, softmax, loss, kind):
     import keras
 
-    from checkmate.commands.models import _loss, _specified
+    from checkmate.tf2.models import _loss, _specified
 
     model = keras.Sequential([keras.Input((5, None, 2)), keras.layers.Dense(3, activation="softmax" if softmax else None)])
     work = _specified(model, _loss(model, loss), batch=7, size=4)
@@ -338,6 +338,6 @@ def test_labels_follow_the_loss(tensorflow, softmax, loss, kind):
 
 
 def test_names_of_applications_in_any_case(tensorflow):
-    from checkmate.commands.models import application
+    from checkmate.tf2.models import application
 
     assert application("mobilenetv2", 32).name == application("MobileNetV2", 32).name

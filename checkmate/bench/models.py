@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A model with a batch to train it on."""
-
-    model: keras.Model
-    loss: Callable[[Any, Any], Any]
-    inputs: tf.Tensor
-    labels: tf.Tensor
+from checkmate.tf2.models import Workload
 
 
 def application(name: str, *, batch: int, size: int = 224, classes: int = 1000) -> Workload:

@@ -52,7 +52,7 @@ def plan_command(
     output.mkdir(parents=True, exist_ok=True)
     with Progress(name) as progress:
         with progress.phase("loading TensorFlow"):
-            from checkmate.commands.models import traced_step
+            from checkmate.tf2.models import traced_step
             from checkmate.tf2 import plan_files
             from checkmate.tf2.profile import with_costs
         with progress.phase("tracing"):

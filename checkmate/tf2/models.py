@@ -6,15 +6,31 @@ import difflib
 import importlib
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from checkmate.bench.models import Workload
 from checkmate.errors import TraceError
 from checkmate.tf2.step import training_step
 from checkmate.tf2.trace import TracedStep, trace
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model and a batch to train it on.
+
+    Attributes:
+      inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
+      labels: As `inputs`.
+    """
+
+    model: keras.Model
+    loss: Callable[[Any, Any], Any]
+    inputs: Any
+    labels: Any
 
 
 def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str) -> TracedStep:
