@@ -93,11 +93,9 @@ def _attempt(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findi
 
 def _devices() -> Iterator[Finding]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import keras
-
     from checkmate.tf2 import device as devices
 
-    backend = keras.backend.backend()
+    backend = devices.keras_backend()
     if backend != "tensorflow":
         yield Finding("Keras backend", "missing", backend, "Set KERAS_BACKEND=tensorflow before Keras is imported.")
     training = devices.training_device()

@@ -52,8 +52,8 @@ def plan_command(
     output.mkdir(parents=True, exist_ok=True)
     with Progress(name) as progress:
         with progress.phase("loading TensorFlow"):
-            from checkmate.tf2.models import traced_step
             from checkmate.tf2 import plan_files
+            from checkmate.tf2.models import traced_step
             from checkmate.tf2.profile import with_costs
         with progress.phase("tracing"):
             traced = traced_step(model, batch=batch, size=size, loss=loss, optimizer=optimizer)

@@ -18,6 +18,13 @@ def training_device() -> str:
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
+def keras_backend() -> str:
+    """Returns what Keras computes with in this process: "tensorflow", or what KERAS_BACKEND or its settings file say."""
+    import keras
+
+    return keras.backend.backend()
+
+
 def describe(device: str) -> str:
     """Returns what decides how fast ops are there, as text: the key of measured costs."""
     if device.startswith("GPU"):
