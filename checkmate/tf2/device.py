@@ -66,7 +66,7 @@ def make_room(device: str, size: int) -> bool:
     """
     try:
         with tf.device(device):
-            tf.raw_ops.Empty(shape=[max(0, size)], dtype=tf.uint8)
+            tf.raw_ops.Empty(shape=[-(-max(0, size) // 2**10), 2**10], dtype=tf.uint8)  # sizes are 32-bit numbers in it
     except tf.errors.ResourceExhaustedError:
         return False
     return True
