@@ -25,12 +25,14 @@ class Workload:
     Attributes:
       inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
       labels: As `inputs`.
+      optimizer: A Keras optimizer or its name, for those who do not choose another.
     """
 
     model: keras.Model
     loss: Callable[[Any, Any], Any]
     inputs: Any
     labels: Any
+    optimizer: Any = "adam"
 
 
 def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str) -> TracedStep:
