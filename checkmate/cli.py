@@ -13,6 +13,7 @@ import checkmate
 from checkmate.commands.completion import completion_command
 from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
+from checkmate.commands.output import json_option, print_json
 from checkmate.commands.plan import plan_command
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
@@ -109,6 +110,30 @@ def bench_steps(models: tuple[str, ...], budgets: str, steps: int) -> None:
             for row in benchmark.measure(name, budgets, steps):
                 table.add_row(*row)
     Console(width=max(150, Console().width)).print(table)
+
+
+@bench.command("rivals")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="80%,60%,45%", show_default=True, help="Ours: shares of the plain step's peak above what is resident.")
+@click.option("--methods", help="Of the others, with commas; all by default.")
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Timed steps of each kind.")
+@json_option
+def bench_rivals(models: tuple[str, ...], budgets: str, methods: str | None, steps: int, as_json: bool) -> None:
+    """Plain, XLA, Keras's RematScope and remat, and ours, for MODELS (default: mobilenet resnet50 transformer)."""
+    from checkmate.bench import rivals as benchmark
+
+    table = Table(title="memory is the allocator's peak above the resting level; time and losses are beside those of the plain step")
+    for column in benchmark.COLUMNS:
+        table.add_column(column, justify="left" if column in ("model", "method") else "right")
+    with Console(stderr=True).status("measuring ...") as status:
+        for name in models or benchmark.NAMES:
+            for row in benchmark.measure(name, methods.split(",") if methods else benchmark.METHODS, budgets, steps):
+                table.add_row(*benchmark.cells(row))
+                status.update(f"{name} {row['method']} measured ...")
+                if as_json:
+                    print_json(row)
+    if not as_json:
+        Console(width=max(150, Console().width)).print(table)
 
 
 @bench.command("solvers")

@@ -6,7 +6,8 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from checkmate.bench.process import fresh_process
@@ -18,11 +19,16 @@ LOSS_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process' training: the allocator's peak over all steps, the median step, every loss."""
+    """One process' training: the allocator's peak over all steps, the median step, every loss.
+
+    Attributes:
+      in_use: (seconds, bytes in use from then on) over one more step, if that was asked for; under TensorFlow's profiler, which slows it down.
+    """
 
     peak_bytes: int
     step_s: float
     losses: list[float]
+    in_use: list[tuple[float, int]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,16 @@ class Demo:
         )
 
 
-def run_demo(model: str, budget: str, steps: int) -> Demo:
-    """Runs both trainings. Raises `CheckmateError` when a process fails."""
-    planned = fresh_process("checkmate.bench.demo", [model, str(steps), budget])
-    plain = fresh_process("checkmate.bench.demo", [model, str(steps)])
-    first, second = (Run(found["peak_bytes"], found["step_s"], found["losses"]) for found in (plain, planned))
+def run_demo(model: str, budget: str, steps: int, *, watch: bool = False) -> Demo:
+    """Runs both trainings; `watch` to see memory over a step. Raises `CheckmateError` when a process fails."""
+    watched = ["--watch"] if watch else []
+    planned = fresh_process("checkmate.bench.demo", [*watched, model, str(steps), budget])
+    plain = fresh_process("checkmate.bench.demo", [*watched, model, str(steps)])
+    first, second = (Run(found["peak_bytes"], found["step_s"], found["losses"], found.get("in_use", [])) for found in (plain, planned))
     return Demo(model, planned["device"], planned["budget_bytes"], first, second, planned.get("report", ""))
 
 
-def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
+def train(name: str, steps: int, budget: str | None, *, watch: bool = False) -> dict[str, Any]:
     """Trains a workload in this process and returns what the allocator and the clock say."""
     import keras
     import tensorflow as tf
@@ -73,6 +80,7 @@ def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
     import checkmate
     from checkmate.bench.models import workload
     from checkmate.tf2 import device as devices
+    from checkmate.tf2.observe import observe
 
     keras.utils.set_random_seed(0)
     work = workload(name)
@@ -90,26 +98,29 @@ def train(name: str, steps: int, budget: str | None) -> dict[str, Any]:
         _, loss = step(work.inputs, work.labels)
         losses.append(float(loss))
         seconds.append(time.perf_counter() - started)
+    peak_bytes = tf.config.experimental.get_memory_info(device)["peak"]
     return {
         "device": device,
         "budget_bytes": budget_bytes,
-        "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
+        "peak_bytes": peak_bytes,
         "step_s": statistics.median(seconds[1:] or seconds),
         "losses": losses,
         "report": report,
+        "in_use": observe(lambda: step(work.inputs, work.labels)).in_use if watch else [],
     }
 
 
-def plain_step(work: Any, optimizer: Any) -> Any:
-    """The training step as anyone would write it without us."""
+def plain_step(work: Any, optimizer: Any, *, forward: Callable[[Any], Any] | None = None, jit_compile: bool = False) -> Any:
+    """The training step as anyone would write it without us; `forward` in place of calling the model, `jit_compile` for XLA."""
     import tensorflow as tf
 
+    forward = forward or (lambda inputs: work.model(inputs, training=True))
     optimizer.build(work.model.trainable_variables)
 
-    @tf.function
+    @tf.function(jit_compile=jit_compile)
     def step(inputs: Any, labels: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
-            prediction = work.model(inputs, training=True)
+            prediction = forward(inputs)
             loss = work.loss(labels, prediction)
         variables = work.model.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)
@@ -119,4 +130,5 @@ def plain_step(work: Any, optimizer: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
+    print(json.dumps(train(arguments[0], int(arguments[1]), arguments[2] if len(arguments) > 2 else None, watch="--watch" in sys.argv)))

@@ -18,18 +18,23 @@ from checkmate.units import format_bytes
 @click.option("--budget", default="60%", show_default=True, help="Amount of memory, or a share of the plain step's predicted peak.")
 @click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--report", is_flag=True, help="Also print what the planned step reports of itself.")
+@click.option("--picture", type=click.Path(dir_okay=False), help="Draw the measured memory over a step into this .png, .svg or .pdf.")
 @json_option
-def demo_command(model: str, budget: str, steps: int, report: bool, as_json: bool) -> None:
+def demo_command(model: str, budget: str, steps: int, report: bool, picture: str | None, as_json: bool) -> None:
     """Train a real model for a few steps, plain and under a budget, and measure both.
 
     Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
     budget and the losses agree. With --json: model, device, budget_bytes, within_budget, losses_agree, and of the plain and the planned
     training peak_bytes, step_s and losses.
     """
+    from checkmate import plot
     from checkmate.bench.demo import LOSS_TOLERANCE, run_demo
 
     with Progress("demo") as progress, progress.phase(f"training {model}, plain and within {budget}"):
-        found = run_demo(model, budget, steps)
+        found = run_demo(model, budget, steps, watch=picture is not None)
+    if picture:
+        runs = {"plain step": found.plain.in_use, "planned step": found.planned.in_use}
+        plot.measured(runs, budget_bytes=found.budget_bytes, name=found.model).save(picture)
     if as_json:
         print_json({**asdict(found), "within_budget": found.within_budget, "losses_agree": found.losses_agree})
         sys.exit(0 if found.losses_agree and found.within_budget else 1)

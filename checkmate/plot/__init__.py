@@ -3,8 +3,22 @@
 from checkmate.plot.bars import batch_sizes, layers
 from checkmate.plot.curves import Point, budget_curve
 from checkmate.plot.matrices import matrices
+from checkmate.plot.measured import measured
 from checkmate.plot.memory import memory
+from checkmate.plot.online import growth_curve, online_curve
 from checkmate.plot.page import page
 from checkmate.plot.picture import Picture
 
-__all__ = ["Picture", "Point", "batch_sizes", "budget_curve", "layers", "matrices", "memory", "page"]
+__all__ = [
+    "Picture",
+    "Point",
+    "batch_sizes",
+    "budget_curve",
+    "growth_curve",
+    "layers",
+    "matrices",
+    "measured",
+    "memory",
+    "online_curve",
+    "page",
+]

@@ -47,6 +47,7 @@ class Observation:
       peak_bytes: The most bytes in use at any moment, by the allocator's own count, what was in use before included.
       most_requested_bytes: The most that the call's own ops had asked for at once, without what the allocator adds.
       at_peak: What the call itself had in memory at that moment, the largest first.
+      in_use: (seconds since the first of them, bytes in use from then on) for each time the allocator gave out or took back, by its own count.
     """
 
     result: Any = field(repr=False)
@@ -54,6 +55,7 @@ class Observation:
     peak_bytes: int
     most_requested_bytes: int
     at_peak: tuple[Allocation, ...] = field(repr=False)
+    in_use: tuple[tuple[float, int], ...] = field(repr=False)
 
     @property
     def requested_bytes(self) -> int:
@@ -107,17 +109,17 @@ def observe(call: Callable[[], Any]) -> Observation:
                 elif name.count(":") == 1:
                     op, kernel = name.split(":")
                     ran[op, kernel] += 1
-    return Observation(result, ran, *_peak(memory))
+    allocator = devices.allocator_name(devices.training_device())
+    ours = sorted((event for event in memory if allocator in event[2].get("allocator_name", "")), key=lambda event: event[0])
+    in_use = tuple(((at - ours[0][0]) / 1e12, found["bytes_allocated"]) for at, _, found in ours)
+    return Observation(result, ran, *_peak(ours), in_use)
 
 
 def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, int, tuple[Allocation, ...]]:
-    allocator = devices.allocator_name(devices.training_device())
     live: dict[int, Allocation] = {}
     peak, at_peak = 0, {}
     requested = most_requested = 0
-    for _, name, found in sorted(memory, key=lambda event: event[0]):
-        if allocator not in found.get("allocator_name", ""):
-            continue
+    for _, name, found in memory:
         if name == "MemoryDeallocation":
             if found["addr"] in live:
                 requested -= live.pop(found["addr"]).requested_bytes

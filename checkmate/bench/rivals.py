@@ -1,0 +1,184 @@
+"""`checkmate bench rivals`: what others offer against memory, beside ours: plain, XLA, Keras's rematerialization, planned at some budgets.
+
+Each method trains in a process of its own. Memory is the allocator's peak above the resting level (variables, optimizer slots, the batch).
+Then plain steps are timed in turn with the method's, so that a slow moment of the machine hits both. Losses are compared step by step with those
+of the plain step from the same seed: a method whose losses differ by more than rounding trains something else.
+
+Keras's `RematScope` acts on the layers built in it. `keras.remat` by hand is what its users do who know their model: the model is cut, where
+one value alone connects what is before and after, into segments of equal memory, each recomputed in the backward pass; sqrt(n) of them, as in
+Chen et al., 2016.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from checkmate.bench.process import fresh_process
+from checkmate.errors import CheckmateError
+from checkmate.units import parse_bytes
+
+NAMES = ("mobilenet", "resnet50", "transformer")
+METHODS = ("xla", "remat full", "remat activations", "remat larger_than", "remat layers", "remat by hand")
+"""Rivals, by name; budgets such as "60%" name ours."""
+
+COLUMNS = ("model", "method", "peak MiB", "/ plain", "step s", "/ plain", "losses off by", "first call s")
+LARGE = 2**18
+"""Elements from which on RematScope(mode="larger_than") recomputes an output: 1 MiB of float32. Lower thresholds give the same outcome."""
+
+MIB = 2**20
+
+
+def measure(name: str, methods: Sequence[str], budgets: str, steps: int) -> Iterator[dict[str, Any]]:
+    """One row per method: peak_bytes, plain_bytes, step_s, plain_s, loss_difference and first_call_s, or why it could not be run."""
+    module = "checkmate.bench.rivals"
+    plain = fresh_process(module, [name, "plain", str(steps)])
+    yield {"model": name, "method": "plain", **_beside(plain, plain), "step_s": plain["plain_s"]}
+    shares = {budget: plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"]) for budget in budgets.split(",")}
+    for method in (*methods, *shares):
+        row = {"model": name, "method": f"ours, {method}" if method in shares else method}
+        try:
+            found = fresh_process(module, [name, str(shares.get(method, method)), str(steps)])
+        except CheckmateError as error:
+            yield {**row, "error": str(error).strip().splitlines()[-1]}
+            continue
+        yield {**row, **_beside(found, plain)}
+
+
+def _beside(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    pairs = zip(plain["losses"], found["losses"], strict=True)
+    return {**found, "plain_bytes": plain["peak_bytes"], "loss_difference": max(abs(a - b) / abs(a) for a, b in pairs)}
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    if "error" in row:
+        return (row["model"], row["method"], f"no: {row['error'][:110]}")
+    return (
+        row["model"],
+        row["method"],
+        f"{row['peak_bytes'] / MIB:.0f}",
+        f"{row['peak_bytes'] / row['plain_bytes']:.2f}",
+        f"{row['step_s']:.2f}",
+        f"{row['step_s'] / row['plain_s']:.2f}",
+        f"{row['loss_difference']:.0e}",
+        f"{row['first_call_s']:.1f}",
+    )
+
+
+def run(name: str, method: str, steps: int) -> dict[str, Any]:
+    """Trains a workload by one method in this process, and returns the figures."""
+    import keras
+
+    import checkmate
+    from checkmate.bench.demo import plain_step
+    from checkmate.bench.models import workload
+    from checkmate.tf2 import device as devices
+
+    device = devices.training_device()
+
+    def one(step: Any, work: Any) -> tuple[float, int, float]:
+        started = time.perf_counter()
+        loss, before, peak = devices.peak_above(device, lambda: float(step(work.inputs, work.labels)[1]))
+        return time.perf_counter() - started, peak - before, loss
+
+    keras.utils.set_random_seed(0)
+    with _scope(name, method):
+        work = workload(name)
+    optimizer = keras.optimizers.Adam(1e-4)
+    started = time.perf_counter()
+    if method.isdecimal():
+        step: Callable[..., Any] = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=int(method))
+    else:
+        step = plain_step(
+            work, optimizer, forward=in_segments(work.model) if method == "remat by hand" else None, jit_compile=method == "xla"
+        )
+    first = one(step, work)
+    found = {"first_call_s": time.perf_counter() - started}
+    ran = [first, *(one(step, work) for _ in range(steps - 1))]
+    found |= {"peak_bytes": max(peak for _, peak, _ in ran), "losses": [loss for _, _, loss in ran]}
+    if method == "plain":
+        found["plain_s"] = statistics.median(seconds for seconds, _, _ in ran[1:] or ran)
+        report = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%").report()
+        resident = report.fixed_bytes + report.outside_bytes
+        return {**found, "fixed_bytes": resident, "predicted_bytes": report.plain_peak_bytes - resident}
+    other = workload(name)
+    plain = plain_step(other, keras.optimizers.Adam(1e-4))
+    pairs = [(one(plain, other)[0], one(step, work)[0]) for _ in range(steps + 1)][1:]
+    return {**found, "plain_s": statistics.median(pair[0] for pair in pairs), "step_s": statistics.median(pair[1] for pair in pairs)}
+
+
+def _scope(name: str, method: str) -> AbstractContextManager:
+    """What the model is built in."""
+    import keras
+
+    from checkmate.bench.models import workload
+
+    if method == "remat layers":  # those that Keras's scope can recompute: it cannot pass `training` on, see its tf.recompute_grad
+        layers = workload(name, 1).model.layers
+        names = [layer.name for layer in layers if not layer._call_has_training_arg and not isinstance(layer, keras.layers.InputLayer)]
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        return keras.RematScope(mode="list_of_layers", layer_names=names)
+    if method in ("remat full", "remat activations", "remat larger_than"):
+        return keras.RematScope(mode=method.split()[1], output_size_threshold=LARGE)
+    return nullcontext()
+
+
+def in_segments(model: Any) -> Callable[[Any], Any]:
+    """Returns the forward pass of a functional model in segments of about equal memory, each under `keras.remat`."""
+    import keras
+
+    cuts = articulation_layers(model)
+    wanted = max(1, round(math.sqrt(len(cuts))))
+    sizes = [_elements(layer) for layer in model.layers]
+    at, total, ends = 0, 0, []
+    for layer, size in zip(model.layers, sizes, strict=True):
+        total += size
+        if layer in cuts and total >= (at + 1) * sum(sizes) / wanted:
+            at = int(total * wanted / sum(sizes))
+            ends.append(layer.output)
+    starts = [model.input, *ends]
+    parts = [keras.Model(start, end) for start, end in zip(starts, [*ends, model.output], strict=True) if start is not end]
+
+    def forward(inputs: Any) -> Any:
+        for part in parts[:-1]:
+            inputs = _remat(part)(inputs)
+        return parts[-1](inputs, training=True)  # it is wanted first in the backward pass
+
+    return forward
+
+
+def _remat(part: Any) -> Callable[[Any], Any]:
+    import keras
+
+    return keras.remat(lambda value: part(value, training=True))
+
+
+def _elements(layer: Any) -> int:
+    return math.prod(size or 1 for size in layer.output.shape)
+
+
+def articulation_layers(model: Any) -> list[Any]:
+    """Layers of a functional model whose output is all that later layers read."""
+    place = {layer: k for k, layer in enumerate(model.layers)}
+    last_use = {
+        layer: max((place[node.operation] for node in layer._outbound_nodes if node.operation in place), default=len(place))
+        for layer in place
+    }
+    found, open_until = [], 0
+    for layer, k in place.items():
+        if k >= open_until:
+            found.append(layer)
+        open_until = max(open_until, last_use[layer])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
