@@ -31,7 +31,7 @@ setup(
         "platformdirs>=4",  # where measured costs are kept between runs
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "playwright", "hypothesis>=6.100", "ruff", "mypy"],
+        "test": ["pytest>=8", "pytest-timeout", "playwright", "hypothesis>=6.100", "nbclient", "nbformat", "ipykernel", "ruff", "mypy"],
         "gpu": ["tensorflow[and-cuda]>=2.18", "nvidia-ml-py"],  # nvidia-ml-py: free GPU memory, for budget="auto"
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},

@@ -24,6 +24,26 @@ sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
+@pytest.fixture
+def notebook(monkeypatch):
+    """Called with an object, the outputs that a notebook's cell shows for it: by type, "text/html" or "image/png"."""
+    import IPython.display
+    from IPython.core.formatters import DisplayFormatter
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda each: shown.append(DisplayFormatter().format(each)[0]))
+
+    def outputs(found):
+        shown.clear()
+        if hasattr(found, "_ipython_display_"):
+            found._ipython_display_()
+        else:
+            IPython.display.display(found)
+        return [{kind: data for kind, data in each.items() if kind != "text/plain"} for each in shown]
+
+    return outputs
+
+
 @pytest.fixture(scope="session")
 def tensorflow(tmp_path_factory):
     """TensorFlow, exact and counted; measured costs go to a folder of the test run."""

@@ -61,14 +61,15 @@ def test_what_the_wheel_holds(tmp_path):
 
 
 def test_every_import_is_required(metadata):
-    """Packages that the library imports are in install_requires, except those that come with TensorFlow or with the extra "gpu"."""
+    """Packages that the library imports are in install_requires, except those that come with TensorFlow or with the extra "gpu", and
+    IPython, which is imported when it calls."""
     imported = set()
     for path in (ROOT / "checkmate").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.split(".")[0] for name in names}
-    foreign = imported - sys.stdlib_module_names - {"checkmate", "keras", "pynvml"}
+    foreign = imported - sys.stdlib_module_names - {"checkmate", "keras", "pynvml", "IPython"}
     assert {"tensorflow", "numpy"} <= foreign
     for package in foreign:
         assert re.search(rf"'{package}\b", metadata["required"], re.IGNORECASE), package

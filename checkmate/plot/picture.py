@@ -41,6 +41,9 @@ MARKERS = "os^Dv*P"
 WIDTH = 8.3
 """Inches. At 100 dots per inch this is as wide as a page of a code host shows a picture; the smallest letters are then 8 points."""
 
+_DPI = 144
+"""Dots per inch in notebooks and pages: sharp on screens of that kind, and some 50 kB a picture."""
+
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -76,11 +79,11 @@ class Picture:
 
     def html(self) -> str:
         """Returns an <img> tag with the picture in it, for pages that must not load anything."""
-        data = base64.b64encode(self._rendered("png", 144)).decode()
+        data = base64.b64encode(self._rendered("png", _DPI)).decode()
         return f'<img style="max-width:100%" alt="{self.figure.get_suptitle()}" src="data:image/png;base64,{data}">'
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return self._rendered("png", _DPI), {"width": round(100 * WIDTH)}
 
     def _rendered(self, ending: str, dpi: int) -> bytes:
         import matplotlib
@@ -90,6 +93,18 @@ class Picture:
         with matplotlib.rc_context(_SETTINGS):
             self.figure.savefig(buffer, format=ending, dpi=dpi, metadata=undated[ending])
         return buffer.getvalue()
+
+
+def show_in_notebook(text: str, picture: Picture | None) -> None:
+    """Shows HTML and a picture as two outputs of a notebook's cell: hosts of notebooks drop pictures from within HTML, and never a PNG.
+
+    For `_ipython_display_` only, which IPython calls.
+    """
+    from IPython.display import HTML, display
+
+    display(HTML(text))
+    if picture is not None:
+        display(picture)
 
 
 def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:

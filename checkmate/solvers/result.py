@@ -117,12 +117,12 @@ class SolveResult:
         """The paper's R and S of the plan, or None where the plan has no stage-wise form."""
         return Schedule.from_plan(self.graph, self.plan) if self.plan else None
 
-    def _repr_html_(self) -> str:
+    def _ipython_display_(self) -> None:
         """What a notebook shows: the sentence, and the memory over the step beside that of the plain one."""
         from checkmate.plot import memory
+        from checkmate.plot.picture import show_in_notebook
 
-        picture = memory(self.graph, self.plan, budget_bytes=self.budget_bytes).html() if self.plan else ""
-        return f"<p>{self}</p>{picture}"
+        show_in_notebook(f"<p>{self}</p>", memory(self.graph, self.plan, budget_bytes=self.budget_bytes) if self.plan else None)
 
     def __str__(self) -> str:
         head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"

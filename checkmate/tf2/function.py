@@ -7,6 +7,7 @@ part of the step, as it is for a `tf.function`: another number is another step a
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import logging
 import os
@@ -20,6 +21,7 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import PlanError, TraceError
+from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import make_solver
@@ -177,6 +179,12 @@ class PlannedFunction:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan for the first kind of call as a .json file, for `plan=path` of another run."""
         self._first.save(path)
+
+    def _ipython_display_(self) -> None:
+        if self._steps:
+            self._first._ipython_display_()
+        else:
+            show_in_notebook(f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is first called.</p>", None)
 
     def refuse_state_changes(self) -> None:
         """Has tracing fail when the step changes Python state that it can see, which would then not happen in every step."""

@@ -10,6 +10,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.layers import layer_names
 from checkmate.core.memory import Floor, floor
 from checkmate.core.plan import Plan
+from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.units import format_bytes
@@ -164,13 +165,17 @@ class Report:
         rows = [*self.facts(), *self._sentences()]
         return page(self.graph, plan, budget_bytes=self.budget_bytes, plain=self.plain_plan, title=title, lead=self.sentence(), facts=rows)
 
-    def _repr_html_(self) -> str:
+    def picture(self) -> Picture | None:
+        """Returns the memory over the step, plain and as it runs now; None where the graph is not known."""
         if self.graph is None:
-            return self._table()
+            return None
         from checkmate.plot import memory
 
         plan = self.result.plan if self.result else None
-        return self._table() + memory(self.graph, plan, budget_bytes=self.budget_bytes, plain=self.plain_plan).html()
+        return memory(self.graph, plan, budget_bytes=self.budget_bytes, plain=self.plain_plan)
+
+    def _ipython_display_(self) -> None:
+        show_in_notebook(self._table(), self.picture())
 
     def _table(self) -> str:
         rows = "".join(

@@ -153,8 +153,8 @@ class PlannedStep:
         """Writes the plan for the planned batch as a .json file, for `plan=path` of another run."""
         save(path, self._main)
 
-    def _repr_html_(self) -> str:
-        return self.report()._repr_html_()
+    def _ipython_display_(self) -> None:
+        self.report()._ipython_display_()
 
     def __call__(self, *batch: Any) -> Any:
         """Runs one step.

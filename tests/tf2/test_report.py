@@ -98,27 +98,28 @@ def test_advice_follows_what_binds():
     assert "fits" in " ".join(report(budget=None).advice())
 
 
-def test_a_step_that_runs_as_it_is():
+def test_a_step_that_runs_as_it_is(notebook):
     found = report(budget=None)
     assert "none needed: the step runs as it is" in str(found)
     assert "proven" not in str(found)
     assert "runs as it is" in found.sentence()
     assert found.layers() == []
-    assert "<table>" in found._repr_html_()
+    (table,) = notebook(found)
+    assert "<table>" in table["text/html"]
     assert "none needed" in found.to_html()
 
 
-def test_a_step_that_runs_as_it_is_has_pictures_where_its_graph_is_known():
+def test_a_step_that_runs_as_it_is_has_pictures_where_its_graph_is_known(notebook):
     found = report(budget=None, graph=GRAPH)
-    assert "data:image/png;base64," in found._repr_html_()
+    assert [each.keys() for each in notebook(found)] == [{"text/html"}, {"image/png"}]
     assert '"title":"plain step"' in found.to_html()
 
 
-def test_notes_are_told_everywhere():
+def test_notes_are_told_everywhere(notebook):
     found = report(notes=("Mind the <gap>.",))
     assert "note: Mind the <gap>." in str(found)
     assert "Mind the &lt;gap&gt;." in found.to_html()
-    assert "Mind the &lt;gap&gt;." in found._repr_html_()
+    assert "Mind the &lt;gap&gt;." in notebook(found)[0]["text/html"]
 
 
 class Tags(HTMLParser):
@@ -134,9 +135,9 @@ class Tags(HTMLParser):
         self.loaded += [value for key, value in attributes if key in ("src", "href") and not value.startswith("data:")]
 
 
-def test_the_page_and_the_notebook_load_nothing():
+def test_the_page_and_the_notebook_load_nothing(notebook):
     found = report()
-    for page in (found.to_html(), found._repr_html_()):
+    for page in (found.to_html(), notebook(found)[0]["text/html"]):
         tags = Tags(page)
         assert tags.loaded == []
         assert "table" in tags.opened
