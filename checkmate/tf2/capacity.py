@@ -84,12 +84,18 @@ def max_batch(
     a slightly smaller batch is tried.
 
     Args:
-      model, loss, optimizer: As for `compile`.
-      input_spec, label_spec: As for `compile`; the first dimension of every array is the batch and may be None.
+      model: As for `compile`, as are loss and optimizer.
+      loss: A loss, a function, or a name.
+      optimizer: An optimizer or its name.
+      input_spec: As for `compile`; the first dimension of every array is the batch and may be None.
+      label_spec: The same.
       budget: As for `compile`, but not a share.
       max_overhead: How much costlier than the plain step the plan may be: 0.2 for a fifth; "forward" for one more forward pass,
         which is the limit that Checkmate's and Chen's papers use; None for any.
-      solver, cost_model, time_limit_s, verbose: As for `compile`. The limit is for each batch.
+      solver: As for `compile`.
+      cost_model: As for `compile`.
+      time_limit_s: Seconds for the plan of each batch.
+      verbose: Show progress on a terminal.
       largest: No batch above this is tried.
 
     Returns:

@@ -41,7 +41,10 @@ def allocator_name(device: str) -> str:
 
 
 def allocator_reports(device: str) -> bool:
-    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with TF_CPU_ALLOCATOR_USE_BFC=true."""
+    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or with TF_CPU_ALLOCATOR_USE_BFC=true.
+
+    That of oneDNN, TensorFlow's default on x86, counts whole chunks, and leaves out what is small.
+    """
     try:
         tf.config.experimental.get_memory_info(device)
     except (ValueError, tf.errors.OpError):
