@@ -35,14 +35,19 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
       floor_bytes: The least number of bytes that the proof shows to be needed (a valid lower bound, not always reachable).
       op: Index of the op that binds, or None when the proof does not single one out.
       op_name: Its name, or "".
+      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was looked for or found.
     """
 
-    def __init__(self, message: str, *, budget_bytes: int, floor_bytes: int, op: int | None = None, op_name: str = ""):
+    def __init__(
+        self, message: str, *, budget_bytes: int, floor_bytes: int, op: int | None = None, op_name: str = "",
+        smallest_budget_bytes: int | None = None,
+    ):  # fmt: skip
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.op = op
         self.op_name = op_name
+        self.smallest_budget_bytes = smallest_budget_bytes
 
     @property
     def shortfall_bytes(self) -> int:
@@ -55,11 +60,13 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
     Attributes:
       best_peak_bytes: The lowest peak of any plan that was tried, or None when none was.
+      bound: No plan within the budget costs less (the graph's cost unit), or None when that was not asked.
     """
 
-    def __init__(self, message: str, *, best_peak_bytes: int | None = None):
+    def __init__(self, message: str, *, best_peak_bytes: int | None = None, bound: float | None = None):
         super().__init__(message)
         self.best_peak_bytes = best_peak_bytes
+        self.bound = bound
 
 
 class SolverUnavailableError(CheckmateError, ImportError):

@@ -105,10 +105,15 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """No plan of this graph needs less than `bytes`, because op `op` with what must be in memory around it needs that much."""
+    """No plan of this graph needs less than `bytes`, because op `op` with what must be in memory around it needs that much.
+
+    Attributes:
+      held: The ops whose values are in memory then: `op` itself, its inputs, and what may not be recomputed and is still needed.
+    """
 
     bytes: int
     op: int
+    held: tuple[int, ...] = ()
 
 
 def floor(graph: DFGraph) -> Floor:
@@ -127,12 +132,13 @@ def floor(graph: DFGraph) -> Floor:
     outputs = set(graph.outputs)
     pinned = [i for i, op in enumerate(graph.ops) if not op.recomputable and op.output_bytes]
     user_bits = {i: sum(1 << u for u in graph.users[i]) for i in pinned}
-    best = Floor(graph.fixed_bytes, 0)
-    for v, op in enumerate(graph.ops):
-        total = graph.fixed_bytes + op.output_bytes + op.workspace_bytes + sum(graph.ops[d].output_bytes for d in op.deps)
-        for i in pinned:
-            if above[v] >> i & 1 and i not in op.deps and (i in outputs or user_bits[i] & below[v]):
-                total += graph.ops[i].output_bytes
-        if total > best.bytes:
-            best = Floor(total, v)
-    return best
+
+    def held_at(v: int) -> set[int]:
+        kept = {i for i in pinned if above[v] >> i & 1 and (i in outputs or user_bits[i] & below[v])}
+        return kept | {v, *graph.ops[v].deps}
+
+    def needed_at(v: int) -> int:
+        return graph.fixed_bytes + graph.ops[v].workspace_bytes + sum(graph.ops[i].output_bytes for i in held_at(v))
+
+    binding = max(range(n), key=needed_at)
+    return Floor(needed_at(binding), binding, tuple(sorted(held_at(binding))))

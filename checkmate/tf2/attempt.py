@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import floor
 from checkmate.core.plan import Plan
-from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
@@ -28,8 +27,9 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
-from checkmate.tf2.trace import TracedStep, trace
+from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Attempt:
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
         """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
-        if plain_peak_bytes + self._reserve() > self.planner.budget_bytes:
+        if plain_peak_bytes + self.reserve > self.planner.budget_bytes:
             return None
         run = unchanged(self.traced, self.specs)
         measured = self._measured(run)
@@ -125,10 +125,11 @@ class Attempt:
         budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes + self.outside
         room = budget - fixed
         most = budget - self.outside
-        target = most - self._reserve()  # what the solver is asked for
+        target = most - self.reserve  # what the solver is asked for
         too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
         best: Planned | None = None
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+        lowest_measured: int | None = None
         for _ in range(CHECK_ROUNDS):
             try:
                 result = self._solve(target)
@@ -150,7 +151,7 @@ class Attempt:
                 if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
                     break
             else:
-                too_high, refusal = target, self._took_too_much(measured)
+                too_high, lowest_measured = target, min(measured, lowest_measured or measured)
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
             # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
@@ -160,21 +161,20 @@ class Attempt:
             target = min(max(target, too_low + step), too_high - step, most)
             if not too_low < target < too_high:
                 break
-        return best or self._refused(refusal, plain_peak_bytes)
-
-    def _took_too_much(self, measured: int) -> NoPlanFoundError:
-        budget = self.planner.budget_bytes
-        return NoPlanFoundError(
-            f"The lowest plan for {self.planner.name!r} that was made and run took {format_bytes(measured)} by the allocator's count, "
-            f"{format_bytes(measured - budget)} more than the budget of {format_bytes(budget)}. Raise the budget or use a smaller batch.",
-            best_peak_bytes=measured,
-        )
+        return best or self._refused(refusal, lowest_measured, plain_peak_bytes)
 
     @property
     def _can_measure(self) -> bool:
         return devices.allocator_reports(devices.training_device())
 
-    def _reserve(self) -> int:
+    @property
+    def reserve_share(self) -> float:
+        """Share of what the budget leaves for activations that the first plan does not use."""
+        return reserve_share()
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of the budget that the first plan does not use."""
         return reserve_bytes(self.planner.budget_bytes - self.outside - self.graph.fixed_bytes)
 
     def _solve(self, budget_bytes: int) -> SolveResult:
@@ -225,55 +225,19 @@ class Attempt:
         )
         return Planned(self.traced, self.graph, plan, result, run, report)
 
-    def _refused(self, error: InfeasibleBudgetError | NoPlanFoundError, plain_peak_bytes: int) -> Planned:
+    def _refused(
+        self, error: InfeasibleBudgetError | NoPlanFoundError | None, lowest_measured: int | None, plain_peak_bytes: int
+    ) -> Planned:
         """Raises the refusal in the user's terms; under budget="auto" the step runs as it is: what trains without us trains with us."""
+        if error is None or lowest_measured is not None:  # a plan that was run counts for more than one that was not found
+            error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
+        with self.progress.phase("looking for what would fit"):
+            error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":
             self.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
             log.warning(self.notes[-1])
             return self._planned(None, self.traced.plain_plan(), unchanged(self.traced, self.specs), plain_peak_bytes, None)
-        if isinstance(error, InfeasibleBudgetError):
-            raise self._explained(error) from None
-        raise error
-
-    def _explained(self, error: InfeasibleBudgetError) -> InfeasibleBudgetError:
-        """The refusal with the reserve in it, and the batch that could fit where that can be told."""
-        budget, lowest = self.planner.budget_bytes, floor(self.graph)
-        reserve = budget - error.budget_bytes
-        needed = error.floor_bytes + reserve
-        op = self.graph.ops[lowest.op]
-        batch = self._batch_that_fits(needed)
-        advice = (
-            "or use a smaller batch."
-            if batch is None
-            else f"or use a batch of at most {batch}."
-            if batch
-            else "not even a batch of 1 would fit."
-        )
-        message = (
-            f"No plan for {self.planner.name!r} fits {format_bytes(budget)}: op {lowest.op} {op.name!r} with its inputs and what must stay in memory "
-            f"needs {format_bytes(needed)} ({format_bytes(self.graph.fixed_bytes)} of it resident, {format_bytes(reserve)} for what the "
-            f"allocator loses), {format_bytes(needed - budget)} too much. Raise the budget, {advice}"
-        )
-        return InfeasibleBudgetError(message, budget_bytes=budget, floor_bytes=needed, op=lowest.op, op_name=op.name)
-
-    def _batch_that_fits(self, needed_bytes: int) -> int | None:
-        """The largest batch whose floor is within the budget, floors taken to grow in a straight line; None where that cannot be told."""
-        flat = tf.nest.flatten(self.specs)
-        sizes = {spec.shape[0] for spec in flat if spec.shape.rank}
-        if len(sizes) != 1:
-            return None
-        batch = sizes.pop()
-        if batch == 1:
-            return 0
-        single = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, self.specs
-        )
-        try:
-            least = floor(trace(self.planner.step, *single, name=self.planner.name).graph).bytes
-        except CheckmateError:
-            return None
-        per_example = max((needed_bytes - least) / (batch - 1), 1)
-        return max(0, min(batch - 1, 1 + int((self.planner.budget_bytes - self._reserve() - least) // per_example)))
+        raise error from None
 
 
 def outside_bytes(traced: TracedStep) -> int:
@@ -292,8 +256,12 @@ def outside_bytes(traced: TracedStep) -> int:
 
 def reserve_bytes(room: int) -> int:
     """Returns how much of the bytes that a budget leaves for activations the first plan leaves unused."""
-    checked = devices.allocator_reports(devices.training_device())
-    return int((ALLOCATOR_RESERVE if checked else UNCHECKED_RESERVE) * max(0, room))
+    return int(reserve_share() * max(0, room))
+
+
+def reserve_share() -> float:
+    """Returns the share of what a budget leaves for activations that the first plan leaves unused."""
+    return ALLOCATOR_RESERVE if devices.allocator_reports(devices.training_device()) else UNCHECKED_RESERVE
 
 
 def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:

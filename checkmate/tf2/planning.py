@@ -11,13 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.memory import replay
-from checkmate.errors import PlanError
+from checkmate.errors import NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules, plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
 from checkmate.tf2.profile import CostModel, with_costs
+from checkmate.tf2.refusal import explained
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.units import Bytes, parse_bytes
 
@@ -65,7 +66,7 @@ class Planner:
             self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
             attempt = Attempt(self, traced, graph, specs, clock, progress, outside)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
-        if any(op_rules.is_random(operation) for operation in traced.function.graph.get_operations()):
+        if op_rules.draws(traced.function):
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
             planned = replace(planned, run=tf.function(planned.run, autograph=False))
         log.info("%s", planned.report)
@@ -96,7 +97,7 @@ class Planner:
         result = known.result(self.budget_bytes) if known.plan else None
         measured = attempt._measured(run) if not known.as_here else known.measured_peak_bytes and known.measured_peak_bytes + outside
         if measured is not None and measured > self.budget_bytes:
-            raise attempt._took_too_much(measured)
+            raise explained(NoPlanFoundError("", best_peak_bytes=measured), attempt, measured)
         return attempt._planned(result, plan, run, known.plain_peak_bytes + outside, measured)
 
     def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:

@@ -260,22 +260,6 @@ def test_every_plan_gives_the_results_of_the_step(make):
         assert_equal(run_twice(replayed(found, plan), arguments, variables), expected)
 
 
-def executed(run, folder):
-    """What TensorFlow's profiler saw while `run` ran: (name of the op, from the executor's own on, and its kernel) -> times."""
-    import tensorflow as tf
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
-    tf.profiler.experimental.start(str(folder), options=options)
-    run()
-    tf.profiler.experimental.stop()
-    (path,) = Path(folder).rglob("*.xplane.pb")
-    space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    (host,) = (plane for plane in space.planes if plane.name == "/host:CPU")
-    names = (host.event_metadata[event.metadata_id].name for line in host.lines for event in line.events)
-    return collections.Counter(tuple(name.split("/", 1)[1].split(":")) for name in names if "/evaluation_" in name)
-
-
 def made_of_constants(operation):
     """TensorFlow evaluates such ops when it builds the function, and never again."""
     from checkmate.tf2 import op_rules
@@ -287,15 +271,17 @@ def made_of_constants(operation):
 
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
-def test_what_runs_is_what_the_plan_says(make, tmp_path):
+def test_what_runs_is_what_the_plan_says(make):
     from checkmate.tf2 import op_rules
+    from checkmate.tf2.observe import observe
 
     step, arguments, _ = make()
     found = traced(step, arguments)
     plan = repeating(found.graph)
     run = replayed(found, plan)
     run(*arguments)
-    seen = executed(lambda: run(*arguments), tmp_path)
+    ran_ops = observe(lambda: run(*arguments)).ran
+    seen = {(name.split("/", 1)[1], kernel): times for (name, kernel), times in ran_ops.items() if "/evaluation_" in name}
     folded, expected = set(), set()
     for i, times in collections.Counter(plan.computed).items():
         for operation in found.groups[i]:

@@ -1,0 +1,116 @@
+"""What a user is told when no plan fits: what binds, how much is missing, and what would fit instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from checkmate.core.memory import Floor, floor
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.solvers.curve import solve_curve
+from checkmate.tf2.trace import trace
+from checkmate.units import format_bytes
+
+if TYPE_CHECKING:
+    from checkmate.tf2.attempt import Attempt
+
+NAMED = 3
+"""How many of the tensors that bind are named, the largest."""
+
+LOOK_FOR_S = 1.0
+"""Seconds for each budget that is tried in search of the smallest one that has a plan."""
+
+
+def explained(
+    error: InfeasibleBudgetError | NoPlanFoundError, attempt: Attempt, measured_bytes: int | None
+) -> InfeasibleBudgetError | NoPlanFoundError:
+    """Returns a solver's refusal in the user's terms, with what would work: the smallest budget, and the largest batch.
+
+    Args:
+      measured_bytes: What the lowest plan that was made took by the allocator's count, if one was run.
+    """
+    planner, graph = attempt.planner, attempt.graph
+    budget, lowest = planner.budget_bytes, floor(graph)
+    lost = attempt.outside + attempt.reserve  # what the allocator needs besides
+    asked = f"{format_bytes(budget)} for {planner.name!r}"
+    binds = (
+        f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs {format_bytes(lowest.bytes)} whatever the plan, "
+        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; the allocator is expected to lose {format_bytes(lost)}."
+    )
+    smallest = _smallest(attempt, measured_bytes)
+    advice = _advice(attempt, lowest.bytes + lost, smallest)
+    if isinstance(error, InfeasibleBudgetError):
+        needed = max(lowest.bytes, error.floor_bytes) + lost
+        message = (
+            f"No plan fits {asked}: at least {format_bytes(needed)} are needed, {format_bytes(needed - budget)} more. {binds} {advice}"
+        )
+        return InfeasibleBudgetError(
+            message,
+            budget_bytes=budget,
+            floor_bytes=needed,
+            op=lowest.op,
+            op_name=graph.ops[lowest.op].name,
+            smallest_budget_bytes=smallest,
+        )
+    if measured_bytes is not None:
+        found = (
+            f"the lowest that was made and run took {format_bytes(measured_bytes)} by the allocator's count, "
+            f"{format_bytes(measured_bytes - budget)} too much."
+        )
+    else:
+        solver = planner.solver if isinstance(planner.solver, str) else planner.solver.name
+        found = f"solver {solver!r} found none in {planner.time_limit_s:g} s, which proves nothing."
+    best = measured_bytes or error.best_peak_bytes
+    return NoPlanFoundError(f"No plan within {asked}: {found} {binds} {advice}", best_peak_bytes=best, smallest_budget_bytes=smallest)
+
+
+def _held(attempt: Attempt, lowest: Floor) -> str:
+    """The largest values that have to be in memory together then."""
+    ops = attempt.graph.ops
+    sized = sorted(((ops[i].output_bytes, ops[i].name) for i in lowest.held if ops[i].output_bytes), reverse=True)
+    sized += [(ops[lowest.op].workspace_bytes, "workspace")] if ops[lowest.op].workspace_bytes else []
+    sized.sort(reverse=True)
+    named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
+    return f" (with {', '.join(named)}{f' and {len(sized) - NAMED} more' if len(sized) > NAMED else ''})" if named else ""
+
+
+def _smallest(attempt: Attempt, measured_bytes: int | None) -> int | None:
+    """The smallest budget for which a plan was found on paper, with what the allocator needs; None where no search succeeds."""
+    try:
+        curve = solve_curve(attempt.graph, ["100%"], solver=attempt.planner.solver, time_limit_s=4 * LOOK_FOR_S, find_smallest=True)
+    except CheckmateError:
+        return None
+    dynamic = (curve.smallest_bytes - attempt.graph.fixed_bytes) / (1 - attempt.reserve_share)
+    return max(attempt.graph.fixed_bytes + attempt.outside + int(dynamic), measured_bytes or 0)
+
+
+def _advice(attempt: Attempt, needed_bytes: int, smallest: int | None) -> str:
+    batch = _batch_that_fits(attempt, needed_bytes)
+    smaller = (
+        "or use a smaller batch."
+        if batch is None
+        else f"or use a batch of at most {batch}."
+        if batch
+        else "as not even a batch of 1 would fit."
+    )
+    if smallest is None or smallest <= attempt.planner.budget_bytes:
+        return f"Raise the budget, {smaller}"
+    return f"The smallest budget that a plan was found for is {format_bytes(smallest)}. Raise the budget to that, {smaller}"
+
+
+def _batch_that_fits(attempt: Attempt, needed_bytes: int) -> int | None:
+    """The largest batch whose floor is within the budget, floors taken to grow in a straight line; None where that cannot be told."""
+    sizes = {spec.shape[0] for spec in tf.nest.flatten(attempt.specs) if spec.shape.rank}
+    if len(sizes) != 1:
+        return None
+    batch = sizes.pop()
+    if batch == 1:
+        return 0
+    single = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, attempt.specs)
+    try:
+        least = floor(trace(attempt.planner.step, *single, name=attempt.planner.name).graph).bytes + attempt.outside
+    except CheckmateError:
+        return None
+    per_example = max((needed_bytes - least) / (batch - 1), 1)
+    return max(0, min(batch - 1, 1 + int((attempt.planner.budget_bytes - attempt.reserve - least) // per_example)))

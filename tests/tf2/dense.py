@@ -1,0 +1,98 @@
+"""A small dense model and steps of it, for the tests of compile()'s contract."""
+
+import functools
+
+import numpy as np
+
+from checkmate import InfeasibleBudgetError, NoPlanFoundError
+from checkmate.solvers.search import Search
+from checkmate.solvers.snapshot import Snapshot
+
+BATCH = 1024
+HUGE = "64GiB"
+
+
+def dense_model(width=64, depth=6, **options):
+    import keras
+
+    inputs = x = keras.Input((16,))
+    for k in range(depth):
+        x = keras.layers.Dense(width, activation="tanh", name=f"layer_{k}", **options)(x)
+    return keras.Model(inputs, keras.layers.Dense(4, name="head", **options)(x), name="dense_model")
+
+
+def tf_strings(shape):
+    import tensorflow as tf
+
+    return tf.fill(shape, "word")
+
+
+def batch_of(size=BATCH):
+    chance = np.random.default_rng(size)
+    return chance.normal(size=(size, 16)).astype("float32"), chance.normal(size=(size, 4)).astype("float32")
+
+
+def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **options):
+    """A step of the dense model with mean squared error and SGD, but for what is given; costs take no time."""
+    import keras
+
+    import checkmate
+
+    x, y = batch_of()
+    options = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0), "budget": HUGE, **options}
+    return checkmate.tf2.compile(
+        dense_model() if model is None else model,
+        keras.losses.MeanSquaredError() if loss is None else loss,
+        keras.optimizers.SGD(0.1) if optimizer is None else optimizer,
+        x if inputs is None else inputs,
+        y if labels is None else labels,
+        **options,
+    )
+
+
+def tight(make, lowest=60):
+    """What `make(budget)` makes at the lowest of a few budgets that are feasible; there it recomputes."""
+    for percent in range(lowest, 100, 10):
+        try:
+            step = make(f"{percent}%")
+        except (InfeasibleBudgetError, NoPlanFoundError):
+            continue
+        assert step.plan.recomputed
+        return step
+    raise AssertionError("no budget below the plain step's is feasible")
+
+
+@functools.cache
+def planned():
+    """A step that recomputes, for tests that leave it as it is."""
+    return tight(lambda budget: compiled(budget=budget), lowest=40)
+
+
+class ThenEnds:
+    """A solver that offers a plan, proves nothing, and then ends as it is told."""
+
+    name = "then ends"
+
+    def __init__(self, end):
+        self.end = end
+
+    def run(self, search):
+        apart = Search(search.graph, search.budget_bytes, time_limit_s=10)
+        Snapshot(snapshots=1, rounds=0).run(apart)
+        if apart.plan is not None:
+            search.offer(apart.plan, by="snapshot")
+            self.end()
+
+
+def raising(error):
+    def end():
+        raise error
+
+    return end
+
+
+class Idle:
+    name = "idle"
+
+    def run(self, search):
+        """Finds nothing."""

@@ -1,0 +1,194 @@
+"""What compile() refuses, and how it says so."""
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+from dense import BATCH, Idle, ThenEnds, batch_of, compiled, dense_model, planned, raising, tf_strings
+
+from checkmate import (
+    BudgetError,
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    SolverFailedError,
+    SolverUnavailableError,
+    SolveStatus,
+    TraceError,
+    floor,
+)
+from checkmate.units import format_bytes
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts"),
+    [
+        (lambda x, y: batch_of(2 * BATCH), (f"batch of {BATCH}", str(2 * BATCH))),
+        (lambda x, y: (x[:, :7], y), (f"[{BATCH}, 16]", f"[{BATCH}, 7]")),
+        (lambda x, y: (x[..., None], y), (f"[{BATCH}, 16]", f"[{BATCH}, 16, 1]")),
+        (lambda x, y: ({"x": x}, y), (f"float32[{BATCH}, 16]", "structure")),
+        (lambda x, y: (x,), ("planned for", "structure")),
+        (lambda x, y: (x, y, y), ("planned for", "structure")),
+        (lambda x, y: (np.full(x.shape, "word"), y), (f"float32[{BATCH}, 16]",)),
+        (lambda x, y: (tf_strings(x.shape), y), (f"float32[{BATCH}, 16]", "string")),
+    ],
+)
+def test_another_batch_than_planned(batch, parts):
+    with pytest.raises(TraceError) as caught:
+        planned()(*batch(*batch_of()))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [(BATCH, 7), (BATCH,)])
+def test_specs_that_do_not_fit_the_model(spec):
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match=re.escape(f"float32{list(spec)}")):
+        compiled(inputs=tf.TensorSpec(spec))
+
+
+def test_labels_that_do_not_fit_the_prediction():
+    with pytest.raises(TraceError, match="cannot be traced"):
+        compiled(labels=np.zeros((BATCH, 3), "float32"))
+
+
+def test_specs_that_leave_the_batch_open():
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match="exact shapes"):
+        compiled(inputs=tf.TensorSpec((None, 16)))
+
+
+def test_a_spec_that_is_none():
+    with pytest.raises(TraceError, match="'float32'"):
+        compiled(inputs="float32")
+
+
+@pytest.mark.parametrize("loss", [3.0, object()])
+def test_a_loss_that_cannot_be_called(loss):
+    with pytest.raises(TraceError, match="A loss is a keras"):
+        compiled(loss=loss)
+
+
+def test_nothing_to_train():
+    model = dense_model()
+    model.trainable = False
+    with pytest.raises(TraceError, match=r"'dense_model' has no trainable variables.*trainable=True"):
+        compiled(model)
+
+
+def refuses_to_be_called(*arguments):
+    raise AssertionError("the step was traced")
+
+
+@pytest.mark.parametrize("budget", ["a lot", "", "-1", 0, "6 parsecs", None])
+def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
+    with pytest.raises(BudgetError):
+        compiled(loss=refuses_to_be_called, budget=budget)
+
+
+def test_a_loss_per_example_is_refused():
+    import tensorflow as tf
+
+    with pytest.raises(TraceError, match="one number per batch; got shape"):
+        compiled(loss=lambda labels, prediction: tf.reduce_mean((labels - prediction) ** 2, -1))
+
+
+@pytest.mark.parametrize("what", ["loss", "optimizer"])
+def test_a_name_that_keras_does_not_know_is_refused(what):
+    with pytest.raises(TraceError, match=f"no {what} 'nonesuch'"):
+        compiled(**{what: "nonesuch"})
+
+
+@pytest.mark.parametrize("solver", ["gurobi", 7])
+def test_an_unknown_solver_is_refused_before_tracing(solver):
+    with pytest.raises(SolverUnavailableError, match="snapshot"):
+        compiled(loss=refuses_to_be_called, solver=solver)
+
+
+def test_an_unknown_cost_model():
+    with pytest.raises(BudgetError, match="profile, roofline, unit"):
+        compiled(cost_model="flops")
+
+
+def test_a_budget_below_the_floor():
+    step = compiled()
+    fixed = step.graph.fixed_bytes
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        compiled(budget=fixed + 100_000)
+    error = caught.value
+    assert error.budget_bytes == fixed + 100_000
+    assert error.floor_bytes > error.budget_bytes
+    assert error.shortfall_bytes == error.floor_bytes - error.budget_bytes
+    assert error.op_name == step.graph.ops[error.op].name
+    assert error.op_name in str(error)
+    assert "'dense_model'" in str(error)
+    held = [step.graph.ops[i] for i in floor(step.graph).held]
+    assert max(held, key=lambda op: op.output_bytes).name in str(error)
+    assert f"budget that a plan was found for is {format_bytes(error.smallest_budget_bytes)}" in str(error)
+    assert compiled(budget=error.smallest_budget_bytes).plan.recomputed
+    batch = int(re.search(r"a batch of at most (\d+)", str(error))[1])
+    assert 1 <= batch < BATCH
+    # The advice is a straight line through floors: with twice that batch it is proven that no plan fits, with two thirds of it it is not.
+    x, y = batch_of(2 * batch)
+    with pytest.raises(InfeasibleBudgetError):
+        compiled(inputs=x, labels=y, budget=fixed + 100_000)
+    with contextlib.suppress(NoPlanFoundError):
+        compiled(inputs=x[: 2 * batch // 3], labels=y[: 2 * batch // 3], budget=fixed + 100_000)
+
+
+def test_a_budget_below_what_is_resident():
+    with pytest.raises(InfeasibleBudgetError, match="Raise the budget"):
+        compiled(budget=1000)
+
+
+def test_a_solver_that_fails():
+    class Failing(ThenEnds):
+        def run(self, search):
+            self.end()
+
+    with pytest.raises(SolverFailedError, match="broke"):
+        compiled(budget=planned().budget_bytes, solver=Failing(raising(SolverFailedError("it broke"))))
+
+
+def test_a_solver_that_fails_after_it_found_a_plan():
+    step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(SolverFailedError("it broke"))))
+    assert step.plan.recomputed
+
+
+def test_a_solver_that_finds_nothing():
+    with pytest.raises(NoPlanFoundError) as caught:
+        compiled(budget=planned().budget_bytes, solver=Idle())
+    assert caught.value.best_peak_bytes is not None
+    assert "idle" in str(caught.value)
+    assert caught.value.smallest_budget_bytes is None
+
+
+def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monkeypatch):
+    budget = planned().budget_bytes
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda run, traced, device, *, enough: enough + 4096)
+    with pytest.raises(NoPlanFoundError, match="4.00 KiB too much") as caught:
+        compiled(budget=budget)
+    assert caught.value.best_peak_bytes == budget + 4096
+    assert caught.value.smallest_budget_bytes >= budget + 4096
+
+
+def test_ctrl_c_takes_the_best_plan(monkeypatch):
+    # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: 1)
+    step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
+    assert step.result.status is SolveStatus.INTERRUPTED
+    assert step.plan.recomputed
+    assert np.isfinite(float(step(*batch_of())[1]))
+
+
+def test_ctrl_c_before_any_plan():
+    class Interrupted(Idle):
+        def run(self, search):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(budget=planned().budget_bytes, solver=Interrupted())

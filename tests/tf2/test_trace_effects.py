@@ -1,0 +1,119 @@
+"""trace(): random ops, control flow and functions: what runs once, and in what order."""
+
+import numpy as np
+import pytest
+from tracing import N, op_of, squared_error, traced, training, types
+
+from checkmate import replay
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def test_random_ops_with_state_run_once():
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    found = traced(lambda x: tf.sin(x) * tf.random.uniform((N, N)))
+    assert not op_of(found, "RandomUniform")[1].recomputable
+    assert op_of(found, "Sin")[1].recomputable
+
+
+def test_dropout_of_keras_can_be_repeated():
+    import keras
+    import tensorflow as tf
+
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    found = traced(lambda x: tf.sin(dropout(tf.cos(x), training=True)))
+    random = next(op for op in found.graph.ops if "Random" in op.kind)
+    assert "Stateless" in random.kind
+    assert random.recomputable
+    assert all(op.recomputable for op in found.graph.ops)
+    # The next seed is drawn once, by ops too small to be planned.
+    assert any(operation.type == "AssignVariableOp" for operation in found.function.graph.get_operations())
+    assert "AssignVariableOp" not in types(found)
+
+
+def test_ops_that_call_back_into_python_run_once():
+    import tensorflow as tf
+
+    def step(x):
+        y = tf.numpy_function(np.sin, [tf.cos(x)], tf.float32, stateful=False)
+        return tf.exp(tf.ensure_shape(y, (N, N)))
+
+    found = traced(step)
+    python = next(op for op in found.graph.ops if "PyFunc" in op.kind)
+    assert not python.recomputable
+    assert any("estimated" in note and "PyFunc" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("make", "types_"),
+    [
+        ("while_loop", {"StatelessWhile", "While"}),
+        ("cond", {"StatelessIf", "If"}),
+        ("function", {"PartitionedCall", "StatefulPartitionedCall"}),
+    ],
+)
+def test_control_flow_and_inner_functions_are_one_op(make, types_):
+    import tensorflow as tf
+
+    @tf.function
+    def inner(x):
+        return tf.sin(x) @ tf.cos(x)
+
+    def step(x):
+        a = tf.exp(x)
+        if make == "while_loop":
+            b = tf.while_loop(lambda i, _: i < 3, lambda i, value: (i + 1, inner(value)), (0, a))[1]
+        elif make == "cond":
+            b = tf.cond(tf.reduce_sum(x) > 0, lambda: inner(a), lambda: a)
+        else:
+            b = inner(a)
+        return a, tf.exp(b) @ a
+
+    found = traced(step)
+    (i,) = [i for i, group in enumerate(found.groups) if types_ & {operation.type for operation in group}]
+    assert found.graph.ops[i].recomputable
+    assert not types(found) & {"Sin", "Cos"}
+    assert op_of(found, "Exp")[0] in found.graph.ops[i].deps
+
+
+def test_a_function_that_writes_is_one_op_and_runs_once():
+    import tensorflow as tf
+
+    variable = tf.Variable(tf.zeros((N, N)))
+
+    @tf.function
+    def inner(x):
+        variable.assign_add(x)
+        return tf.sin(x)
+
+    found = traced(lambda x: tf.exp(inner(tf.cos(x))))
+    assert not op_of(found, "StatefulPartitionedCall")[1].recomputable
+
+
+def test_what_follows_a_loop_is_forward():
+    """Taking the gradient of an LSTM gives its forward loop lists of the backward pass as inputs; what reads the loop is forward all the same."""
+    import keras
+
+    inputs = keras.Input((12, 16))
+    x = keras.layers.Dense(64, "tanh", name="after")(keras.layers.LSTM(24)(inputs))
+    found = traced(training(keras.Model(inputs, keras.layers.Dense(5)(x)), squared_error, keras.optimizers.SGD(0.1)), (64, 12, 16), (64, 5))
+    after = next(op for op in found.graph.ops if op.kind.endswith("Tanh") and "/after" in op.name)
+    assert not after.is_backward
+    assert after.recomputable
+
+
+def test_a_loop_comes_after_inputs_that_are_made_later():
+    """Taking the gradient of an LSTM gives its loop more inputs, made by ops that come later in the trace."""
+    import keras
+
+    inputs = keras.Input((12, 16))
+    model = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.LSTM(24)(inputs)))
+    found = traced(training(model, squared_error, keras.optimizers.SGD(0.1)), (64, 12, 16), (64, 5))
+    operations = found.function.graph.get_operations()
+    created = {operation.name: k for k, operation in enumerate(operations)}
+    loops = [operation for operation in operations if "While" in operation.type]
+    assert any(created[tensor.op.name] > created[loop.name] for loop in loops for tensor in loop.inputs)
+    assert sum("While" in operation.type for group in found.groups for operation in group) == len(loops) == 2
+    assert replay(found.graph, found.plain_plan()).peak_bytes > found.graph.fixed_bytes
