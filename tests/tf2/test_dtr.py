@@ -353,15 +353,15 @@ def test_the_same_program_makes_the_same_decisions():
 
 
 def test_notes_put_in_order_change_no_number(monkeypatch):
-    from checkmate.tf2.eager import runtime
+    from checkmate.tf2.eager import policy as runtime
 
     variables, loss = chain()
     plain, _, peak = plain_peak(variables, loss)
     tidied = []
     monkeypatch.setattr(runtime, "CLASSES_AT_MOST", 3)
     monkeypatch.setattr(runtime, "STALE_AT_MOST", -10_000)
-    tidy = runtime.EagerRuntime._tidy
-    monkeypatch.setattr(runtime.EagerRuntime, "_tidy", lambda self: (tidied.append(1), tidy(self)))
+    tidy = runtime.EagerPolicy.tidy
+    monkeypatch.setattr(runtime.EagerPolicy, "tidy", lambda self: (tidied.append(1), tidy(self)))
     with above(0.6 * peak) as context:
         same(arrays(gradients(variables, loss)), plain)
     assert tidied and context.stats.rematerializations
@@ -461,7 +461,7 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
     import tensorflow as tf
 
     from checkmate.tf2.eager import fence
-    from checkmate.tf2.eager.op_kinds import Recipe
+    from checkmate.tf2.eager.calls import EagerCall
 
     variables, loss = chain(depth=3)
     plain, before = arrays(gradients(variables, loss)), fenced()
@@ -493,13 +493,13 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
     same(arrays(gradients(variables, loss)), plain)
     with dtr():
         same(arrays(gradients(variables, loss)), plain)
-    assert Recipe is not None
+    assert EagerCall is not None
 
 
 def test_an_op_that_raises_while_it_runs_again(monkeypatch):
     import tensorflow as tf
 
-    from checkmate.tf2.eager.op_kinds import Recipe
+    from checkmate.tf2.eager.calls import EagerCall
 
     with dtr(smallest_bytes=0) as context:
         runtime = context._runtime
@@ -508,7 +508,7 @@ def test_an_op_that_raises_while_it_runs_again(monkeypatch):
         y = x + 1.0
         runtime.evict_all()
         with monkeypatch.context() as patch:
-            patch.setattr(Recipe, "run_again", lambda self, values: (_ for _ in ()).throw(RuntimeError("kernel broke")))
+            patch.setattr(EagerCall, "run_again", lambda self: (_ for _ in ()).throw(RuntimeError("kernel broke")))
             with pytest.raises(RuntimeError, match="kernel broke"):
                 y.numpy()
         assert not any(storage.locks for storage in runtime._live) and not runtime._depth

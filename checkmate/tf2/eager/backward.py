@@ -6,14 +6,14 @@ the same door as all others, so that gradients can be evicted, and recorded by a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.op_kinds import Recipe
+from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.tensors import Cell, LazyTensor
 
 
@@ -21,67 +21,97 @@ class Backward:
     """The backward function of one call.
 
     It refers to the cells that gradients of this op type have been seen to read, and to all of them before the first was. The others stay
-    known (`EagerRuntime.anchor`), so that a gradient that reads one after all gets it, recomputed.
+    known (`EagerStorage.anchors`), so that a gradient that reads one after all gets it, recomputed.
     """
 
-    __slots__ = ("_anchored", "_arguments", "_held", "_outputs", "_recipe", "_runtime", "_skip")
+    __slots__ = ("_call", "_outputs", "_reads", "_runtime", "_skip")
 
-    def __init__(self, runtime: Any, recipe: Recipe, arguments: Sequence[Any], outputs: Sequence[Any], skip: tuple[int, ...]):
-        self._runtime, self._recipe, self._arguments, self._outputs, self._skip = runtime, recipe, arguments, outputs, skip
-        reads = recipe.kind.reads
-        self._held: list[Cell] = []
-        self._anchored: list[Cell] = []
-        for cells, indices in ((arguments, reads and reads[0]), (outputs, reads and reads[1])):
-            for k, cell in enumerate(cells):
-                if type(cell) is not Cell:
-                    continue
-                if reads is None or k in indices:
-                    self._held.append(cell)
-                    runtime.retain(cell)
-                else:
-                    self._anchored.append(cell)
-                    cell.storage.anchors += 1
+    def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
+        self._runtime, self._call, self._outputs, self._skip = runtime, call, outputs, skip
+        self._reads = call.kind.reads
+        for cell, read in self._cells():
+            if read:
+                runtime.retain(cell)
+            else:
+                cell.storage.anchors += 1
+
+    def _cells(self) -> Iterator[tuple[Any, bool]]:
+        """Each cell, and whether it is known to be read."""
+        reads = self._reads
+        for k, cell in enumerate(self._call.arguments):
+            if type(cell) is Cell:
+                yield cell, reads is None or k in reads[0]
+        for k, cell in enumerate(self._outputs):
+            if type(cell) is Cell:
+                yield cell, reads is None or k in reads[1]
 
     def __del__(self) -> None:
-        self._runtime.soon(_release, self._runtime, self._held, self._anchored)
+        self._runtime.soon(_release, self._runtime, list(self._cells()))
 
     def __call__(self, *gradients: Any) -> list[Any]:
         """Returns the gradients of the inputs, None where there is none, from those of the outputs."""
-        runtime, recipe = self._runtime, self._recipe
+        runtime, call = self._runtime, self._call
         if runtime.error is not None:
             raise runtime.error
-        if not tf.executing_eagerly():
-            raise UnsupportedError(
-                "Under dtr() a gradient was asked for while a graph is traced, as tf.function, GradientTape.jacobian and tf.vectorized_map do. "
-                "The tape recorded eager ops that may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
-            )
-        if runtime.closed and not fence.tape_is_empty() and not fence.tape_is_stopped():
-            raise UnsupportedError(
-                "A gradient of what was recorded under dtr() was asked for after the context was left, while another tape records: that tape "
-                "would not see it. Ask for the gradient inside of the context."
-            )
-        function = fence.gradient_function(recipe.kind.name)
+        self._refuse_the_impossible()
+        function = fence.gradient_function(call.name)
         if function is None:
-            return [None] * len(self._arguments)
-        inputs, outputs = _Seen(runtime, self._arguments), _Seen(runtime, self._outputs)
-        operation = fence.MockOp(recipe.all_attrs(self._arguments), inputs, outputs, recipe.kind.name, self._skip)
+            return [None] * len(call.arguments)
         before, runtime.reading = runtime.reading, set()
         runtime.gradients += 1
         try:
-            result = function(operation, *gradients)
+            result = function(_Operation(runtime, call, self._outputs, self._skip), *gradients)
             self._learn(runtime.reading)
         finally:
             runtime.reading = before
             runtime.gradients -= 1
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
+    def _refuse_the_impossible(self) -> None:
+        if not tf.executing_eagerly():
+            raise UnsupportedError(
+                "Under dtr() a gradient was asked for while a graph is traced, as tf.function, GradientTape.jacobian and tf.vectorized_map do. "
+                "The tape recorded eager ops that may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
+            )
+        if self._runtime.closed and not fence.tape_is_empty() and not fence.tape_is_stopped():
+            raise UnsupportedError(
+                "A gradient of what was recorded under dtr() was asked for after the context was left, while another tape records: that tape "
+                "would not see it. Ask for the gradient inside of the context."
+            )
+
     def _learn(self, read: set[int]) -> None:
         if self._runtime.closed:
             return
-        inputs = {k for k, each in enumerate(self._arguments) if id(each) in read}
-        outputs = {k for k, each in enumerate(self._outputs) if id(each) in read}
-        known = self._recipe.kind.reads or (set(), set())
-        self._recipe.kind.reads = (known[0] | inputs, known[1] | outputs)
+        kind = self._call.kind
+        inputs, outputs = kind.reads or (frozenset(), frozenset())
+        more_inputs = [k for k, each in enumerate(self._call.arguments) if k not in inputs and id(each) in read]
+        more_outputs = [k for k, each in enumerate(self._outputs) if k not in outputs and id(each) in read]
+        if kind.reads is None or more_inputs or more_outputs:
+            kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
+
+
+def _release(runtime: Any, cells: Sequence[tuple[Cell, bool]]) -> None:
+    for cell, read in cells:
+        if read:
+            runtime.release(cell)
+    runtime.weigh([cell for cell, read in cells if not read])
+
+
+class _Operation(fence.MockOp):
+    """A call as its gradient function sees it."""
+
+    def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
+        self._call, self.type, self.skip_input_indices = call, call.name, skip
+        self.inputs, self.outputs = _Seen(runtime, call.arguments), _Seen(runtime, outputs)
+
+    @property
+    def attrs(self) -> tuple[Any, ...]:
+        return self._call.all_attrs()
+
+    def get_attr(self, attr: str) -> Any:
+        attrs = self._call.attrs
+        value = attrs[attrs.index(attr) + 1] if attr in attrs[::2] else None
+        return value if type(value) is bool else super().get_attr(attr)
 
 
 class _Seen(Sequence):
@@ -102,12 +132,6 @@ class _Seen(Sequence):
         if type(each) is not Cell:
             return each
         return self._runtime.value(each) if self._runtime.closed else LazyTensor(self._runtime, each)
-
-
-def _release(runtime: Any, held: Sequence[Cell], anchored: Sequence[Cell]) -> None:
-    for cell in held:
-        runtime.release(cell)
-    runtime.weigh(anchored)
 
 
 def vector_space(runtime: Any) -> Any:

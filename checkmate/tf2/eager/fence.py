@@ -13,6 +13,7 @@ from checkmate.errors import UnsupportedError
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.pywrap_tfe": (
+        "TFE_GetMemoryInfo",
         "TFE_Py_FastPathExecute",  # every generated op looks it up here, at each call
         "TFE_Py_RegisterVSpace",  # how tapes add gradients up
         "TFE_Py_TapeSetDeleteTrace",
@@ -102,7 +103,7 @@ def current_device() -> str:
 
 def memory_info(device: str) -> dict[str, int]:
     """`tf.config.experimental.get_memory_info` without its detours."""
-    return context._context.get_memory_info(device)
+    return tfe.TFE_GetMemoryInfo(context._context._context_handle, device)
 
 
 def raw_context() -> Any:
@@ -115,15 +116,25 @@ def eager_context() -> Any:
     return context.context()
 
 
+class Untaped:
+    """A context in which no tape of this thread records."""
+
+    def __enter__(self) -> None:
+        self._stopped = not tape_is_empty() and not tape_is_stopped()
+        if self._stopped:
+            tape_stop()
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._stopped:
+            tape_restart()
+
+
 def linked(handle: Any, value: Any) -> Any:
     """A real tensor of its own that tapes take for the result of `handle`."""
     import tensorflow as tf
 
-    tape_stop()
-    try:
+    with Untaped():
         copy = tf.identity(value)
-    finally:
-        tape_restart()
     tape_record("Identity", [copy], [handle], lambda gradient: [gradient], None)
     return copy
 

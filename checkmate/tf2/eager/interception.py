@@ -12,7 +12,7 @@ import tensorflow as tf
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.backward import raising_kept_errors, vector_space
-from checkmate.tf2.eager.op_kinds import kind_of
+from checkmate.tf2.eager.op_kinds import OpKind, kind_of
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
 
 _SHAPE_OPS = {
@@ -21,6 +21,7 @@ _SHAPE_OPS = {
     "Rank": lambda shape: len(shape),
 }
 
+_INT32 = tf.int32.as_datatype_enum
 _ABSENT = object()
 
 
@@ -64,21 +65,13 @@ class Interception:
         if kind.passed_on or threading.get_ident() != self._thread:
             return self._aside(context, op, name, args)
         count = len(kind.is_list)
-        tensors: list[Any] = []
-        lengths: list[int | None] = []
-        for argument, is_list in zip(args, kind.is_list, strict=False):
-            found = type(argument)
-            if found is LazyTensor or found is fence.EagerTensor:
-                tensors.append(argument)
-                lengths.append(None)
-            elif is_list and found in (list, tuple) and all([type(each) in _TENSORS for each in argument]):
-                tensors.extend(argument)
-                lengths.append(len(argument))
-            else:
-                raise fence.FallbackException("something is to be converted to a tensor first")
+        tensors: Any = args[:count]
+        lengths = kind.one_each
+        if not all([type(each) in _TENSORS for each in tensors]):
+            tensors, lengths = _row(kind, tensors)
         if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
             return _static(op, tensors[0], args[count:])
-        return self._runtime.run(kind, tensors, tuple(lengths), args[count:], None, name)
+        return self._runtime.run(kind, tensors, lengths, args[count:], None, name)
 
     def _slow(self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None) -> Any:
         op = op_name.decode() if isinstance(op_name, bytes) else op_name
@@ -154,6 +147,29 @@ class Interception:
 
 
 _TENSORS = frozenset({LazyTensor, fence.EagerTensor})
+
+
+def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int | None, ...]]:
+    """All input tensors in one row, and for each argument how many of them it is, None for one that is no list.
+
+    Python numbers become tensors where their type is plain; whatever else is no tensor, TensorFlow's slow path converts.
+    """
+    tensors: list[Any] = []
+    lengths: list[int | None] = []
+    for argument, is_list, dtype in zip(arguments, kind.is_list, kind.types, strict=True):
+        found = type(argument)
+        if found in _TENSORS:
+            tensors.append(argument)
+            lengths.append(None)
+        elif is_list and found in (list, tuple) and all([type(each) in _TENSORS for each in argument]):
+            tensors.extend(argument)
+            lengths.append(len(argument))
+        elif dtype == _INT32 and not is_list and (found is int or (found in (list, tuple) and all([type(each) is int for each in argument]))):
+            tensors.append(tf.constant(argument, tf.int32))
+            lengths.append(None)
+        else:
+            raise fence.FallbackException("something is to be converted to a tensor first")
+    return tensors, tuple(lengths)
 
 
 def _any_lazy(arguments: Any) -> bool:

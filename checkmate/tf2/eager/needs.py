@@ -7,13 +7,15 @@ from the second time on its peak is known. Costs are a roofline's, not measured:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.op_kinds import Recipe, flat
+from checkmate.tf2.eager.calls import EagerCall, flat
+from checkmate.tf2.eager.tensors import Cell, Made
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.op_rules import NO_SCRATCH
 from checkmate.tf2.profile import roofline_s
@@ -38,12 +40,13 @@ class Needs:
       cost: Seconds, by a roofline.
       least_bytes: Its outputs.
       bytes: Outputs and scratch memory: a guess on the high side until `measured`, then the most that the allocator said.
+      made: Its outputs, or None where their shapes depend on values.
     """
 
-    __slots__ = ("bytes", "cost", "least_bytes", "measured")
+    __slots__ = ("bytes", "cost", "least_bytes", "made", "measured")
 
-    def __init__(self, cost: float, least_bytes: int, guess_bytes: int):
-        self.cost, self.least_bytes, self.bytes = cost, least_bytes, guess_bytes
+    def __init__(self, cost: float, least_bytes: int, guess_bytes: int, made: list[Made] | None = None):
+        self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
         self.measured = False
 
     def learn(self, used_bytes: int) -> None:
@@ -53,23 +56,24 @@ class Needs:
 
 
 class NeedsTable:
-    """The needs of all ops met so far, by type, shapes, types and the values of small integer inputs."""
+    """The needs of all ops met so far, by type, attributes, shapes, types and the values of small integer inputs."""
 
     def __init__(self, device: str):
         self._device = device
         self._kind = device.split(":")[0]
         self._known: dict[Any, Needs] = {}
 
-    def of(self, recipe: Recipe, arguments: Sequence[Any]) -> Needs:
-        """The needs of running a recipe on these cells and real tensors."""
-        key = (
-            recipe.kind.name,
-            recipe.lengths,
-            *[_described(argument) if type(argument) is fence.EagerTensor else argument.signature for argument in arguments],
-        )
-        found = self._known.get(key)
+    def of(self, call: EagerCall) -> Needs:
+        """The needs of running a call."""
+        signatures = [argument.signature if type(argument) is Cell else _described(argument) for argument in call.arguments]
+        key: Any = (call.kind, call.lengths, call.attrs, *signatures)
+        try:
+            found = self._known.get(key)
+        except TypeError:  # some attributes are lists
+            key = (call.kind, call.lengths, repr(call.attrs), *signatures)
+            found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._asked(recipe, arguments)
+            found = self._known[key] = self._asked(call)
         return found
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
@@ -79,23 +83,32 @@ class NeedsTable:
             self._known[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
         return self._known[key]
 
-    def _asked(self, recipe: Recipe, arguments: Sequence[Any]) -> Needs:
-        read = sum(_bytes(argument) for argument in arguments)
+    def _asked(self, call: EagerCall) -> Needs:
+        read = sum(_bytes(argument) for argument in call.arguments)
         try:
-            operation = _scratch(recipe, arguments)
+            operation = _scratch(call)
         except Exception:  # whatever a graph cannot express: the guess below is all that is lost
             return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read)
         made = [tensor_bytes(tensor) for tensor in operation.outputs]
         outputs = sum(rounded(count if count is not None else read) for count in made)
-        scratch = 0 if recipe.kind.name in NO_SCRATCH else read
-        return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch)
+        scratch = 0 if call.name in NO_SCRATCH else read
+        known = [made_of(tensor.shape, tensor.dtype) for tensor in operation.outputs] if None not in made else None
+        return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
+
+
+def made_of(shape: Any, dtype: tf.DType) -> Made:
+    """What is known of a tensor of this shape and type."""
+    sizes = tuple(shape)
+    number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+    return Made(rounded(math.prod(sizes) * dtype.size) if number else 0, sizes, dtype)
 
 
 def _described(tensor: Any) -> Any:
-    shape, value = tensor._shape_tuple(), None
-    if tensor._datatype_enum() == _INT32:
-        value = _shape_like(tensor, shape)
-    return (shape, tensor._datatype_enum()) if value is None else (shape, _INT32, value.tobytes())
+    shape, dtype = tensor._shape_tuple(), tensor._datatype_enum()
+    if dtype != _INT32:
+        return shape, dtype
+    value = _shape_like(tensor, shape)
+    return (shape, dtype) if value is None else (shape, dtype, value.tobytes())
 
 
 def _bytes(argument: Any) -> int:
@@ -106,31 +119,29 @@ def _bytes(argument: Any) -> int:
 
 
 def _shape_like(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """The value of a tensor that may be a shape or an axis, or None."""
-    if tensor.dtype == tf.int32 and len(shape) <= 1 and (not shape or shape[0] <= _SMALL):
-        return tensor.numpy()
-    return None
+    """The value of an integer tensor that may be a shape or an axis, or None."""
+    return tensor._numpy() if not shape or (len(shape) == 1 and shape[0] <= _SMALL) else None
 
 
-def _scratch(recipe: Recipe, arguments: Sequence[Any]) -> tf.Operation:
+def _scratch(call: EagerCall) -> tf.Operation:
     """The op in a graph of its own, with a placeholder for each input that is no shape."""
-    definition = fence.op_def(recipe.kind.name)
-    inferred = {name for names in recipe.kind.inputs for name in names}
-    attrs = {name: value for name, value in zip(recipe.attrs[::2], recipe.attrs[1::2], strict=True) if name not in inferred}
+    definition = fence.op_def(call.name)
+    inferred = {name for names in call.kind.inputs for name in names}
+    attrs = {name: value for name, value in zip(call.attrs[::2], call.attrs[1::2], strict=True) if name not in inferred}
     known = {attr.name for attr in definition.attr}
     with tf.Graph().as_default():
-        rest = iter([_stand_in(argument) for argument in arguments])
+        rest = iter([_stand_in(argument) for argument in call.arguments])
         inputs = {
             argument.name: next(rest) if count is None else [next(rest) for _ in range(count)]
-            for argument, count in zip(definition.input_arg, recipe.lengths, strict=True)
+            for argument, count in zip(definition.input_arg, call.lengths, strict=True)
         }
-        made = getattr(tf.raw_ops, recipe.kind.name)(**inputs, **{name: value for name, value in attrs.items() if name in known})
+        made = getattr(tf.raw_ops, call.name)(**inputs, **{name: value for name, value in attrs.items() if name in known})
         first = made if isinstance(made, tf.Operation) else flat(list(made) if isinstance(made, tuple) else made)[0]
         return first if isinstance(first, tf.Operation) else first.op
 
 
 def _stand_in(argument: Any) -> tf.Tensor:
-    if type(argument) is fence.EagerTensor:
+    if type(argument) is fence.EagerTensor and argument.dtype == tf.int32:
         value = _shape_like(argument, argument._shape_tuple())
         if value is not None:
             return tf.constant(value)

@@ -1,4 +1,4 @@
-"""What the runtime has to know of each TensorFlow op type, and how an op is run again."""
+"""What the runtime has to know of each TensorFlow op type."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _VIEWS = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Sna
 _PASSED_ON = frozenset({
     "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
 })  # fmt: skip
+_UNTYPED = 0
 
 
 class OpKind:
@@ -23,11 +24,13 @@ class OpKind:
       stateful: It runs exactly once; what it makes cannot be recomputed.
       is_view: Its first output shares the memory of its first input.
       inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
-      is_list: For each input argument, whether it is a list of tensors.
+      is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
+      types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
+      one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient has been seen to read, by index; None before the first gradient.
     """
 
-    __slots__ = ("inputs", "is_list", "is_view", "lists", "name", "passed_on", "reads", "stateful")
+    __slots__ = ("inputs", "is_list", "is_view", "lists", "name", "one_each", "passed_on", "reads", "stateful", "types")
 
     def __init__(self, name: str):
         self.name = name
@@ -37,14 +40,17 @@ class OpKind:
         self.inputs = [(argument.type_attr, argument.number_attr, argument.type_list_attr) for argument in arguments]
         self.is_list = [bool(number or types) for _, number, types in self.inputs]
         self.lists = any(self.is_list)
+        self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)
+        defaults = {attr.name: attr.default_value.type for attr in definition.attr} if definition is not None else {}
+        self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
         self.stateful = definition is not None and definition.is_stateful
         self.is_view = name in _VIEWS
-        self.reads: tuple[set[int], set[int]] | None = None
+        self.reads: tuple[frozenset[int], frozenset[int]] | None = None
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from the attributes of the slow path."""
         if not self.lists:
-            return (None,) * len(self.inputs)
+            return self.one_each
         values = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True))
         return tuple(
             None if not is_list else values[number] if number else len(values[types])
@@ -54,77 +60,3 @@ class OpKind:
 
 kind_of = cache(OpKind)
 """The `OpKind` of an op type's name."""
-
-
-class Recipe:
-    """How an op is run: its type, attributes, and how its inputs are grouped.
-
-    Attributes:
-      outputs: Number of outputs where the op came by the slow path, else None.
-      device: The device that the program asked for, or "".
-    """
-
-    __slots__ = ("attrs", "device", "kind", "lengths", "outputs")
-
-    def __init__(self, kind: OpKind, lengths: Sequence[int | None], attrs: Sequence[Any] | None, outputs: int | None, device: str):
-        self.kind, self.lengths, self.attrs, self.outputs, self.device = kind, lengths, attrs or (), outputs, device
-
-    def run(self, values: list[Any], name: str | None = None) -> Any:
-        """Runs the op on real tensors, past every tape. Returns what TensorFlow does: a tensor, a list (of lists), or None."""
-        stopped = not fence.tape_is_empty() and not fence.tape_is_stopped()
-        if stopped:
-            fence.tape_stop()
-        try:
-            if self.outputs is not None:
-                return fence.real_execute(self.kind.name, self.outputs, values, self.attrs, fence.eager_context(), name)
-            if self.kind.lists:
-                rest = iter(values)
-                values = [next(rest) if count is None else [next(rest) for _ in range(count)] for count in self.lengths]
-            return fence.real_fast(fence.raw_context(), self.kind.name, name, *values, *self.attrs)
-        finally:
-            if stopped:
-                fence.tape_restart()
-
-    def run_again(self, values: list[Any]) -> list[Any]:
-        """Runs the op on the device it first ran on. Returns its outputs in one list."""
-        import tensorflow as tf
-
-        try:
-            if self.device == fence.current_device():
-                return flat(self.run(values))
-            with tf.device(self.device):
-                return flat(self.run(values))
-        except fence.NotOkStatusException as error:
-            fence.raise_status(error, None)
-            raise
-
-    def all_attrs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The attributes with those that TensorFlow infers from the inputs, as gradient functions expect them."""
-        attrs = list(self.attrs)
-        known = set(attrs[::2])
-        rest = iter(inputs)
-        for (dtype, number, dtypes), count in zip(self.kind.inputs, self.lengths, strict=True):
-            tensors = [next(rest) for _ in range(1 if count is None else count)]
-            if number and number not in known:
-                attrs += [number, len(tensors)]
-                known.add(number)
-            if dtype and dtype not in known and tensors:
-                attrs += [dtype, tensors[0].dtype.as_datatype_enum]
-                known.add(dtype)
-            if dtypes and dtypes not in known:
-                attrs += [dtypes, [tensor.dtype.as_datatype_enum for tensor in tensors]]
-                known.add(dtypes)
-        return tuple(attrs)
-
-
-def flat(result: Any) -> list[Any]:
-    """The outputs of an op in one list."""
-    if type(result) is not list:
-        return [] if result is None else [result]
-    outputs = []
-    for each in result:
-        if type(each) is list:
-            outputs.extend(each)
-        else:
-            outputs.append(each)
-    return outputs

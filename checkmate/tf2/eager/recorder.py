@@ -10,7 +10,7 @@ from checkmate.dtr.log import Call, Constant, Instruction, OpLog, Release
 from checkmate.dtr.storage import FRESH
 from checkmate.tf2.device import held_bytes
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.op_kinds import Recipe
+from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.tensors import Cell
 
 
@@ -29,16 +29,16 @@ class Recorder:
         self._done = True
         return OpLog(tuple(self._instructions), name)
 
-    def called(self, recipe: Recipe, arguments: Sequence[Any], outputs: Sequence[Any], seconds: float) -> None:
+    def called(self, call: EagerCall, outputs: Sequence[Any], seconds: float) -> None:
         """An op ran. `outputs` are handles, or tensors where they cannot be evicted."""
         if self._done or not outputs:
             return
-        args = [self._name_of(argument) for argument in arguments]
-        aliases = tuple(0 if recipe.kind.is_view and k == 0 else FRESH for k in range(len(outputs)))
+        args = [self._name_of(argument) for argument in call.arguments]
+        aliases = tuple(0 if call.kind.is_view and k == 0 else FRESH for k in range(len(outputs)))
         made = [each if type(each) is fence.EagerTensor else each._cell for each in outputs]
         results = tuple(self._new(each, "t") for each in made)
         sizes = tuple(0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True))
-        self._instructions.append(Call(results, recipe.kind.name, tuple(args), round(seconds * 1e9), sizes, aliases))
+        self._instructions.append(Call(results, call.name, tuple(args), round(seconds * 1e9), sizes, aliases))
 
     def read(self, variable: Any, value: Any) -> None:
         """A variable was read: what comes out is the variable's own memory."""

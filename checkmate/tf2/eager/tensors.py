@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.dtr.storage import Storage, Tensor
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.op_kinds import Recipe
 
 
 class EagerStorage(Storage):
@@ -27,18 +26,25 @@ class EagerStorage(Storage):
     __slots__ = ("anchors", "is_gradient")
 
     def __init__(self, count: int, is_gradient: bool):
-        super().__init__(count)
-        self.is_gradient, self.anchors = is_gradient, 0
+        # All fields of `Storage`, written out: one is made for every op that runs.
+        self.bytes, self.is_gradient = count, is_gradient
+        self.cost = self.last_access = 0.0
+        self.tensors = []
+        self.material, self.pinned, self.banished = True, False, False
+        self.locks = self.refs = self.anchors = 0
+        self.before, self.after = {}, {}
+        self.around = None
+        self.slot = -1
 
 
-class EagerCall(Call):
-    """A call that can be run again. `arguments` are all its inputs, cells and real tensors; `inputs` the cells among them."""
+class Made:
+    """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if it is no number, shape and type."""
 
-    __slots__ = ("arguments", "needs", "recipe")
+    __slots__ = ("bytes", "dtype", "shape", "signature")
 
-    def __init__(self, number: int, recipe: Recipe, arguments: tuple[Any, ...], needs: Any):
-        super().__init__(number, recipe.kind.name, [each for each in arguments if type(each) is Cell], needs.cost, 0)
-        self.recipe, self.arguments, self.needs = recipe, arguments, needs
+    def __init__(self, count: int, shape: tuple[int, ...], dtype: Any):
+        self.bytes, self.shape, self.dtype = count, shape, dtype
+        self.signature = (shape, dtype.as_datatype_enum)
 
 
 class Cell(Tensor):
@@ -48,17 +54,16 @@ class Cell(Tensor):
       value: The real tensor while it is in memory.
       id: Its name on tapes.
       index: Which output of its call it is.
-      signature: Shape and type, for look-ups.
+      shape, dtype, signature: As in `Made`.
     """
 
     __slots__ = ("dtype", "id", "index", "shape", "signature", "value")
 
-    def __init__(self, call: EagerCall, storage: EagerStorage, count: int, value: Any, index: int):
+    def __init__(self, call: Any, storage: EagerStorage, count: int, value: Any, index: int, made: Made):
         self.call, self.storage, self.bytes = call, storage, count
         self.refs, self.defined = 0, True
         self.value, self.index = value, index
-        self.shape, self.dtype = value._shape_tuple(), value.dtype
-        self.signature = (self.shape, value._datatype_enum())
+        self.shape, self.dtype, self.signature = made.shape, made.dtype, made.signature
         self.id = fence.new_id()
 
 
@@ -67,11 +72,14 @@ class _Handle:
 
     def __init__(self, runtime: Any, cell: Cell, owner: bool = False):
         self._runtime, self._cell, self._owner = runtime, cell, owner
-        runtime.hold(self)
+        runtime.hold(self, cell)
 
     def __del__(self) -> None:
-        if "_cell" in self.__dict__:
-            self._runtime.let_go(self)
+        try:
+            runtime, cell = self._runtime, self._cell
+        except AttributeError:  # it was never made
+            return
+        runtime.let_go(self, cell)
 
     def _value(self) -> Any:
         return self._runtime.value(self._cell)

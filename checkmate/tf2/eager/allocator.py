@@ -1,0 +1,65 @@
+"""TensorFlow's allocator as the accountant of the policy, and its kernels as what the policy decides about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.tf2.eager import fence
+from checkmate.tf2.eager.calls import EagerCall
+
+
+class Allocator:
+    """The backend of the policy: runs calls again, lets values go, and says what is in use.
+
+    Args:
+      counts: Whether the allocator of `device` says what it gives out; without a budget nobody asks.
+
+    Attributes:
+      peak_bytes: The most bytes in use since the beginning, as of the last look.
+      recent_peak: The same, since its statistics were last reset.
+    """
+
+    def __init__(self, device: str, counts: bool):
+        self.device, self._counts = device, counts
+        self.peak_bytes = self.recent_peak = 0
+
+    @property
+    def in_use(self) -> int:
+        """Bytes in use now; 0 where nobody counts."""
+        if not self._counts:
+            return 0
+        info = fence.memory_info(self.device)
+        self.recent_peak = info["peak"]
+        if self.recent_peak > self.peak_bytes:
+            self.peak_bytes = self.recent_peak
+        return info["current"]
+
+    def forget_peak(self) -> None:
+        """Has the allocator count its peak afresh."""
+        _ = self.in_use
+        tf.config.experimental.reset_memory_stats(self.device)
+
+    def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
+        """Runs a call again and takes over the outputs that are not there."""
+        assert isinstance(call, EagerCall)
+        made = call.run_again()
+        for cell in call.outputs:
+            if not cell.defined:
+                cell.value = made[cell.index]
+
+    def free(self, storage: Storage) -> None:
+        """Lets the values go."""
+        for cell in storage.tensors:
+            cell.value = None
+
+    def watched(self, run: Callable[[], Any]) -> tuple[Any, int]:
+        """Runs something and returns (its result, the most bytes it had in use above what was before)."""
+        before = self.in_use
+        tf.config.experimental.reset_memory_stats(self.device)
+        result = run()
+        _ = self.in_use
+        return result, self.recent_peak - before

@@ -1,0 +1,260 @@
+"""Which tensors stay in memory: the policy of `checkmate.dtr.runtime`, on real storages and the allocator's count.
+
+What differs from paper: the program's references are Python's, given back at any moment; a storage that nothing can ask for any more is
+forgotten, so that a training loop leaves nothing behind; of an op's missing inputs the latest comes back first; and an op's needs are what
+the allocator said of its like, with a margin for what the allocator loses in holes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from checkmate.dtr.heuristic import Heuristic
+from checkmate.dtr.neighbourhood import Classes
+from checkmate.dtr.pool import Pool, Search
+from checkmate.dtr.runtime import Deallocation, Runtime
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.errors import EvictionError, ThrashingError
+from checkmate.tf2.eager.allocator import Allocator
+from checkmate.tf2.eager.calls import EagerCall
+from checkmate.tf2.eager.needs import Needs
+from checkmate.tf2.eager.ranks import Asleep, Unsorted, ranked
+from checkmate.tf2.eager.tensors import Cell
+from checkmate.units import format_bytes
+
+CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
+"""Evictions leave classes that never go, and scores to look at again; beyond these numbers both are put in order."""
+
+PLENTY, UNASKED = 0.75, 32
+"""Below this share of the budget the allocator is asked only every so many ops."""
+
+
+class EagerPolicy(Runtime):
+    """Keeps the allocator's count within the budget.
+
+    Args:
+      allocator: Executes and counts.
+      budget_bytes: Bytes in use, everything included; infinite for no limit.
+      heuristic, search: See `checkmate.dtr`.
+      overhead_limit: Given up when recomputation has cost more than (overhead_limit - 1) times what ran first.
+
+    Attributes:
+      first_cost: What the program's ops cost, without recomputation.
+      demand_bytes: The most memory that would have been in use without eviction.
+      overshoots: How often an op took more than was foreseen, and memory went above the budget.
+    """
+
+    pool: Any  # a Pool, once something was evicted
+    neighbourhood: Any
+
+    def __init__(self, allocator: Allocator, *, budget_bytes: float, heuristic: Heuristic, overhead_limit: float, search: Search | None):
+        super().__init__(allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
+        self.allocator = allocator
+        self.limited = not math.isinf(budget_bytes)
+        self._heuristic, self._search = heuristic, search or Search()
+        self.neighbourhood, self.pool = Asleep(), Unsorted()
+        self._deallocate = self._retire
+        self._overhead_limit = overhead_limit
+        self._slack_bytes = budget_bytes / 32 if self.limited else 0.0
+        self.first_cost = 0.0
+        self.demand_bytes = 0
+        self.overshoots = 0
+        self._live: dict[Storage, None] = {}
+        self._away_bytes = 0
+        self._at_most_bytes, self._unasked = math.inf, 0
+
+    # ---- references ----------------------------------------------------------------------------------------------------------------
+
+    def retain(self, tensor: Tensor) -> None:
+        """The program holds one more reference."""
+        storage = tensor.storage
+        tensor.refs += 1
+        storage.refs += 1
+        if storage.refs == 1:
+            if not storage.material:
+                self._away_bytes += storage.bytes
+            elif storage.slot >= 0:
+                self.neighbourhood.stale[storage] = None
+
+    def release(self, tensor: Tensor) -> None:
+        """The program gives back a reference."""
+        storage = tensor.storage
+        tensor.refs -= 1
+        storage.refs -= 1
+        if not storage.refs:
+            if not storage.material:
+                self._away_bytes -= storage.bytes
+            self._retire(storage)
+
+    def weigh(self, cells: Sequence[Cell]) -> None:
+        """Takes up anchors: these will not be asked for any more unless something refers to them."""
+        for cell in cells:
+            storage: Any = cell.storage
+            storage.anchors -= 1
+            if not storage.refs:
+                self._retire(storage)
+
+    def _retire(self, storage: Any) -> None:
+        """Evicts what nothing refers to; forgets it for good if nothing was made of it that is still known."""
+        waiting = [storage]
+        while waiting:
+            storage = waiting.pop()
+            if storage.banished or storage.refs or storage.locks:
+                continue
+            if storage.after or storage.anchors:
+                self._evict_unreferenced(storage)
+                continue
+            waiting.extend(storage.before)
+            self._bury(storage)
+
+    def _bury(self, storage: Storage) -> None:
+        if storage.material:
+            self.pool.discard(storage)
+        self.neighbourhood.detach(storage)
+        storage.banished, storage.material = True, False
+        self._live.pop(storage, None)
+        for cell in storage.tensors:
+            outputs = cell.call.outputs
+            cell.call.outputs = tuple([other for other in outputs if other is not cell]) if len(outputs) > 1 else ()
+            cell.call = cell.value = None
+            cell.defined = False
+        storage.tensors.clear()
+
+    # ---- bringing back -------------------------------------------------------------------------------------------------------------
+
+    def bring(self, cells: Sequence[Cell], locked: list[Storage]) -> None:
+        """Locks the inputs of an op. The latest of the missing ones has the longest way back, and comes back before any is locked."""
+        gone = [cell for cell in cells if not cell.defined]
+        if gone:
+            self.materialize(max(gone, key=_number))
+        for cell in sorted(cells, key=lambda cell: not cell.defined):
+            self.materialize(cell)
+            self._lock(cell.storage)
+            locked.append(cell.storage)
+
+    def _begin(self, frame: Any) -> None:
+        for cell in frame.tensor.call.inputs:
+            self._touch(cell.storage)
+        frame.missing = sorted((cell for cell in frame.tensor.call.inputs if not cell.defined), key=_number)
+        if not frame.missing:
+            self._hold_inputs(frame)
+
+    def _next_missing(self, frame: Any) -> Tensor | None:
+        """As `bring`: on paper inputs are locked in order, which on the long way back of a gradient locks an activation per layer."""
+        if not frame.locked and frame.missing and frame.missing[-1].defined:
+            self._hold_inputs(frame)
+        return frame.missing[-1] if not frame.locked and frame.missing else super()._next_missing(frame)
+
+    def _hold_inputs(self, frame: Any) -> None:
+        inputs = frame.tensor.call.inputs
+        for cell in inputs:
+            if cell.defined:
+                self._hold(frame, cell)
+        frame.missing = sorted((cell for cell in inputs if not cell.defined), key=_number)
+
+    def _run(self, frame: Any, *, first: bool) -> None:
+        call = frame.tensor.call
+        away = [cell.storage for cell in call.outputs if not cell.storage.material and cell.storage.refs]
+        try:
+            super()._run(frame, first=first)
+        except ThrashingError:
+            raise ThrashingError(
+                f"Recomputation has cost {self.recomputed_cost / self.first_cost:.1f} times what ran first, more than the overhead limit of "
+                f"{self._overhead_limit:g} allows, within {format_bytes(self.budget_bytes)}. With {format_bytes(self.demand_bytes)} nothing "
+                "would have been recomputed so far; raise the budget towards that, or the overhead limit."
+            ) from None
+        finally:
+            self._away_bytes -= sum(storage.bytes for storage in dict.fromkeys(away) if storage.material)
+        if self.limited:
+            self.settle(call.needs, call.name)
+
+    # ---- making room ---------------------------------------------------------------------------------------------------------------
+
+    def roomy(self, needs: Needs) -> bool:
+        """Whether an op fits as things are. The allocator is asked now and then only, as long as there is plenty."""
+        self._unasked -= 1
+        self._at_most_bytes += needs.bytes
+        if self._unasked >= 0 and self._at_most_bytes <= PLENTY * self.budget_bytes:
+            return True
+        in_use = self.allocator.in_use
+        self._at_most_bytes, self._unasked = in_use + needs.bytes, UNASKED
+        return self._fits(in_use, needs)
+
+    def settle(self, needs: Needs, name: str) -> None:
+        """Learns from an op that took more than was foreseen."""
+        if self._at_most_bytes <= PLENTY * self.budget_bytes:
+            return
+        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self.budget_bytes
+        if over <= 0:
+            return
+        self.allocator.forget_peak()
+        self.overshoots += 1
+        self._slack_bytes += over
+        needs.learn(needs.bytes + int(over))
+        if not len(self.pool):
+            raise EvictionError(self._stuck(name, in_use, int(self.budget_bytes + over) - in_use))
+
+    def room_for(self, needs: Needs, name: str) -> None:
+        """Evicts until an op fits."""
+        in_use = self.allocator.in_use
+        self.demand_bytes = max(self.demand_bytes, in_use + self._away_bytes + needs.bytes)
+        while not self._fits(in_use, needs) and len(self.pool):
+            if type(self.pool) is Unsorted or len(self.neighbourhood.stale) > STALE_AT_MOST:
+                self.tidy()
+            self._evict(self.pool.choose(self.clock))
+            in_use = self.allocator.in_use
+        self._at_most_bytes = in_use + needs.bytes
+        certain = needs.bytes if needs.measured else needs.least_bytes
+        if in_use + certain > self.budget_bytes:
+            raise EvictionError(self._stuck(name, in_use, certain))
+
+    def _make_room(self, call: Call) -> None:
+        assert isinstance(call, EagerCall)
+        if self.limited:
+            self.room_for(call.needs, call.name)
+
+    def _fits(self, in_use: int, needs: Needs) -> bool:
+        """With a margin: the allocator hands out a whole hole for a tensor of more than half its size."""
+        return in_use + needs.bytes + min(needs.bytes, self._slack_bytes) <= self.budget_bytes
+
+    def _evict(self, storage: Storage) -> None:
+        super()._evict(storage)
+        if storage.refs:
+            self._away_bytes += storage.bytes
+
+    def _stuck(self, name: str, in_use: int, needed: int) -> str:
+        locked = sorted((storage for storage in self._live if storage.locks and storage.material), key=lambda storage: -storage.bytes)
+        listed = ", ".join(f"{storage.tensors[0].call.name} {format_bytes(storage.bytes)}" for storage in locked[:5])
+        held = sum(storage.bytes for storage in locked)
+        return (
+            f"{name!r} needs {format_bytes(needed)} beside {format_bytes(in_use)} that cannot be evicted: together "
+            f"{format_bytes(in_use + needed)}, {format_bytes(in_use + needed - self.budget_bytes)} more than the budget of "
+            f"{format_bytes(self.budget_bytes)}. Of it, {format_bytes(held)} are inputs of running ops"
+            + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")
+            + f", {format_bytes(max(0, in_use - held))} are variables, data and other tensors that cannot be recomputed. "
+            f"The budget must be at least {format_bytes(in_use + needed)}; or make the batch smaller."
+        )
+
+    def tidy(self) -> None:
+        """Forgets the dead in the policy's notes; at the first eviction, and after many, works them out afresh."""
+        classes = self.neighbourhood
+        if type(self.pool) is Unsorted or (isinstance(classes, Classes) and len(classes.values) > CLASSES_AT_MOST):
+            inside = list(self.pool)
+            for storage in self._live:
+                storage.around, storage.slot = None, -1
+            self.neighbourhood = ranked(self._heuristic)
+            self.neighbourhood.restart(self._live)
+            self.pool = Pool(self._heuristic, self.neighbourhood, self._search)
+            for storage in inside:
+                self.pool.add(storage)
+        else:
+            stale = self.neighbourhood.stale
+            alive = [storage for storage in stale if storage.slot >= 0]
+            stale.clear()
+            stale.update(dict.fromkeys(alive))
+
+
+def _number(tensor: Tensor) -> int:
+    return tensor.call.number
