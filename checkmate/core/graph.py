@@ -51,10 +51,7 @@ class Op:
         if not (isinstance(self.cost, (int, float, np.number)) and math.isfinite(self.cost) and self.cost >= 0):
             raise GraphError(f"Op {self.name!r} has cost {self.cost!r}. A cost is a finite number, zero or more.")
         for key in ("output_bytes", "workspace_bytes"):
-            value = getattr(self, key)
-            if value != int(value) or value < 0:
-                raise GraphError(f"Op {self.name!r} has {key} {value!r}. It must be a whole number of bytes, zero or more.")
-            object.__setattr__(self, key, int(value))
+            object.__setattr__(self, key, _whole_bytes(getattr(self, key), f"Op {self.name!r} has {key}"))
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,8 @@ class DFGraph:
         object.__setattr__(self, "outputs", tuple(sorted({int(i) for i in self.outputs})))
         if not self.ops:
             raise GraphError("A graph needs at least one op; this one has none.")
-        if self.fixed_bytes != int(self.fixed_bytes) or self.fixed_bytes < 0:
-            raise GraphError(f"fixed_bytes is {self.fixed_bytes!r}. It must be a whole number of bytes, zero or more.")
-        object.__setattr__(self, "fixed_bytes", int(self.fixed_bytes))
+        object.__setattr__(self, "fixed_bytes", _whole_bytes(self.fixed_bytes, "fixed_bytes is"))
+        _check_totals(self)
         seen: set[str] = set()
         for i, op in enumerate(self.ops):
             if op.name in seen:
@@ -95,7 +91,7 @@ class DFGraph:
                 for d in getattr(op, key):
                     if not 0 <= d < i:
                         raise GraphError(
-                            f"Op {i} {op.name!r} has op {d} in {key}; every op may only refer to ops before it (0 to {i - 1})."
+                            f"Op {i} {op.name!r} has op {d} in {key}; every op may only refer to ops before it."
                         )
         for i in self.outputs:
             if not 0 <= i < len(self.ops):
@@ -234,6 +230,24 @@ def ancestors(deps: Iterable[Iterable[int]]) -> list[int]:
             bits |= closure[d] | 1 << d
         closure.append(bits)
     return closure
+
+
+def _whole_bytes(value, what: str) -> int:
+    try:
+        if value == int(value) and value >= 0:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
+        pass
+    raise GraphError(f"{what} {value!r}. It must be a whole number of bytes, zero or more.")
+
+
+def _check_totals(graph: DFGraph) -> None:
+    """Sums must fit into 64 bits, as arrays hold them."""
+    total = graph.fixed_bytes + sum(op.output_bytes + op.workspace_bytes for op in graph.ops)
+    if total >= 2**63:
+        raise GraphError(f"The graph's sizes add up to {total} bytes, 2^63 or more. Are they in another unit?")
+    if not math.isfinite(sum(float(op.cost) for op in graph.ops)):
+        raise GraphError("The graph's costs add up to more than a number can hold. Give them in a larger unit.")
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ def online_curve(
     unit, size = byte_scale(most)
     with settings():
         figure, axis = new_figure(3.9)
-        axis.axhspan(top, 1.22 * top, color=COLOURS["impossible"], linewidth=0, label="given up: out of memory or thrashing")
+        axis.axhspan(top, 1.22 * top, color=COLOURS["impossible"], linewidth=0, label="given up")
         for k, (method, found) in enumerate(runs.items()):
             style = {"color": SERIES[k % len(SERIES)], "marker": MARKERS[k % len(MARKERS)], "markersize": 5.5}
             x = [run.budget_bytes / size for run in found]
@@ -42,7 +42,11 @@ def online_curve(
         axis.axvline(plain_bytes / size, color="black", linewidth=0.9, linestyle=":", label="peak without a budget")
         axis.set(xlabel=f"budget, {unit}", ylabel="extra time, % of the plain run", ylim=(0, 1.22 * top))
         axis.set_yticks([tick for tick in axis.get_yticks() if 0 <= tick <= top])
-        figure.legend(loc="outside lower center", ncols=5, handlelength=1.8, columnspacing=1.4)
+        handles, names = axis.get_legend_handles_labels()
+        handles, names = handles[1:] + handles[:1], names[1:] + names[:1]  # the methods first, then the band
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=len(names) if len(names) < 7 else 5, handlelength=1.8, columnspacing=1.4
+        )
         figure.suptitle(shorten(f"Time against memory{f', {name}' if name else ''}", 90), fontsize=11, fontweight="bold")
     return Picture(figure)
 

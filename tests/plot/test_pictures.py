@@ -193,6 +193,24 @@ def test_other_endings_are_refused(stored, tmp_path):
         plot.memory(*stored).save(tmp_path / "a.gif")
 
 
+def test_the_online_curve_draws_runs_and_what_was_given_up(stored):
+    graph, _ = stored
+    shares = (100, 60, 20)
+    runs = {heuristic: [checkmate.simulate(graph, f"{share}%", heuristic=heuristic) for share in shares] for heuristic in ("dtr_eq", "lru")}
+    ended = {heuristic: [run.status == "ok" for run in found] for heuristic, found in runs.items()}
+    assert all(any(each) and not all(each) for each in ended.values()), "the case has both kinds"
+    picture = plot.online_curve(runs, plain_bytes=runs["lru"][0].plain_peak_bytes)
+    assert labels(picture) == ["dtr_eq", "lru", "peak without a budget", "given up"]
+    axis = picture.figure.axes[0]
+    for heuristic, colour in zip(runs, SERIES, strict=False):
+        solid, hollow = (line for line in axis.lines if line.get_color() == colour)
+        drawn = dict(zip(solid.get_xdata(), solid.get_ydata(), strict=True))
+        for run in runs[heuristic]:
+            cost = drawn[run.budget_bytes / MIB]
+            assert cost == pytest.approx(100 * (run.overhead - 1)) if run.status == "ok" else np.isnan(cost)
+        assert len(hollow.get_xdata()) == ended[heuristic].count(False)
+
+
 def test_notebooks_show_picture_result_and_plan(stored, notebook):
     """Pictures are outputs of their own: hosts of notebooks drop those from within HTML."""
     graph, plan = stored
