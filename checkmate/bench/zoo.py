@@ -1,0 +1,223 @@
+"""`checkmate bench zoo`: does every model train under a budget, and what does each save?
+
+Each model trains plain and planned, in a process of its own each, and the allocator counts everything that is resident. The budget is a
+share of the plain step's measured peak, or where that has no plan the lowest of a few larger shares that has one. `verify` compares the
+planned step with the plain one. What fails is a row, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from checkmate.bench.process import fresh_process
+from checkmate.core.graph import DFGraph
+from checkmate.core.memory import floor, replay
+from checkmate.core.plan import Plan
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.solvers.solve import solve
+
+COLUMNS = ("model", "plain MiB", "budget", "measured MiB", "within", "values", "recomputed", "at 1.10x", "at 1.30x", "tracing s", "all s")
+
+APPLICATIONS = {
+    "MobileNet": (128, 8), "MobileNetV2": (128, 8), "MobileNetV3Small": (128, 8), "MobileNetV3Large": (128, 8), "ResNet50": (96, 4),
+    "ResNet50V2": (96, 4), "DenseNet121": (96, 4), "EfficientNetB0": (96, 4), "EfficientNetV2B0": (96, 4), "InceptionV3": (128, 4),
+    "Xception": (128, 4), "VGG16": (96, 4), "VGG19": (96, 4), "ConvNeXtTiny": (96, 4), "NASNetMobile": (96, 4),
+}  # fmt: skip
+"""Class in keras.applications -> pixels of an image's side, examples in a batch."""
+
+FACTORS = (1.1, 1.3)
+"""Times the plain step's cost for which the smallest budget is looked up."""
+
+SHARES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+"""Of the plain step's measured peak, tried in turn."""
+
+CLOSE = 0.005
+"""The smallest budgets are known to this share of the plain step's peak."""
+
+MIB = 2**20
+
+
+def models() -> dict[str, Callable[[], Any]]:
+    """Name -> what makes the `Workload` or `Task`."""
+    from checkmate.bench import zoo_layers, zoo_models, zoo_programs
+    from checkmate.bench.models import application, lstm, transformer, unet
+
+    applications = {
+        name.lower(): partial(application, name, size=size, batch=batch, classes=100) for name, (size, batch) in APPLICATIONS.items()
+    }
+    usual = {
+        "unet": partial(unet, batch=2, size=96),
+        "encoder": partial(transformer, batch=8, length=64, depth=4),
+        "lstm": partial(lstm, batch=16, length=32, depth=2),
+    }
+    return {**usual, **zoo_models.MODELS, **zoo_layers.MODELS, **zoo_programs.MODELS, **applications}
+
+
+def names() -> tuple[str, ...]:
+    """All that there is, the large ones last."""
+    return tuple(models())
+
+
+def measure(name: str, steps: int) -> dict[str, Any]:
+    """The row of a model; `error` is in it where it did not train."""
+    started = time.perf_counter()
+    try:
+        plain = fresh_process("checkmate.bench.zoo", [name, str(steps)])
+        row = {"model": name, **plain, **fresh_process("checkmate.bench.zoo", [name, str(steps), str(plain["plain_bytes"])])}
+    except CheckmateError as error:
+        row = {"model": name, "error": str(error).strip().splitlines()[-1]}
+    return row | {"seconds": time.perf_counter() - started}
+
+
+def train_plain(name: str, steps: int) -> dict[str, Any]:
+    """Trains without a plan in this process and returns the allocator's peak."""
+    import tensorflow as tf
+
+    step, batch = _training(name)
+    run = tf.function(step)
+    return {"plain_bytes": _peak_of(run, batch, steps)}
+
+
+def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
+    """Trains under the lowest budget of `SHARES` that has a plan."""
+    import tensorflow as tf
+
+    import checkmate
+
+    step, batch = _training(name)
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
+    traced = tf.function(step)  # traced once, for whatever budget
+    started = time.perf_counter()
+    traced.get_concrete_function(*specs)
+    tracing_s = time.perf_counter() - started
+    planned, refused = _lowest(traced, name, specs, plain_bytes)
+    report = planned.report()
+    peak = _peak_of(planned, batch, steps)
+    found = checkmate.tf2.verify(planned, batch)
+    unequal = [each for each in found.differences if each.planned]
+    return {
+        "budget_bytes": planned.budget_bytes,
+        "refused": refused,
+        "peak_bytes": peak,
+        "predicted_bytes": report.expected_peak_bytes,
+        "values": "bits" if not unequal else "rounding" if all(each.is_rounding for each in unequal) else "DIFFERENT",
+        "verified": str(found),
+        "not_run": len(found.not_run),
+        "run_again": len(found.run_again),
+        "recomputed": sum(planned.plan.recomputed.values()),
+        "ops": len(planned.graph),
+        "tracing_s": tracing_s,
+        "phases": report.seconds,
+        "notes": list(report.notes),
+        "smallest": smallest_budgets(planned.graph, FACTORS),
+    }
+
+
+def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 2) -> dict[str, float]:
+    """The smallest budget found whose plan costs at most `factor` times the plain step, as a share of what that needs."""
+    plain, cost = replay(graph, Plan.keep_all(graph)).peak_bytes, graph.total_cost
+    found, lowest = [(plain, cost)], floor(graph).bytes
+    shares = {}
+    for factor in factors:
+        low, high = lowest, min(peak for peak, its_cost in found if its_cost <= factor * cost)
+        while high - low > CLOSE * plain:
+            result = solve(graph, (low + high) // 2, time_limit_s=time_limit_s, throw=False)
+            if result.plan is not None:
+                found.append((result.peak_bytes, result.cost))
+            if result.plan is not None and result.cost <= factor * cost:
+                high = result.peak_bytes
+            else:
+                low = (low + high) // 2
+        shares[str(factor)] = high / plain
+    return shares
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    if "error" in row:
+        return (row["model"], "FAILED", row["error"][:100], *[""] * (len(COLUMNS) - 4), f"{row['seconds']:.0f}")
+    within = row["peak_bytes"] <= row["budget_bytes"]
+    return (
+        row["model"],
+        f"{row['plain_bytes'] / MIB:.1f}",
+        f"{row['budget_bytes'] / row['plain_bytes']:.0%}",
+        f"{row['peak_bytes'] / MIB:.1f}",
+        "yes" if within else f"NO, {row['budget_bytes'] / MIB:.1f}",
+        row["values"] + (f", {row['not_run']} not run" if row["not_run"] else ""),
+        f"{row['recomputed']} of {row['ops']}",
+        *(f"{row['smallest'][str(factor)]:.0%}" for factor in FACTORS),
+        f"{row['tracing_s']:.1f}",
+        f"{row['seconds']:.0f}",
+    )
+
+
+def trained(row: dict[str, Any]) -> bool:
+    """True where a model trained under its budget, as planned, to the values of the plain step."""
+    return (
+        "error" not in row
+        and row["peak_bytes"] <= row["budget_bytes"]
+        and row["values"] != "DIFFERENT"
+        and not row["not_run"] + row["run_again"]
+    )
+
+
+def _training(name: str) -> tuple[Callable, tuple[Any, ...]]:
+    """The training step of a model of the zoo, and its arguments."""
+    import keras
+
+    from checkmate.bench.zoo_programs import Task
+    from checkmate.tf2.step import training_step
+
+    keras.utils.set_random_seed(0)
+    if name not in models():
+        raise CheckmateError(f"There is no model {name!r} in the zoo. Known: {', '.join(models())}.")
+    work = models()[name]()
+    if isinstance(work, Task):
+        return work.step, work.batch
+    step, _ = training_step(work.model, work.loss, work.optimizer, work.inputs, work.labels)
+    return step, (work.inputs, work.labels)
+
+
+def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int) -> tuple[Any, str]:
+    """The planned step for the lowest of `SHARES` that has a plan, and why the first of them had none."""
+    from checkmate.tf2.planning import Planner
+    from checkmate.tf2.step import PlannedStep
+
+    refused = ""
+    for share in SHARES:
+        try:
+            return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False), specs), refused
+        except (InfeasibleBudgetError, NoPlanFoundError) as error:
+            refused = refused or str(error)
+    raise CheckmateError(refused)
+
+
+def _peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
+    """The most bytes in use while a loop trains, everything resident included."""
+    import tensorflow as tf
+
+    from checkmate.tf2 import device as devices
+
+    device = devices.training_device()
+    tf.config.experimental.reset_memory_stats(device)
+    for _ in range(steps):
+        result = step(*batch)  # held into the next step, as a training loop does
+        devices.synchronize()
+    del result
+    return tf.config.experimental.get_memory_info(device)["peak"]
+
+
+def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each model chosen, or for all."""
+    for name in chosen or names():
+        yield measure(name, steps)
+
+
+if __name__ == "__main__":
+    model, count, *peak = sys.argv[1:]
+    print(json.dumps(train_planned(model, int(count), int(peak[0])) if peak else train_plain(model, int(count))))
