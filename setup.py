@@ -4,6 +4,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(
     name="checkmate-tf",
@@ -31,7 +32,8 @@ setup(
         "platformdirs>=4",  # where measured costs are kept between runs
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "playwright", "hypothesis>=6.100", "nbclient", "nbformat", "ipykernel", "ruff", "mypy"],
+        "docs": DOCS,
+        "test": ["pytest>=8", "pytest-timeout", "playwright", "hypothesis>=6.100", "nbclient", "nbformat", "ipykernel", "ruff", "mypy", *DOCS],
         "gpu": ["tensorflow[and-cuda]>=2.18", "nvidia-ml-py"],  # nvidia-ml-py: free GPU memory, for budget="auto"
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},

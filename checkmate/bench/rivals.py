@@ -88,6 +88,7 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
         loss, before, peak = devices.peak_above(device, lambda: float(step(work.inputs, work.labels)[1]))
         return time.perf_counter() - started, peak - before, loss
 
+    keras.config.disable_traceback_filtering()  # the last line of an error is then its cause
     keras.utils.set_random_seed(0)
     with _scope(name, method):
         work = workload(name)

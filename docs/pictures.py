@@ -1,0 +1,47 @@
+"""Draws the pictures of these pages, from the graph of MobileNet's training step that the package carries: `python docs/pictures.py`.
+
+`images/measured.svg` is another: of a real run, by `checkmate demo --picture docs/images/measured.svg`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from checkmate import DFGraph, Plan, SolveResult, floor, plot, replay, solve, solve_curve
+from checkmate.bench.problems import load
+
+FOLDER = Path(__file__).parent / "images"
+SHARE = "50%"
+CURVE = ("90%", "80%", "70%", "60%", "50%", "45%", "40%", "35%", "30%")
+OTHERS = ("chen_sqrt_n", "chen_greedy", "min_cut")
+
+
+def draw(graph: DFGraph, result: SolveResult) -> dict[str, plot.Picture]:
+    """Returns the pictures of one plan by name."""
+    plan = result.plan
+    assert plan is not None
+    return {
+        "memory": plot.memory(graph, plan, budget_bytes=result.budget_bytes),
+        "matrices": plot.matrices(graph, plan),
+        "layers": plot.layers(graph, plan),
+    }
+
+
+def curve(graph: DFGraph) -> plot.Picture:
+    """Returns the picture of many budgets: ours, and what is known from others."""
+    ours = solve_curve(graph, CURVE, time_limit_s=10).results
+    solvers = {
+        "auto": ours,
+        **{name: [solve(graph, budget, solver=name, time_limit_s=10, throw=False) for budget in CURVE] for name in OTHERS},
+    }
+    plain = replay(graph, Plan.keep_all(graph)).peak_bytes
+    return plot.budget_curve(solvers, floor_bytes=floor(graph).bytes, plain_bytes=plain, name=graph.name)
+
+
+if __name__ == "__main__":
+    graph = load("mobilenet_ops")
+    pictures = {**draw(graph, solve(graph, SHARE, time_limit_s=10)), "curve": curve(graph)}
+    for name, picture in pictures.items():
+        picture.save(FOLDER / f"{name}.svg")
+        print(f"Written: {FOLDER / name}.svg", file=sys.stderr)

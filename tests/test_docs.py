@@ -1,0 +1,148 @@
+"""The pages in docs/: built without a warning and without the network, complete, and with examples that run."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import checkmate
+from checkmate import errors
+from checkmate.solvers.solve import SOLVERS
+
+ROOT = Path(checkmate.__file__).parents[1]
+DOCS = ROOT / "docs"
+ERRORS = [name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, checkmate.CheckmateError)]
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="needs the checkout")
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+class Loaded(HTMLParser):
+    """What a page has a browser fetch, but for links that are clicked."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("script", "link", "img", "iframe", "source"):
+            self.found += [value or "" for key, value in attributes if key in ("src", "href") and ("rel", "canonical") not in attributes]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built pages. Strict: a warning is an error. Whatever asks for the network gets no answer."""
+    for module in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 10
+    for path in pages:
+        found = Loaded(path.read_text(encoding="utf-8")).found
+        assert found
+        assert not [address for address in found if re.match(r"(https?:)?//", address)], path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?https?:", path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("name", [f"checkmate.{name}" for name in checkmate.__all__] + ["checkmate.tf2.compile", "checkmate.tf2.dtr"])
+def test_public_names_are_in_the_api(site, name):
+    last = name.split(".")[-1]
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").rglob("index.html"))
+    assert re.search(rf'id="checkmate\.(\w+\.)*{last}"', text)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_error_has_its_cure(name):
+    """A heading of its own, and something under it; an error that is new here fails until somebody has written what to do."""
+    found = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", page("troubleshooting.md"), re.MULTILINE | re.DOTALL)
+    assert found, f"docs/troubleshooting.md has no heading for {name}"
+    assert len(found[1].split()) >= 12
+
+
+def test_no_error_is_made_up():
+    assert set(re.findall(r"^### (\w+Error)$", page("troubleshooting.md"), re.MULTILINE)) == set(ERRORS)
+
+
+def test_the_table_of_solvers_is_whole():
+    text = page("solvers.md")
+    table = text[text.index("| name | method |") : text.index("`solve(..., reorder=True)`")]
+    named = {name for row in table.splitlines() if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(SOLVERS)
+
+
+def test_the_examples_of_solvers_run(capsys):
+    names: dict = {}
+    for example in re.findall(r"^```python\n(.*?)^```$", page("solvers.md"), re.MULTILINE | re.DOTALL):
+        exec(example, names)
+    expected = re.search(r"print\(.*  # (.*)", page("solvers.md"))[1]
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_commands_of_the_pages_exist():
+    from checkmate.cli import main
+
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (*DOCS.rglob("*.md"), ROOT / "README.md"))
+    commands = set(
+        re.findall(r"checkmate ((?:bench )?[a-z-]+)(?= |`|$)", "\n".join(re.findall(r"^(?: {4}checkmate .*|checkmate .*)$", text, re.M)))
+    )
+    assert {"demo", "plan", "show", "doctor"} <= commands
+    for command in commands:
+        first, *rest = command.split()
+        assert first in main.commands, command
+        if rest and first == "bench":
+            assert rest[0] in main.commands["bench"].commands, command
+    table = page("command-line.md").split("## Benchmarks")[1]
+    assert set(re.findall(r"`([a-z-]+)`", table)) == set(main.commands["bench"].commands)
+
+
+def test_every_page_is_reachable():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert pages == set(re.findall(r"[\w/-]+\.md", menu))
+
+
+def test_every_notebook_is_in_the_list():
+    notebooks = [path.name for path in (ROOT / "tutorials").glob("*.ipynb")]
+    assert [name for name in notebooks if f"`{name}`" not in page("tutorials.md")] == []
+
+
+def test_pictures_of_the_pages_are_there_and_drawn_by_the_script():
+    used = {name for path in DOCS.rglob("*.md") for name in re.findall(r"\(images/([\w-]+\.svg)\)", path.read_text(encoding="utf-8"))}
+    assert used == {path.name for path in (DOCS / "images").glob("*.svg")}
+    assert used
+
+
+def test_the_script_draws_each_picture():
+    specification = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    from strategies import training_chain
+
+    graph = training_chain(12, sizes=(2**20, 2**21))
+    drawn = {**script.draw(graph, checkmate.solve(graph, "60%")), "curve": script.curve(graph)}
+    assert {f"{name}.svg" for name in drawn} | {"measured.svg"} == {path.name for path in (DOCS / "images").glob("*.svg")}
+    for name, picture in drawn.items():
+        assert picture.figure.axes, name
