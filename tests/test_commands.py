@@ -1,7 +1,9 @@
 """The commands around files: what they write, print and end with. `test_cli.py` has the demo and the benchmarks."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,11 @@ from strategies import training_chain
 
 import checkmate
 from checkmate import DFGraph, Plan, floor, replay, solve
+from checkmate.bench import eager, layered, limits, steps
 from checkmate.cli import main
 from checkmate.commands import doctor
-from checkmate.commands.output import KEYS, PIPED_WIDTH
+from checkmate.commands.output import KEYS
+from checkmate.commands.table import PIPED_WIDTH, print_table
 from checkmate.core.files import load_plan, read_json, save_plan
 
 GRAPH = training_chain(10, sizes=(2**20, 2**19), costs=(1.0, 3.0), fixed_bytes=2**20)
@@ -71,6 +75,27 @@ def test_a_budget_without_a_plan_is_status_1(graph_file):
     assert "checkmate: No plan fits 1 B" in shown.stderr
 
 
+def test_reorder_looks_at_other_orders(tmp_path):
+    """Two large values that the graph's order makes before the first of them is read."""
+    facts = (("a", ()), ("b", ()), ("use_a", (0,)), ("use_b", (1,)), ("end", (2, 3)))
+    ops = tuple(checkmate.Op(name, deps, 5, 1 if name.startswith("use") or name == "end" else 10) for name, deps in facts)
+    DFGraph(ops, (4,)).save(tmp_path / "two.json")
+    kept, moved = (
+        lines_of_json(invoke("solve", tmp_path / "two.json", "-b", "12", "--json", *more).stdout)[0] for more in ((), ("--reorder",))
+    )
+    assert kept["cost"] is None or kept["cost"] > 25
+    assert (moved["cost"], moved["bound_covers"]) == (25, "any order")
+    assert "in any order of ops" in invoke("solve", tmp_path / "two.json", "-b", "12", "--reorder").stdout
+
+
+def test_a_bound_without_a_plan_is_told(graph_file):
+    found = invoke("solve", graph_file, "-b", "70%", "--solver", "lp_bound", "--json")
+    assert found.exit_code == 1
+    (facts,) = lines_of_json(found.stdout)
+    assert GRAPH.total_cost < facts["bound"] <= solve(GRAPH, "70%").cost
+    assert f">= {facts['bound'] / GRAPH.total_cost - 1:+.2%}" in invoke("solve", graph_file, "-b", "70%", "--solver", "lp_bound").stdout
+
+
 def test_a_solver_that_finds_nothing_is_status_1(graph_file):
     found = invoke("solve", graph_file, "-b", "60%", "--solver", "checkpoint_all", "--json")
     assert found.exit_code == 1
@@ -111,6 +136,41 @@ def test_the_table_names_what_a_budget_can_be(graph_file):
     for expected in ("none", "gap", "+", checkmate.units.format_bytes(PLAIN), checkmate.units.format_bytes(floor(GRAPH).bytes)):
         assert expected in said
     assert max(map(len, said.splitlines())) <= PIPED_WIDTH
+
+
+COLUMNS = ("name", "bytes", "why")
+ROWS = [("first", "12.00 MiB", "because it is so"), ("second", "7 B", "")]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Makes tables go to a terminal of a width, and returns what it shows."""
+    from rich.console import Console
+
+    from checkmate.commands import table
+
+    def of(width, print_it):
+        console = Console(width=width, force_terminal=True, no_color=True, file=io.StringIO())
+        monkeypatch.setattr(table, "console", lambda: console)
+        print_it()
+        return re.sub("\x1b\\[[0-9;]*m", "", console.file.getvalue())
+
+    return of
+
+
+def test_a_table_that_fits_is_a_table(screen):
+    shown = screen(50, lambda: print_table("All of it", COLUMNS, ROWS, left=("name", "why"))).splitlines()
+    assert [line.split() for line in shown[:2]] == [["All", "of", "it"], ["name", "bytes", "why"]]
+    assert shown[3].split(maxsplit=3) == ["first", "12.00", "MiB", "because it is so"]
+    assert len(shown) == 5
+
+
+@pytest.mark.parametrize("width", [20, 30])
+def test_a_terminal_too_narrow_for_a_table_gets_paragraphs_and_no_broken_cell(screen, width):
+    shown = screen(width, lambda: print_table("All of it", COLUMNS, ROWS, left=("name",)))
+    assert shown.splitlines()[1:3] == ["first", "  bytes 12.00 MiB,"]
+    assert shown.splitlines()[-2:] == ["second", "  bytes 7 B"]
+    assert "why because it is so" in shown
 
 
 def test_show_a_graph(graph_file):
@@ -183,6 +243,99 @@ def test_show_refuses_what_does_not_belong_together(plan_files, graph_file, tmp_
     assert lost.exit_code == 2
     assert "--graph" in lost.stderr
     assert invoke("show", plan_files[0], "--graph", tmp_path / "moved.json").exit_code == 0
+
+
+ONE_STEP = {"budget_bytes": 80, "peak_bytes": 70, "predicted_bytes": 75, "overhead": 1.1, "recomputed": 3}
+PLANNED = {**ONE_STEP, "step_s": 1.5, "plain_s": 1.0, "gap": 0.01, "ops": 9, "planning_s": 2.0, "phases": {"solving": 0.5}}
+EAGER = {"peak_bytes": 70, "step_s": 1.5, "plain_s": 1.0, "cost": 1.2, "difference": 0.0, "state_equal": True}
+PLAIN_FACTS = {
+    limits: {"plain_peak_bytes": 100, "fixed_bytes": 20},
+    steps: {"peak_bytes": 100, "predicted_bytes": 100, "fixed_bytes": 20, "trace_s": 1.0},
+    eager: {"peak_bytes": 100, "step_s": 1.0},
+}
+
+
+@pytest.mark.parametrize(("module", "found"), [(limits, ONE_STEP), (steps, PLANNED), (eager, EAGER)])
+def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
+    """One object per row, with the keys that the command's help names, whether or not there was a plan."""
+    name = "dtr-eager" if module is eager else module.__name__.rsplit(".", 1)[-1]
+
+    def fresh_process(_, given, **options):
+        if given[-1] == "23":
+            raise checkmate.CheckmateError("No plan fits 23 B.")
+        return found if len(given) == 3 else PLAIN_FACTS[module]
+
+    monkeypatch.setattr(module, "fresh_process", fresh_process)
+    printed = invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B", "--json")
+    assert printed.exit_code == 0, printed.output
+    *rows, last = lines_of_json(printed.stdout)
+    documented = set(re.findall(r"\w+", invoke("bench", name, "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    assert rows
+    for row in rows:
+        assert set(row) <= documented, set(row) - documented
+    assert last["error"] == "No plan fits 23 B."
+    assert "No plan fits" in invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("layered", "9", "--time-limit", "1"),
+        ("solvers", "layered9", "--shares", "0.5", "--solvers", "auto,checkpoint_all", "--time-limit", "1"),
+        ("dtr", "lstm2", "--shares", "80", "--heuristics", "lru"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_bench_without_training_tells_as_json_what_its_help_says(arguments):
+    printed = invoke("bench", *arguments, "--json")
+    assert printed.exit_code == 0, printed.output
+    documented = set(re.findall(r"\w+", invoke("bench", arguments[0], "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    rows = lines_of_json(printed.stdout)
+    assert len(rows) > 1
+    for row in rows:
+        assert set(row) <= documented, set(row) - documented
+    assert len(invoke("bench", *arguments).stdout.splitlines()) >= len(rows) + 3
+
+
+def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
+    def measure(*arguments, **options):
+        yield from (
+            {"ops": 9, "edges": 1, "percent": 90, "overhead": None, "bound": 1, "given_order_bound": 1, "seconds": 0, "fast_sa": ""},
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layered, "measure", measure)
+    found = invoke("bench", "layered")
+    assert found.exit_code == 1
+    assert "90 %" in found.stdout
+    assert "Aborted" in found.stderr
+
+
+def test_ctrl_c_keeps_the_best_plan_and_skips_other_budgets(graph_file, monkeypatch):
+    from checkmate.solvers.baselines import ChenGreedy
+
+    def interrupted(self, search, run=ChenGreedy.run):
+        run(self, search)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChenGreedy, "run", interrupted)
+    found = invoke("solve", graph_file, "-b", "80%,70%", "--solver", "chen_greedy", "--json")
+    (facts,) = lines_of_json(found.stdout)
+    assert (found.exit_code, facts["status"]) == (0, "INTERRUPTED")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "solvers", "--shares", "half"), "no list of numbers"), (("bench", "layered", "0"), "0 is not in the range"),
+        (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"), (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
+        (("bench", "dtr", "--shares", "x"), "no list of numbers"),
+    ],
+)  # fmt: skip
+def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert said in found.stderr
 
 
 def test_doctor_finds_what_is_here_and_what_is_not(monkeypatch):

@@ -17,7 +17,10 @@ COLUMNS = ("model", "cap MiB", "plain batch", "planned batch", "times", "s per e
 
 
 def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
-    """Largest batches and times of both kinds of step; the plain one's is found by trying, in a fresh process each."""
+    """Largest batches and times of both kinds of step; the plain one's is found by trying, in a fresh process each.
+
+    Keys: model, cap_bytes, plain_batch, and of plain (None where no batch fits) and planned: batch, step_s (median), trained.
+    """
 
     def plain(batch: int) -> dict[str, Any]:
         return fresh_process("checkmate.bench.cap", [name, str(steps), str(batch)], cap_bytes=cap_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from checkmate.bench.problems import load
 from checkmate.bench.recurrent import lstm, tree_lstm
@@ -24,6 +25,8 @@ NAMES = ("resnet50", "transformer12", "lstm40", "tree24")
 PLANNED_OPS = 1500
 GRID = tuple(range(98, 0, -2))
 LAYERS = (64, 256, 1024, 4096, 16384)
+CHAIN_COLUMNS = ("layers", "budget", "e* / plain ops", "dtr_eq / plain ops")
+DUEL_COLUMNS = ("heuristic", "B=4", "B=8", "B=16")
 
 
 def columns(shares: Sequence[int]) -> tuple[str, ...]:
@@ -41,19 +44,32 @@ def load_graph(name: str) -> DFGraph:
 
 def measure(
     names: Sequence[str], shares: Sequence[int], heuristics: Sequence[str], *, time_limit_s: float = 30
-) -> Iterator[tuple[str, ...]]:
-    """Rows of text under `columns(shares)`: a graph's heuristics, then the best plans and what is proven of any."""
+) -> Iterator[dict[str, Any]]:
+    """What was found: for a graph a row per heuristic, then the best plans, then what is proven of any.
+
+    Keys: graph, ops, heuristic (or "best", "bound"), overhead (by budget, as "90%"; in its place "oom" or "thrashed", or None for no plan), and of
+    heuristics below_2x (the smallest share of the peak, in percent, down to which every run ends below twice the plain cost).
+    """
     for name in names:
         graph = load_graph(name)
         program = Program.from_graph(graph)
+        of_graph = {"graph": name, "ops": len(graph)}
         for heuristic in heuristics:
-            runs = [simulate(program, f"{share}%", heuristic=heuristic) for share in shares]
-            yield (name, str(len(graph)), heuristic, *map(_cell, runs), f"{reach(program, heuristic)}%")
+            runs = {f"{share}%": _overhead(simulate(program, f"{share}%", heuristic=heuristic)) for share in shares}
+            yield {**of_graph, "heuristic": heuristic, "overhead": runs, "below_2x": reach(program, heuristic)}
         if len(graph) <= PLANNED_OPS:
-            results = [solve(graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False) for share in shares]
-            best = ("-" if result.overhead is None else f"{result.overhead:.3f}" for result in results)
-            yield (name, str(len(graph)), "best", *best, "")
-            yield (name, str(len(graph)), "bound", *(f"{result.bound / (graph.total_cost or 1):.3f}" for result in results), "")
+            results = {
+                f"{share}%": solve(graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False) for share in shares
+            }
+            yield {**of_graph, "heuristic": "best", "overhead": {share: result.overhead for share, result in results.items()}}
+            bounds = {share: result.bound / (graph.total_cost or 1) for share, result in results.items()}
+            yield {**of_graph, "heuristic": "bound", "overhead": bounds}
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of `measure` under `columns`."""
+    reached = f"{row['below_2x']}%" if "below_2x" in row else ""
+    return (row["graph"], str(row["ops"]), row["heuristic"], *map(_cell, row["overhead"].values()), reached)
 
 
 def reach(program: Program, heuristic: str) -> int:
@@ -66,10 +82,10 @@ def reach(program: Program, heuristic: str) -> int:
     return reached
 
 
-def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterator[tuple[str, ...]]:
-    """Theorem 3.1, run: a chain within 2 sqrt(N).
+def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterator[dict[str, Any]]:
+    """Theorem 3.1, run: a chain within 2 sqrt(N). What is found is drawn into the file `picture`.
 
-    Rows: layers, budget, and for e* and for dtr_eq the ops run over the 2 N of the plain step. They are drawn into the file `picture`.
+    Keys: theorem, layers, budget (values), and e* and dtr_eq: the ops run over the 2 N of the plain step, or how the run ended.
     """
     lines: dict[str, list[tuple[int, float]]] = {"e*": [], "dtr_eq": []}
     for n in layers:
@@ -77,16 +93,31 @@ def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterat
         runs = [simulate(program, budget, heuristic=heuristic, deallocation="banish") for heuristic in (E_STAR, "dtr_eq")]
         for points, run in zip(lines.values(), runs, strict=True):
             points.append((n, run.overhead))
-        yield (str(n), str(budget), *map(_cell, runs))
+        yield {"theorem": "3.1", "layers": n, "budget": budget, **dict(zip(lines, map(_overhead, runs), strict=True))}
     if picture:
         growth_curve(lines, name="DTR on a chain of N layers within 2 sqrt(N) values").save(picture)
 
 
-def duels(ops: int = 200, budgets: Sequence[int] = (4, 8, 16)) -> Iterator[tuple[str, ...]]:
-    """Theorem 3.2, run: (heuristic, ops run over ops needed within each budget)."""
+def chain_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of `chains` under `CHAIN_COLUMNS`."""
+    return (str(row["layers"]), str(row["budget"]), _cell(row["e*"]), _cell(row["dtr_eq"]))
+
+
+def duels(ops: int = 200, budgets: Sequence[int] = (4, 8, 16)) -> Iterator[dict[str, Any]]:
+    """Theorem 3.2, run. Keys: theorem, heuristic, ops, ratio (ops run over ops needed, by budget, as "4")."""
     for name in ("dtr", "dtr_eq", "local", "lru", "msps"):
-        yield (name, *(f"{adversary(HEURISTICS[name], ops, budget).ratio:.1f}" for budget in budgets))
+        ratios = {str(budget): adversary(HEURISTICS[name], ops, budget).ratio for budget in budgets}
+        yield {"theorem": "3.2", "heuristic": name, "ops": ops, "ratio": ratios}
 
 
-def _cell(run: DTRRun) -> str:
-    return f"{run.overhead:.3f}" if run.status is DTRStatus.OK else run.status.value
+def duel_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of `duels` under `DUEL_COLUMNS`."""
+    return (row["heuristic"], *(f"{ratio:.1f}" for ratio in row["ratio"].values()))
+
+
+def _overhead(run: DTRRun) -> float | str:
+    return run.overhead if run.status is DTRStatus.OK else run.status.value
+
+
+def _cell(found: float | str | None) -> str:
+    return "-" if found is None else found if isinstance(found, str) else f"{found:.3f}"

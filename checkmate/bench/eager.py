@@ -27,44 +27,62 @@ CAP_MIB = 96
 MIB = 2**20
 
 
-def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
-    """Rows of text, one for no budget and one per budget, under `COLUMNS`."""
+def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
+    """What was found, one row for the plain tape, one for no budget and one per budget.
+
+    Keys: workload, budget (as asked), budget_bytes (None without), peak_bytes, plain_peak_bytes, step_s, plain_s (timed in turn with step_s),
+    cost (evaluations' cost over the plain step's), difference (of the gradients, as a share of the largest), state_equal; or error.
+    """
     plain = fresh_process("checkmate.bench.eager", [name, str(steps)])
-    yield (name, "plain", f"{plain['peak_bytes'] / MIB:.1f}", "1.000", f"{plain['step_s'] * 1e3:.0f}", "1.00", "", "", "", "")
+    of_plain = {"plain_peak_bytes": plain["peak_bytes"]}
+    yield {"workload": name, "budget": "plain", "budget_bytes": None, **plain, **of_plain}
     for budget in ("none", *budgets.split(",")):
-        limit = 0 if budget == "none" else parse_bytes(budget, percent_of=plain["peak_bytes"])
+        limit = None if budget == "none" else parse_bytes(budget, percent_of=plain["peak_bytes"])
+        asked = {"workload": name, "budget": budget, "budget_bytes": limit}
         try:
-            row = fresh_process("checkmate.bench.eager", [name, str(steps), str(limit)])
+            yield {**asked, **fresh_process("checkmate.bench.eager", [name, str(steps), str(limit or 0)]), **of_plain}
         except CheckmateError as error:
-            yield (name, budget, str(error).strip().splitlines()[-1][:150])
-            continue
-        yield (
-            name,
-            budget,
-            f"{row['peak_bytes'] / MIB:.1f}",
-            f"{row['peak_bytes'] / plain['peak_bytes']:.3f}",
-            f"{row['step_s'] * 1e3:.0f} of {row['plain_s'] * 1e3:.0f}",
-            f"{row['step_s'] / row['plain_s']:.2f}",
-            f"{row['cost']:.2f}",
-            "equal" if row["difference"] == 0 else f"{row['difference']:.1e}",
-            "equal" if row["state_equal"] else "differs",
-            f"{max(0, row['peak_bytes'] - limit) / MIB:.1f}" if limit else "",
-        )
+            yield {**asked, "error": str(error).strip().splitlines()[-1]}
 
 
-def trees(sizes: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)) -> Iterator[tuple[str, ...]]:
-    """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of `CAP_MIB`: plain, and under the context."""
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    if "error" in row:
+        return (row["workload"], row["budget"], row["error"][:150])
+    start = (row["workload"], row["budget"], f"{row['peak_bytes'] / MIB:.1f}", f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}")
+    if "plain_s" not in row:
+        return (*start, f"{row['step_s'] * 1e3:.0f}", "1.00")
+    return (
+        *start,
+        f"{row['step_s'] * 1e3:.0f} of {row['plain_s'] * 1e3:.0f}",
+        f"{row['step_s'] / row['plain_s']:.2f}",
+        f"{row['cost']:.2f}",
+        "equal" if row["difference"] == 0 else f"{row['difference']:.1e}",
+        "equal" if row["state_equal"] else "differs",
+        f"{max(0, row['peak_bytes'] - row['budget_bytes']) / MIB:.1f}" if row["budget_bytes"] else "",
+    )
+
+
+def trees(sizes: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)) -> Iterator[dict[str, Any]]:
+    """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of `CAP_MIB`: plain, and under the context.
+
+    Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or the error that ended it.
+    """
     for leaves in sizes:
-        cells = []
+        row: dict[str, Any] = {"nodes": 2 * leaves - 1, "cap_bytes": CAP_MIB << 20}
         for kind in ("plain", "dtr"):
             try:
-                seconds = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20)
-                cells.append(f"{seconds:.1f} s")
+                row[kind] = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20)
             except CheckmateError as error:
                 found = str(error)
                 reasons = ("ResourceExhausted", "ThrashingError", "EvictionError")
-                cells.append(next((reason for reason in reasons if reason in found), found[-80:]))
-        yield (str(2 * leaves - 1), *cells)
+                row[kind] = next((reason for reason in reasons if reason in found), found[-80:])
+        yield row
+
+
+def tree_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of `trees` under `TREE_COLUMNS`."""
+    return (str(row["nodes"]), *(f"{found:.1f} s" if isinstance(found, float) else found for found in (row["plain"], row["dtr"])))
 
 
 def run_tree(kind: str, leaves: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from checkmate.bench.problems import layered
 from checkmate.core.memory import replay
@@ -24,18 +25,40 @@ FAST_SA = {
 """Overheads in percent that FastSA's table 1 gives for its graphs of these sizes, at 90, 80 and 70 % of the peak of the given order."""
 
 
-def measure(sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_limit_s: float = 60) -> Iterator[tuple[str, ...]]:
-    """Yields a row of text under `COLUMNS` for each size and budget. "given order" is what is proven to be needed without re-ordering."""
+def measure(sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_limit_s: float = 60) -> Iterator[dict[str, Any]]:
+    """What was found for each size and budget.
+
+    Keys: ops, edges, percent (of the plain step's peak), budget_bytes, status, overhead and peak_bytes and recomputed (None without a plan),
+    bound and given_order_bound (in plain steps; the latter is proven of plans without re-ordering), seconds, fast_sa.
+    """
     for n in sizes:
         graph = layered(n, seed=seed)
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
         for percent, published in zip(PERCENT, FAST_SA.get(n, ("",) * len(PERCENT)), strict=True):
             started = time.perf_counter()
             result = solve(graph, peak * percent // 100, solver=solver, reorder=True, time_limit_s=time_limit_s, throw=False)
-            seconds = time.perf_counter() - started
-            bounds = [f"{100 * (bound / graph.total_cost - 1):.2f} %" for bound in (result.bound, result.given_order_bound or 0)]
-            found = ("none", "-", "-")
-            if result.plan and result.overhead and result.peak_bytes:
-                again = sum(result.plan.recomputed.values())
-                found = (f"{100 * (result.overhead - 1):.2f} %", f"{result.peak_bytes / result.budget_bytes:.4f}", str(again))
-            yield (str(n), str(len(graph.edges)), f"{percent} %", found[0], *bounds, *found[1:], f"{seconds:.1f}", published)
+            yield {
+                "ops": n, "edges": len(graph.edges), "percent": percent, "budget_bytes": result.budget_bytes, "status": result.status.name,
+                "overhead": result.overhead, "bound": result.bound / graph.total_cost,
+                "given_order_bound": (result.given_order_bound or 0) / graph.total_cost, "peak_bytes": result.peak_bytes,
+                "recomputed": sum(result.plan.recomputed.values()) if result.plan else None,
+                "seconds": time.perf_counter() - started, "fast_sa": published,
+            }  # fmt: skip
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    bounds = [f"{100 * (row[key] - 1):.2f} %" for key in ("bound", "given_order_bound")]
+    found = ("none", "-", "-")
+    if row["overhead"] is not None:
+        found = (f"{100 * (row['overhead'] - 1):.2f} %", f"{row['peak_bytes'] / row['budget_bytes']:.4f}", str(row["recomputed"]))
+    return (
+        str(row["ops"]),
+        str(row["edges"]),
+        f"{row['percent']} %",
+        found[0],
+        *bounds,
+        *found[1:],
+        f"{row['seconds']:.1f}",
+        row["fast_sa"],
+    )

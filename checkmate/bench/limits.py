@@ -20,7 +20,11 @@ MIB = 2**20
 
 
 def measure(names: Sequence[str], budgets: str, steps: int) -> Iterator[dict[str, Any]]:
-    """What was found, one row per model and budget; budgets are shares of the plain step's predicted peak above what is resident."""
+    """What was found, one row per model and budget; budgets are shares of the plain step's predicted peak above what is resident.
+
+    Keys: model, budget (as asked), budget_bytes, predicted_bytes, peak_bytes (measured), recomputed (ops), overhead (predicted cost over the
+    plain step's); instead of the last four error where there is no plan.
+    """
     for name in names:
         plain = fresh_process("checkmate.bench.limits", [name, str(steps)])
         for budget in budgets.split(","):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from checkmate.bench.problems import budget_at, load
 from checkmate.core.graph import DFGraph
@@ -52,6 +53,10 @@ class Row:
     def gap(self) -> float | None:
         """overhead / bound - 1."""
         return None if self.overhead is None else max(0.0, self.overhead / self.bound - 1)
+
+    def facts(self) -> dict[str, Any]:
+        """The row as JSON has it: the attributes and gap; overhead and bound are in plain steps."""
+        return {**asdict(self), "gap": self.gap}
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, under `COLUMNS`."""

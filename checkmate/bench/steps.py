@@ -20,47 +20,50 @@ from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
 COLUMNS = (
-    "model",
-    "budget",
-    "peak MiB",
-    "/ plain",
-    "step s",
-    "/ plain",
-    "predicted MiB",
-    "cost",
-    "gap",
-    "recomputed",
-    "compile s",
-    "solve s",
-)
+    "model", "budget", "peak MiB", "/ plain", "step s", "/ plain", "predicted MiB", "cost", "gap", "recomputed", "planning s", "/ trace", "solving s",
+)  # fmt: skip
 MIB = 2**20
 
 
-def measure(name: str, budgets: str, steps: int) -> Iterator[tuple[str, ...]]:
-    """Rows of text, one per budget, under `COLUMNS`."""
+def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
+    """What was found, one row per budget.
+
+    Keys: model, budget (as asked), budget_bytes, peak_bytes, predicted_bytes, step_s, overhead (predicted cost over the plain step's), gap,
+    recomputed, ops, planning_s (tracing, solving, building), phases (seconds of each); of the plain step plain_peak_bytes,
+    plain_predicted_bytes, plain_s, trace_s. Bytes are above the resting level, but for budget_bytes. Instead of these there is error where there is no plan.
+    """
     plain = fresh_process("checkmate.bench.steps", [name, str(steps)])
     for budget in budgets.split(","):
         budget_bytes = plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"])
+        asked = {"model": name, "budget": budget, "budget_bytes": budget_bytes}
         try:
-            row = fresh_process("checkmate.bench.steps", [name, str(steps), str(budget_bytes)])
+            found = fresh_process("checkmate.bench.steps", [name, str(steps), str(budget_bytes)])
         except CheckmateError as error:
-            yield (name, budget, str(error).strip().splitlines()[-1][:100])
+            yield {**asked, "error": str(error).strip().splitlines()[-1]}
             continue
-        yield (
-            name,
-            budget,
-            f"{row['peak_bytes'] / MIB:.0f} of {plain['peak_bytes'] / MIB:.0f}",
-            f"{row['peak_bytes'] / plain['peak_bytes']:.3f}",
-            f"{row['step_s']:.3f} of {row['plain_s']:.3f}",
-            f"{row['step_s'] / row['plain_s']:.3f}",
-            f"{row['predicted_bytes'] / MIB:.0f} of {plain['predicted_bytes'] / MIB:.0f}",
-            f"{row['overhead'] - 1:+.2%}",
-            f"{row['gap']:.2%}",
-            f"{row['recomputed']} of {row['ops']}",
-            f"{row['planning_s']:.1f}",
-            f"{row['planning_s'] / plain['trace_s']:.2f}",
-            f"{row['phases'].get('solving', 0):.2f}",
-        )
+        of_plain = {"plain_peak_bytes": plain["peak_bytes"], "plain_predicted_bytes": plain["predicted_bytes"], "trace_s": plain["trace_s"]}
+        yield {**asked, **found, **of_plain}
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    if "error" in row:
+        return (row["model"], row["budget"], row["error"][:100])
+    return (
+        row["model"],
+        row["budget"],
+        f"{row['peak_bytes'] / MIB:.0f} of {row['plain_peak_bytes'] / MIB:.0f}",
+        f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}",
+        f"{row['step_s']:.3f} of {row['plain_s']:.3f}",
+        f"{row['step_s'] / row['plain_s']:.3f}",
+        f"{row['predicted_bytes'] / MIB:.0f} of {row['plain_predicted_bytes'] / MIB:.0f}",
+        f"{row['overhead'] - 1:+.2%}",
+        f"{row['gap']:.2%}",
+        f"{row['recomputed']} of {row['ops']}",
+        f"{row['planning_s']:.1f}",
+        f"{row['planning_s'] / row['trace_s']:.2f}",
+        f"{row['phases'].get('solving', 0):.2f}",
+    )
 
 
 def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:

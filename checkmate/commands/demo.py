@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
-from checkmate.commands.output import console, json_option, print_json
+from checkmate.commands.options import json_option
+from checkmate.commands.table import console, print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -38,13 +38,13 @@ def demo_command(model: str, budget: str, steps: int, report: bool, picture: str
     if as_json:
         print_json({**asdict(found), "within_budget": found.within_budget, "losses_agree": found.losses_agree})
         sys.exit(0 if found.losses_agree and found.within_budget else 1)
-    table = Table(title=f"{found.model}, {steps} training steps on {found.device}")
-    for column in ("", "measured peak", "step time", "first loss", "last loss"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned)):
-        table.add_row(name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
+    rows = [
+        (name, format_bytes(row.peak_bytes), f"{row.step_s:.2f} s", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}")
+        for name, row in (("plain", found.plain), (f"budget {format_bytes(found.budget_bytes)}", found.planned))
+    ]
+    title = f"{found.model}, {steps} training steps on {found.device}"
+    print_table(title, ("", "measured peak", "step time", "first loss", "last loss"), rows, left=("",))
     out = console()
-    out.print(table)
     out.print(found.sentence(), highlight=False, soft_wrap=not out.is_terminal)
     if report:
         click.echo(found.report)

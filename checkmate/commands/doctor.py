@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import click
-from rich.table import Table
 
 import checkmate
-from checkmate.commands.output import console, json_option, print_json
+from checkmate.commands.options import json_option
+from checkmate.commands.table import print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -58,12 +58,9 @@ def doctor_command(as_json: bool) -> None:
         for finding in findings:
             print_json(asdict(finding))
     else:
-        table = Table(title=f"checkmate {checkmate.__version__}", title_justify="left")
-        for column in ("", "", "found", "what to do"):
-            table.add_column(column, overflow="fold")
-        for finding in findings:
-            table.add_row(finding.state, finding.what, finding.found, finding.cure)
-        console().print(table)
+        columns = ("what", "state", "found", "what to do")
+        rows = [(finding.what, finding.state, finding.found, finding.cure) for finding in findings]
+        print_table(f"checkmate {checkmate.__version__}", columns, rows, left=columns)
     sys.exit(int(any(finding.state == "missing" for finding in findings)))
 
 

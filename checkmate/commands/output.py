@@ -1,4 +1,4 @@
-"""What commands share: how budgets are read, how results are told as JSON and as a table, and which exit status they mean.
+"""What `solve`, `plan` and `show` share: how results are told as JSON and as a table, and which exit status they mean.
 
 `--json` prints one JSON object per line and budget, with at least the keys `KEYS`. Bytes are whole numbers, `seconds` is how long the search
 took, `cost` and `bound` are in the unit of the graph's costs, `overhead` is the plan's cost over that of the plain step, and `gap` is
@@ -8,19 +8,18 @@ cost / bound - 1. What does not exist is null: without a plan that is cost, over
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from checkmate.commands.options import each_budget
+from checkmate.commands.table import console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
@@ -28,7 +27,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
-from checkmate.solvers.solve import SOLVERS, solve
+from checkmate.solvers.solve import solve
 from checkmate.units import format_bytes, parse_bytes
 
 KEYS = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "budget_bytes", "floor_bytes", "seconds", "solver")
@@ -36,19 +35,6 @@ KEYS = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "budget_byte
 
 COLUMNS = ("peak", "extra time", "gap", "recomputed")
 """Of the tables of plans."""
-
-PIPED_WIDTH = 160
-"""Columns of a table that goes to a file or a pipe."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line instead of a table.")
-budget_option = click.option(
-    "--budget", "-b", "budgets", multiple=True, default=("60%",), show_default=True,
-    help="Memory for everything resident while the step runs: 6GiB, 800MB, or a share of the plain step's peak. A list with commas, or again.",
-)  # fmt: skip
-solver_option = click.option("--solver", default="auto", show_default=True, type=click.Choice(list(SOLVERS)), help="How to find the plan.")
-time_limit_option = click.option(
-    "--time-limit", default=60.0, show_default=True, help="Seconds for each budget; the best plan until then counts."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,51 +55,46 @@ class Found:
     file: Path | None = None
 
 
-def console(**options: Any) -> Console:
-    """Standard output, as wide as the terminal, or wide enough for a file."""
-    found = Console(**options)
-    return found if found.is_terminal else Console(width=PIPED_WIDTH, **options)
-
-
-def each_budget(budgets: Iterable[str]) -> Iterator[str]:
-    """Budgets that were given with commas or by repeating the option."""
-    for budget in budgets:
-        yield from filter(None, (part.strip() for part in budget.split(",")))
-
-
 def solve_each(
     graph: DFGraph,
     budgets: Iterable[str],
     *,
     solver: str,
     time_limit_s: float,
+    reorder: bool,
     folder: Path | None,
     graph_file: str,
     save: Callable[..., None] = save_plan,
 ) -> list[Found]:
-    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by `save(plan, path, graph=, **facts)`."""
+    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by `save(plan, path, graph=, **facts)`.
+
+    Ctrl-C ends the search for a budget with the best plan so far, and leaves out the budgets after it.
+    """
     found = []
     for budget in each_budget(budgets):
         with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
-            one = _solve_one(graph, budget, solver, time_limit_s, progress)
+            one = _solve_one(graph, budget, progress, solver=solver, time_limit_s=time_limit_s, reorder=reorder)
         if one.plan is not None and folder is not None:
             file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
             save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
             one = Found(one.budget, one.facts, one.plan, one.message, file)
         found.append(one)
+        if one.facts["status"] == SolveStatus.INTERRUPTED.name:
+            break
     return found
 
 
-def _solve_one(graph: DFGraph, budget: str, solver: str, time_limit_s: float, progress: Progress) -> Found:
+def _solve_one(graph: DFGraph, budget: str, progress: Progress, *, solver: str, **how: Any) -> Found:
     lowest, plain_peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
     started = time.monotonic()
     try:
-        result = solve(graph, budget, solver=solver, time_limit_s=time_limit_s, on_progress=progress.improved)
+        result = solve(graph, budget, solver=solver, on_progress=progress.improved, **how)
     except (InfeasibleBudgetError, NoPlanFoundError) as error:
         facts: dict[str, Any] = dict.fromkeys(KEYS)
         facts["status"] = (SolveStatus.INFEASIBLE if isinstance(error, InfeasibleBudgetError) else SolveStatus.NOT_FOUND).name
         facts |= {"budget_bytes": parse_bytes(budget, percent_of=plain_peak), "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0))}
-        return Found(budget, facts | {"seconds": time.monotonic() - started, "solver": solver}, None, str(error))
+        facts |= {"bound": getattr(error, "bound", None), "seconds": time.monotonic() - started, "solver": solver}
+        return Found(budget, facts, None, str(error))
     return Found(budget, facts_of(result, lowest), result.plan)
 
 
@@ -131,11 +112,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_json(facts: dict[str, Any]) -> None:
-    """One line of JSON."""
-    click.echo(json.dumps(facts))
-
-
 def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str) -> None:
     """Prints what was found for each budget."""
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
@@ -144,31 +120,27 @@ def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file
             files = {"plan_file": str(one.file) if one.file else None, "graph_file": graph_file, "message": one.message or None}
             print_json({**one.facts, "plain_peak_bytes": plain, **files})
         return
-    print_table(graph, found, plain)
+    print_plans(graph, found, plain)
     for one in found:
         if one.message:
             click.echo(f"checkmate: {one.message}", err=True)
 
 
-def print_table(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
+def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     """A row per budget, and what a budget can be at all."""
-    out = console()
-    table = Table(title=f"Plans of {graph.name or 'the graph'}, {len(graph)} ops", title_justify="left")
-    for column in ("budget", *COLUMNS, "solved in"):
-        table.add_column(column, justify="right", no_wrap=column != "budget")
-    for one in found:
-        table.add_row(*cells(one))
-    out.print(table)
-    lowest = max(one.facts["floor_bytes"] for one in found)
+    title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
+    print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
+    out, lowest = console(), max(one.facts["floor_bytes"] for one in found)
     out.print(f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is no plan.", highlight=False)
-    if any(one.facts.get("bound_covers") == "given order" for one in found):
-        out.print("The gap is how much another plan in this order of ops could be faster, at most.", highlight=False)
+    if any(one.plan for one in found):
+        order = "in this order of ops" if any(one.facts.get("bound_covers") == "given order" for one in found) else "in any order of ops"
+        out.print(f"The gap is how much another plan {order} could be faster, at most.", highlight=False)
     for one in found:
         if one.file:
             out.print(f"Written: {one.file}", highlight=False, soft_wrap=True)
 
 
-def cells(one: Found) -> tuple[str, ...]:
+def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
     """A row of the table."""
     facts = one.facts
     budget = (
@@ -178,9 +150,11 @@ def cells(one: Found) -> tuple[str, ...]:
     )
     seconds = f"{facts['seconds']:.1f} s" if facts["seconds"] is not None else "?"
     if one.plan is None:
-        return budget, "-", "-", facts["status"].lower().replace("_", " "), "-", seconds
+        proven = (facts["bound"] or 0) / (graph.total_cost or 1) - 1
+        return budget, facts["status"].lower().replace("_", " "), f">= {proven:+.2%}" if proven > 0 else "-", "-", "-", seconds
     again = sum(one.plan.recomputed.values())
-    return budget, format_bytes(facts["peak_bytes"]), f"{facts['overhead'] - 1:+.2%}", gap(facts), f"{again} times", seconds
+    times = f"{again} time{'s' * (again != 1)}"
+    return budget, format_bytes(facts["peak_bytes"]), f"{facts['overhead'] - 1:+.2%}", gap(facts), times, seconds
 
 
 def proof(facts: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from checkmate.commands.output import budget_option, json_option, print_found, solve_each, solver_option, status_of, time_limit_option
+from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
+from checkmate.commands.output import print_found, solve_each, status_of
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.progress import Progress
@@ -28,13 +29,14 @@ from checkmate.progress import Progress
 )  # fmt: skip
 @solver_option
 @time_limit_option
+@reorder_option
 @click.option(
     "--output", "-o", default=".", type=click.Path(file_okay=False, path_type=Path), help="Folder for the files; here by default."
 )
 @json_option
 def plan_command(
     model: str, batch: int, size: int | None, budgets: tuple[str, ...], loss: str | None, optimizer: str, costs: str,
-    solver: str, time_limit: float, output: Path, as_json: bool,
+    solver: str, time_limit: float, reorder: bool, output: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan a model's training step, as files.
 
@@ -65,6 +67,8 @@ def plan_command(
     def save(plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
         plan_files.save(path, traced, graph, plan, unchanged=False, measured=None, **facts)
 
-    found = solve_each(graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=graph_file.name, save=save)
+    found = solve_each(
+        graph, budgets, solver=solver, time_limit_s=time_limit, reorder=reorder, folder=output, graph_file=graph_file.name, save=save
+    )
     print_found(graph, found, as_json=as_json, graph_file=str(graph_file))
     sys.exit(status_of(found))

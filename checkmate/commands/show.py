@@ -9,7 +9,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from checkmate.commands.output import COLUMNS, KEYS, Found, cells, console, json_option, print_json, proof
+from checkmate.commands.options import json_option
+from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
+from checkmate.commands.table import console, print_json, print_table
 from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
 from checkmate.core.graph import DFGraph
 from checkmate.core.layers import layer_names
@@ -197,14 +199,11 @@ def print_plan(graph: DFGraph, one: Found, most: int) -> None:
 
 def print_plans(shown: Shown) -> None:
     """A row per plan."""
-    out = console()
-    table = Table(title=f"Plans of {shown.graph.name or 'a step'}", title_justify="left")
-    for column in ("budget", "solver", *COLUMNS, "file"):
-        table.add_column(column, justify="right", overflow="fold", no_wrap=column != "file")
+    rows = []
     for one in sorted(shown.plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])):
-        budget, *others, _ = cells(one)
-        table.add_row(budget, one.facts["solver"] or "", *others, str(one.file or ""))
-    out.print(table)
+        budget, *others, _ = cells(shown.graph, one)
+        rows.append((budget, one.facts["solver"] or "", *others, str(one.file or "")))
+    print_table(f"Plans of {shown.graph.name or 'a step'}", ("budget", "solver", *COLUMNS, "file"), rows, left=("solver", "file"))
 
 
 def _print_rows(out: Any, title: str, rows: list[tuple[str, str]]) -> None:
@@ -220,12 +219,11 @@ def _print_layers(out: Any, graph: DFGraph, plan: Plan, most: int) -> None:
 
     rows = [row for row in layers(graph, plan) if row.plain_bytes or row.evaluations]
     shown = sorted(rows, key=lambda row: -(abs(row.saved_bytes) + row.kept_bytes))[:most]
-    table = Table(title="Forward values in memory when the backward pass begins", title_justify="left")
-    for column in ("layer", "plain step", "kept", "saved", "evaluations more", "extra time"):
-        table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
+    cells_of_rows = []
     for row in shown:
         again = (str(row.evaluations), f"{row.cost:.2%}") if row.evaluations else ("", "")
-        table.add_row(row.name or "(no layer)", *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)), *again)
-    out.print(table)
+        cells_of_rows.append((row.name or "(no layer)", *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)), *again))
+    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")
+    print_table("Forward values in memory when the backward pass begins", columns, cells_of_rows, left=("layer",))
     if len(rows) > len(shown):
         out.print(f"{len(rows) - len(shown)} layers more; --most shows them.", highlight=False)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from checkmate.commands.output import console, each_budget, json_option, print_json
+from checkmate.commands.options import each_budget, json_option
+from checkmate.commands.table import print_json, print_table
 from checkmate.dtr.heuristic import HEURISTICS, make_heuristic
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
@@ -91,18 +91,16 @@ def facts_of(run: DTRRun) -> dict[str, Any]:
 
 
 def _print(program: Program, runs: Sequence[DTRRun]) -> None:
-    out = console()
     title = f"DTR of {program.name or 'the program'}; without a budget its peak is {format_bytes(program.plain_peak_bytes)}"
-    table = Table(title=title, title_justify="left")
-    for column in ("heuristic", "budget", "status", "extra time", "peak", "evictions", "rematerializations", "simulated in"):
-        table.add_column(column, justify="left" if column in ("heuristic", "status") else "right")
+    columns = ("heuristic", "budget", "status", "extra time", "peak", "evictions", "recomputed", "took")
+    rows = []
     for run in runs:
-        more = "" if run.status is DTRStatus.OK else "more than "
-        table.add_row(
+        more = "" if run.status is DTRStatus.OK else "> "
+        rows.append((
             run.heuristic, format_bytes(run.budget_bytes), run.status.value, f"{more}{run.overhead - 1:+.2%}", format_bytes(run.peak_bytes),
             str(run.evictions), str(run.rematerializations), f"{run.seconds:.2f} s",
-        )  # fmt: skip
-    out.print(table)
+        ))  # fmt: skip
+    print_table(title, columns, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
         click.echo(f"checkmate: {runs[0].message}", err=True)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.output import budget_option, json_option, print_found, solve_each, solver_option, status_of, time_limit_option
+from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
+from checkmate.commands.output import print_found, solve_each, status_of
 from checkmate.core.graph import DFGraph
 
 
@@ -17,9 +18,12 @@ from checkmate.core.graph import DFGraph
 @budget_option
 @solver_option
 @time_limit_option
+@reorder_option
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Folder to write plan files to.")
 @json_option
-def solve_command(graph_file: str, budgets: tuple[str, ...], solver: str, time_limit: float, output: Path | None, as_json: bool) -> None:
+def solve_command(
+    graph_file: str, budgets: tuple[str, ...], solver: str, time_limit: float, reorder: bool, output: Path | None, as_json: bool
+) -> None:
     """Find plans for a graph file.
 
     GRAPH is a JSON file as `checkmate plan` or `DFGraph.save` writes it.
@@ -32,7 +36,13 @@ def solve_command(graph_file: str, budgets: tuple[str, ...], solver: str, time_l
     if output:
         output.mkdir(parents=True, exist_ok=True)
     found = solve_each(
-        graph, budgets, solver=solver, time_limit_s=time_limit, folder=output, graph_file=os.path.relpath(graph_file, output or ".")
+        graph,
+        budgets,
+        solver=solver,
+        time_limit_s=time_limit,
+        reorder=reorder,
+        folder=output,
+        graph_file=os.path.relpath(graph_file, output or "."),
     )
     print_found(graph, found, as_json=as_json, graph_file=graph_file)
     sys.exit(status_of(found))

@@ -86,17 +86,17 @@ def test_the_picture_shows_every_run():
 
 def test_bench_of_heuristics():
     rows = list(benchmark.measure(["lstm2"], [90, 60], ["dtr_eq", "size"], time_limit_s=2))
-    assert [row[2] for row in rows] == ["dtr_eq", "size", "best", "bound"]
-    assert all(len(row) == len(benchmark.columns([90, 60])) for row in rows)
-    best, bound = rows[2][3:5], rows[3][3:5]
-    for cell, least, lowest in zip(rows[0][3:5], best, bound, strict=True):
-        assert cell in ("thrashed", "oom") or float(cell) >= float(least) - 1e-9 >= float(lowest) - 2e-3
+    assert [row["heuristic"] for row in rows] == ["dtr_eq", "size", "best", "bound"]
+    assert all(len(benchmark.cells(row)) == len(benchmark.columns([90, 60])) for row in rows)
+    found, _, best, bound = (row["overhead"] for row in rows)
+    for budget in ("90%", "60%"):
+        assert found[budget] in ("thrashed", "oom") or found[budget] >= best[budget] >= bound[budget] - 1e-9
 
 
 def test_bench_of_theorems(tmp_path):
-    assert [row[:2] for row in benchmark.chains((64, 100), str(tmp_path / "chains.svg"))] == [("64", "16"), ("100", "20")]
+    assert [(row["layers"], row["budget"]) for row in benchmark.chains((64, 100), str(tmp_path / "chains.svg"))] == [(64, 16), (100, 20)]
     assert b"<svg" in (tmp_path / "chains.svg").read_bytes()
-    assert all(float(ratio) > 1 for row in benchmark.duels(40, (4,)) for ratio in row[1:])
+    assert all(row["ratio"]["4"] > 1 for row in benchmark.duels(40, (4,)))
 
 
 @pytest.mark.parametrize(("graph", "per_unit"), [(lstm(5), 26), (tree_lstm(5), 40)])

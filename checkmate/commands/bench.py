@@ -1,0 +1,227 @@
+"""`checkmate bench`: the tables behind the figures. What is measured, and the keys of its JSON, stand with each benchmark in `checkmate/bench`.
+
+With `--json` a row is printed as soon as it is known, one object per line, with plain numbers: bytes, seconds, and shares as fractions of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from checkmate.commands.options import json_option, numbers, time_limit_option
+from checkmate.commands.table import stream
+
+Rows = Iterator[dict[str, Any]]
+
+
+@click.group()
+def bench() -> None:
+    """Benchmarks: tables that anyone can reproduce.
+
+    Ratios are of two things measured in one run. Each takes --json: one object per row, as soon as it is known, in bytes, seconds and fractions.
+    """
+
+
+def rows_of(measure: Callable[..., Rows], names: Sequence[str], *arguments: Any) -> Rows:
+    """The rows for one name after the other."""
+    for name in names:
+        yield from measure(name, *arguments)
+
+
+@bench.command("limits")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="80%,65%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Training steps under each budget.")
+@json_option
+def bench_limits(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+    """Is the budget a limit? Budget, predicted and measured peak.
+
+    MODELS are workloads of `checkmate demo --model`; all by default. Peaks are the allocator's, everything resident included.
+
+    JSON: model, budget, budget_bytes, predicted_bytes, peak_bytes, recomputed, overhead; or error.
+    """
+    from checkmate.bench import limits
+    from checkmate.bench.models import NAMES
+
+    rows = limits.measure(models or NAMES, budgets, steps)
+    title = "measured peak against the budget, everything resident included"
+    done = stream(rows, title, limits.COLUMNS, limits.cells, as_json=as_json, left=("model",))
+    if not as_json:
+        click.echo(limits.summary(done))
+
+
+@bench.command("cap")
+@click.argument("models", nargs=-1, required=True)
+@click.option("--cap", required=True, help="All the memory that training may take, such as 600MiB.")
+@click.option("--steps", default=3, show_default=True, type=click.IntRange(1), help="Training steps of each kind.")
+@json_option
+def bench_cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> None:
+    """The largest batch that trains under a memory cap.
+
+    Plain and planned, for MODELS (workloads of `checkmate demo --model`).
+
+    JSON: model, cap_bytes, plain_batch, and in plain (null where no batch fits) and planned: batch, step_s, trained.
+    """
+    from checkmate.bench import cap as benchmark
+    from checkmate.units import parse_bytes
+
+    cap_bytes = parse_bytes(cap)
+    rows = (benchmark.measure(name, cap_bytes, steps) for name in models)
+    stream(rows, "largest batch under a cap of the allocator", benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model",))
+
+
+@bench.command("steps")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="60%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each kind.")
+@json_option
+def bench_steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+    """Memory and time of planned training steps against plain ones.
+
+    MODELS are workloads of `checkmate demo --model`; five of them by default. Memory is the allocator's peak above the resting level.
+
+    JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes, plain_predicted_bytes, step_s, plain_s, overhead, gap,
+    recomputed, ops, planning_s, trace_s, phases; or error.
+    """
+    from checkmate.bench import steps as benchmark
+
+    rows = rows_of(benchmark.measure, models or benchmark.NAMES, budgets, steps)
+    title = "planned / plain training step; memory is the allocator's peak above the resting level"
+    stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model",))
+
+
+@bench.command("rivals")
+@click.argument("models", nargs=-1)
+@click.option("--budgets", default="80%,60%,45%", show_default=True, help="Ours: shares of the plain step's peak above what is resident.")
+@click.option("--methods", help="Of the others, with commas between them; all by default.")
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(2), help="Timed steps of each kind.")
+@json_option
+def bench_rivals(models: tuple[str, ...], budgets: str, methods: str | None, steps: int, as_json: bool) -> None:
+    """Plain steps, XLA, Keras's rematerialization and ours.
+
+    MODELS are workloads of `checkmate demo --model`; three of them by default. Memory is the allocator's peak above the resting level.
+
+    JSON: model, method, peak_bytes, plain_bytes, step_s, plain_s, losses, loss_difference, first_call_s; or error.
+    """
+    from checkmate.bench import rivals as benchmark
+
+    rows = rows_of(benchmark.measure, models or benchmark.NAMES, methods.split(",") if methods else benchmark.METHODS, budgets, steps)
+    title = "memory is the allocator's peak above the resting level; time and losses are beside those of the plain step"
+    stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model", "method"))
+
+
+@bench.command("solvers")
+@click.argument("graphs", nargs=-1)
+@click.option(
+    "--shares", default="0.9,0.7,0.5,0.3,0.2,0.1", show_default=True, callback=numbers(float),
+    help="Budgets, as shares of the way from floor to plain peak.",
+)  # fmt: skip
+@click.option(
+    "--solvers", default="auto", show_default=True, metavar="NAMES",
+    help="Solvers with commas between them, see `checkmate solve --help`; paper:ENGINE is the paper's program alone.",
+)  # fmt: skip
+@time_limit_option
+@json_option
+def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: str, time_limit: float, as_json: bool) -> None:
+    """Cost, bound, gap and times of solvers.
+
+    GRAPHS are names of packaged ones (all by default), or layeredN and encoderN, which are made by rule.
+
+    JSON: graph, ops, share, solver, overhead, bound, gap, first_s, small_gap_s, proof_s, total_s, found_by, refusal.
+    """
+    from checkmate.bench import problems
+    from checkmate.bench import solvers as benchmark
+
+    names = [name.strip() for name in solvers.split(",")]
+    rows = benchmark.measure(graphs or problems.packaged(), shares, names, time_limit_s=time_limit)
+    title = f"solvers within {time_limit:g} s; f is the budget's share of the way from floor to plain peak"
+    left = ("graph", "solver", "found by")
+    done = stream(rows, title, benchmark.COLUMNS, benchmark.Row.cells, as_json=as_json, left=left, facts=benchmark.Row.facts)
+    if not as_json:
+        for sentence in benchmark.times_faster(done):
+            click.echo(sentence)
+
+
+@bench.command("dtr")
+@click.argument("graphs", nargs=-1)
+@click.option(
+    "--shares",
+    default="90,80,70,60,50,40,30,20",
+    show_default=True,
+    callback=numbers(int),
+    help="Budgets, in percent of the plain step's peak.",
+)
+@click.option(
+    "--heuristics",
+    default="dtr,dtr_eq,local,lru,size,msps,random",
+    show_default=True,
+    metavar="NAMES",
+    help="See `checkmate simulate --help`.",
+)
+@click.option("--theory", is_flag=True, help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="With --theory: draw the chains into this .png, .svg or .pdf.")
+@json_option
+def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: str, theory: bool, plot: str | None, as_json: bool) -> None:
+    """Overhead of DTR's heuristics against the best plan known.
+
+    GRAPHS are as in `bench solvers`, and also lstmN and treeN; four by default.
+
+    JSON: graph, ops, heuristic, overhead (an object, by budget), below_2x; with --theory theorem, and its figures.
+    """
+    from checkmate.bench import dtr as benchmark
+
+    left = ("graph", "heuristic")
+    if theory:
+        chains = benchmark.chains(picture=plot)
+        stream(chains, "chains within 2 sqrt(N)", benchmark.CHAIN_COLUMNS, benchmark.chain_cells, as_json=as_json)
+        stream(benchmark.duels(), "adversary, 200 ops", benchmark.DUEL_COLUMNS, benchmark.duel_cells, as_json=as_json, left=left)
+        return
+    rows = benchmark.measure(graphs or benchmark.NAMES, shares, [name.strip() for name in heuristics.split(",")])
+    stream(rows, "DTR: cost over that of the plain step", benchmark.columns(shares), benchmark.cells, as_json=as_json, left=left)
+
+
+@bench.command("dtr-eager")
+@click.argument("workloads", nargs=-1)
+@click.option("--budgets", default="50%,40%", show_default=True, help="Shares of the plain step's measured peak.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each kind.")
+@click.option("--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within one cap of memory.")
+@json_option
+def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, as_json: bool) -> None:
+    """Eager training steps under checkmate.tf2.dtr against the plain tape.
+
+    WORKLOADS are mlp, cnn, lstm, treelstm, unrolled and attention; all by default.
+
+    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, cost, difference, state_equal; or error. With --trees:
+    nodes, cap_bytes, plain, dtr.
+    """
+    from checkmate.bench import eager as benchmark
+
+    if trees:
+        title = f"seconds of a step on a random tree, within {benchmark.CAP_MIB} MiB"
+        stream(benchmark.trees(), title, benchmark.TREE_COLUMNS, benchmark.tree_cells, as_json=as_json)
+        return
+    title = "eager TensorFlow under dtr(); memory is the allocator's peak, variables and data included"
+    rows = rows_of(benchmark.measure, workloads or benchmark.NAMES, budgets, steps)
+    stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("workload", "budget"))
+
+
+@bench.command("layered")
+@click.argument("sizes", nargs=-1, type=click.IntRange(1))
+@click.option("--solver", default="auto", show_default=True, metavar="NAME", help="The solver that is asked within an order.")
+@click.option("--seed", default=0, show_default=True, help="Of the graphs.")
+@time_limit_option
+@json_option
+def bench_layered(sizes: tuple[int, ...], solver: str, seed: int, time_limit: float, as_json: bool) -> None:
+    """Re-ordering on random layered graphs.
+
+    Overhead in any order of ops, on graphs of SIZES ops (default: 100 250 500 1000) at 90, 80 and 70 % of the peak of the given order.
+
+    JSON: ops, edges, percent, budget_bytes, status, overhead, bound, given_order_bound, peak_bytes, recomputed, seconds, fast_sa.
+    """
+    from checkmate.bench import layered as benchmark
+
+    rows = benchmark.measure(sizes or benchmark.SIZES, solver=solver, seed=seed, time_limit_s=time_limit)
+    title = f"random layered graphs, any order, {time_limit:g} s each; FastSA: published, on other graphs of this kind"
+    stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json)
