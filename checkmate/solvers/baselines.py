@@ -7,22 +7,30 @@ the budget counts.
 
 Sources: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016): section 4 for segments of equal length,
 algorithm 3 for the greedy ones. Checkmate (Jain et al., MLSys 2020, section 6.2 and appendix B) takes them from chains to graphs: checkpoints
-are articulation points of the forward graph ("AP") or any op of its linear order ("linearized"). Both are tried here.
+are articulation points of the forward graph ("AP") or any op of its linear order ("linearized"), which is the same on a chain. Its
+"AP sqrt(n)", "AP greedy", "linearized sqrt(n)" and "linearized greedy" are one `form` each; the default tries both.
 Guarantee: the plans are legal. None on their cost, and often none of them fits a tight budget.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan, lower
 from checkmate.solvers.lp_rounding import complete
+from checkmate.solvers.on_demand import OnDemand, last_forward_use
 from checkmate.solvers.search import Search
+
+Form: TypeAlias = Literal["ap", "linearized"]
+"""Where checkpoints may stand: at articulation points of the forward graph, or at any op of its order."""
+
+FORMS: tuple[Form, ...] = ("ap", "linearized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +65,18 @@ class CheckpointLast:
 
 @dataclass(frozen=True, slots=True)
 class ChenSqrtN:
-    """Segments of equal length: every k-th candidate is a checkpoint, for k from 1 to well past the square root of their number."""
+    """Segments of equal length: every k-th candidate is a checkpoint, for k from 1 to well past the square root of their number.
 
+    Args:
+      forms: Where checkpoints may stand.
+    """
+
+    forms: tuple[Form, ...] = FORMS
     name: str = "chen_sqrt_n"
 
     def run(self, search: Search) -> None:
         """Offers a plan for every segment length."""
-        _offer_all(search, self.name, _equal_segments)
+        _offer_all(search, self.name, self.forms, _equal_segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +84,26 @@ class ChenGreedy:
     """Segments of equal memory: a candidate becomes a checkpoint once the values since the last one exceed a threshold.
 
     Args:
+      forms: Where checkpoints may stand.
       thresholds: How many thresholds are tried, from the largest single value to the sum of all in equal ratios.
     """
 
+    forms: tuple[Form, ...] = FORMS
     thresholds: int = 16
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
         """Offers a plan for every threshold."""
-        _offer_all(search, self.name, lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds))
+        _offer_all(search, self.name, self.forms, lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds))
 
 
-def _offer_all(search: Search, name: str, segments) -> None:
+Segments: TypeAlias = Callable[[DFGraph, Sequence[int]], Iterator[list[int]]]
+
+
+def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segments) -> None:
     tried = set()
-    for candidates in checkpoint_candidates(search.graph):
-        for checkpoints in segments(search.graph, candidates):
+    for form in forms:
+        for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
             for crossing in (False, True):
                 for steady in (True, False):
                     if search.remaining_s == 0:
@@ -93,21 +111,19 @@ def _offer_all(search: Search, name: str, segments) -> None:
                     order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
                     if order not in tried:
                         tried.add(order)
-                        search.offer(Plan.from_order(search.graph, order), by=name)
+                        search.offer(Plan.from_order(search.graph, order), by=name if len(forms) == 1 else f"{name} ({form})")
 
 
-def checkpoint_candidates(graph: DFGraph) -> Iterator[list[int]]:
-    """Where checkpoints may stand: articulation points of the forward graph if it has any, and every forward op."""
+def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
+    """Where checkpoints may stand, ascending. There may be no articulation point; then the forward pass is one segment."""
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    if form == "linearized":
+        return forward
     import networkx as nx
 
-    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     inside = set(forward)
     undirected = nx.Graph((d, i) for d, i in graph.edges if d in inside and i in inside)
-    articulation = sorted(nx.articulation_points(undirected))
-    if articulation and len(articulation) < len(forward):
-        yield articulation
-    if forward:
-        yield forward
+    return sorted(nx.articulation_points(undirected))
 
 
 def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
@@ -120,7 +136,7 @@ def _greedy_segments(graph: DFGraph, candidates: Sequence[int], thresholds: int)
     """Chen et al., algorithm 3, for one threshold after the other."""
     size = graph.output_bytes
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
-    total, largest = int(size[forward].sum()), max(1, int(size[forward].max()))
+    total, largest = int(size[forward].sum()), max(1, int(size[forward].max(initial=0)))
     allowed = set(candidates)
     for threshold in np.geomspace(largest, max(total, largest), thresholds):
         checkpoints, since = [], 0
@@ -171,24 +187,9 @@ def _order(graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence
 
     On the way into another segment everything is dropped but checkpoints, what the forward pass still reads, and that segment's own.
     """
-    last_forward_use = [max((j for j in users if not graph.ops[j].is_backward), default=-1) for users in graph.users]
-    order: list[int] = []
-    available: set[int] = set()
-    overwritten: set[int] = set()
-    expired: set[int] = set()
-    for t, op in enumerate(graph.ops):
+    read_until, walk = last_forward_use(graph), OnDemand(graph)
+    for t in range(len(graph)):
         if t and period[t] != period[t - 1]:
-            available = {i for i in available if i in kept or last_forward_use[i] >= t or segment[i] == period[t][1]}
-        missing, stack = set(), [d for d in op.deps if d not in available]
-        while stack:
-            i = stack.pop()
-            if i not in missing:
-                missing.add(i)
-                stack.extend(d for d in graph.deps[i] if d not in available)
-        expired |= missing & overwritten
-        order.extend(sorted(missing))
-        order.append(t)
-        available |= missing
-        available.add(t)
-        overwritten.update(op.overwrites)
-    return order, expired
+            walk.available = {i for i in walk.available if i in kept or read_until[i] >= t or segment[i] == period[t][1]}
+        walk.run(t)
+    return walk.order, walk.expired

@@ -8,14 +8,19 @@ most once per stage and in index order. Columns, with n stages:
     U[t, k]        k <= t  memory when op k has had its turn in stage t and nothing is freed for it yet
     FREE[t, i, k]  k < t   op k reads the value of op i, which is freed right after k's turn in stage t
 
+`formulate(..., partitioned=False)` is the program before the paper's section 4.6: any op may run in any of the n stages, R and S are full
+squares, and rows say what the triangles said before. It has the partitioned program's solutions and more, twice the columns, and a far
+weaker relaxation: that is why the paper partitions.
+
 Source: Checkmate (Jain et al., MLSys 2020), sections 4.2 to 4.7, equations 1 to 9; every block below cites its own.
 Departures, none of which changes the optimum over that space:
   * Equation 7 bounds FREE from both sides, with its hazards in one sum and a factor kappa. Freeing more never hurts, so the upper
     bounds suffice; and as a value is freed at most once per stage, they hold for sums of FREE: a tighter relaxation in
     which FREE and S need not be declared integer to come out so.
-  * Equation 4 also frees a value right after its own evaluation. What nobody reads afterwards is never worth running
-    again in these stages, so those columns are left out, as are all that can only be zero.
+  * Equation 4 also frees a value right after its own evaluation. In the partitioned program what nobody reads afterwards is never
+    worth running again, so those columns are left out there, as are all that can only be zero.
   * Workspace, ops that may not run again, ops that overwrite what others read, and outputs are not in the paper.
+  * Without partitioning first evaluations still keep the graph's order, as every solver's do; on a chain they have no other.
 
 Guarantee: the optimum of `formulate` is the cheapest plan of that space, with memory as the judge counts it. The judge accepts more
 plans: an op may run twice between two first evaluations, and in any order. `relax` bounds the cost of all those.
@@ -33,6 +38,8 @@ from checkmate.core.schedule import Schedule
 from checkmate.solvers.backends.matrices import MatrixProblem
 
 NEGLIGIBLE = 1e-9  # shares of the budget below this are taken for nothing: engines drop such coefficients anyway, and warn of it
+NO_ROOM = "when some op first runs, its inputs and what must be retained, whatever is recomputed, do not fit."
+"""What it means that `relax` has no solution."""
 ABSENT = -1  # stands for a column that does not exist because its value could only be zero
 
 
@@ -47,7 +54,8 @@ class Formulation:
       R: (stages, n) column of R[t, i], or `ABSENT`. There are n stages, and one more in a relaxation.
       S: (stages + 1, n) column of S[t, i], or `ABSENT`.
       U: (n, n) column of U[t, k], or `ABSENT`; all absent in a relaxation.
-      FREE: (n, edges) column of FREE[t, i, k] for edge (i, k), or `ABSENT`; all absent in a relaxation.
+      FREE: (n, len(readings)) column of FREE[t, i, k] for reading (i, k), or `ABSENT`; none in a relaxation.
+      readings: (value, op) pairs: after which ops which values may be freed. The graph's edges and, without partitioning, (i, i).
     """
 
     graph: DFGraph
@@ -57,6 +65,7 @@ class Formulation:
     S: np.ndarray
     U: np.ndarray
     FREE: np.ndarray
+    readings: tuple[tuple[int, int], ...] = ()
 
     def cost(self, objective: float) -> float:
         """An objective value in the graph's cost unit."""
@@ -73,39 +82,46 @@ class Formulation:
         return Schedule(R, retained(self.graph, R))
 
     def solution(self, schedule: Schedule) -> np.ndarray:
-        """Returns the vector of a frontier-advancing schedule, with everything freed as early as it can be: a start for an engine."""
+        """Returns the vector of a schedule of n stages, with everything freed as early as it can be: a start for an engine."""
         graph, n, x = self.graph, len(self.graph), np.zeros(len(self.problem.cost))
         R, S = schedule.R, np.vstack([schedule.S, np.isin(np.arange(n), graph.outputs)])
         for letter, columns in ((R, self.R), (S, self.S)):
             x[columns[columns >= 0]] = letter[columns >= 0]
         size = graph.output_bytes / self.capacity_bytes
-        edge = {pair: e for e, pair in enumerate(graph.edges)}
+        reading = {pair: e for e, pair in enumerate(self.readings)}
         for t in range(n):
             memory = float(S[t] @ size)
-            for k in range(t + 1):
+            for k in np.flatnonzero(self.U[t] >= 0).tolist():
                 memory += R[t, k] * size[k]
-                if self.U[t, k] >= 0:
-                    x[self.U[t, k]] = memory
-                for i in graph.deps[k] if R[t, k] else ():
-                    column = self.FREE[t, edge[i, k]]
+                x[self.U[t, k]] = memory
+                for i in (*graph.deps[k], k) if R[t, k] else ():
+                    column = self.FREE[t, reading[i, k]] if (i, k) in reading else ABSENT
                     if column >= 0 and not S[t + 1, i] and not any(R[t, j] for j in graph.users[i] if j > k):
                         x[column] = 1
                         memory -= size[i]
         return x
 
 
-def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
-    """Returns the paper's program: the cheapest frontier-advancing schedule within the budget (equation 9)."""
+def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) -> Formulation:
+    """Returns the paper's program: the cheapest schedule in n stages within the budget (equation 9).
+
+    Args:
+      partitioned: Op t runs for the first time at the end of stage t (equation 8). False leaves open in which stage.
+    """
     columns, rows = _Columns(), _Rows()
     n, capacity, size, workspace = _scaled(graph, budget_bytes)
-    R, S = _letters(columns, graph, n)
+    R, S = _letters(columns, graph, n) if partitioned else _square_letters(columns, graph)
     U = columns.add(R >= 0)
-    for t in range(n):
-        columns.upper[U[t, t]] -= workspace[t]  # equation 9, and the workspace of the op that runs for the first time
-    producer, consumer = np.array(graph.edges, dtype=int).reshape(-1, 2).T
-    FREE = columns.add((R[:, consumer] >= 0) & (consumer < np.arange(n)[:, None]))
+    itself = () if partitioned else tuple((i, i) for i in range(n))
+    readings = tuple(sorted((*graph.edges, *itself), key=lambda pair: pair[1]))
+    producer, consumer = np.array(readings, dtype=int).reshape(-1, 2).T
+    last = np.arange(n) if partitioned else np.full(n, n - 1)  # op of each stage, after which there is nothing to free for
+    FREE = columns.add((R[:, consumer] >= 0) & (consumer < last[:, None]))
     _dependencies(rows, graph, R, S)
-    _first_runs(rows, graph, S, size, workspace)  # implied, but it tightens the relaxation
+    if partitioned:
+        _first_runs(rows, graph, S, size, workspace)  # implied, but it tightens the relaxation
+    else:
+        _order(rows, graph, R)
     edges_of_consumer = [np.flatnonzero(consumer == k) for k in range(n)]
     edges_of_producer = [np.flatnonzero(producer == i) for i in range(n)]
 
@@ -119,10 +135,9 @@ def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
             freed = edges_of_consumer[before]
             rows.add([[U[t, k], U[t, before], R[t, k], *FREE[t, freed]]], [1.0, -1.0, -size[k], *size[producer[freed]]], 0.0, np.inf)
 
-    # Equation 9, with the workspace of an op that runs again: U[t, k] + workspace_k R[t, k] <= 1.
+    # Equation 9, with the workspace of the op that runs: U[t, k] + workspace_k R[t, k] <= 1.
     for k in np.flatnonzero(workspace):
-        again = np.arange(k + 1, n)
-        rows.add(np.stack([U[again, k], R[again, k]], 1), [1.0, workspace[k]], -np.inf, 1.0)
+        rows.add(np.stack([U[:, k], R[:, k]], 1), [1.0, workspace[k]], -np.inf, 1.0)
 
     # Equations 5 to 7, for every value i and stage t:
     #   FREE[t, i, k] <= R[t, k];  sum over all k of FREE + S[t + 1, i] <= 1, and <= R[t, i] + S[t, i]: only what is there is freed;
@@ -135,8 +150,9 @@ def formulate(graph: DFGraph, budget_bytes: int) -> Formulation:
         rows.add(np.column_stack([S[1:, i], freed]), [1.0, *ones], -np.inf, 1.0)
         rows.add(np.column_stack([R[:, i], S[:-1, i], freed]), [-1.0, -1.0, *ones], -np.inf, 0.0)
         for position, j in enumerate(consumer[edges_of_producer[i]]):
-            rows.add(np.column_stack([R[:, j], freed[:, :position]]), [1.0, *ones[:position]], -np.inf, 1.0)
-    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE)
+            if j != i:
+                rows.add(np.column_stack([R[:, j], freed[:, :position]]), [1.0, *ones[:position]], -np.inf, 1.0)
+    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, readings)
 
 
 def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
@@ -152,7 +168,7 @@ def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
     R, S = _letters(columns, graph, n + 1)
     _dependencies(rows, graph, R, S)
     _first_runs(rows, graph, S, size, workspace)
-    U, FREE = np.full((n, n), ABSENT), np.full((n, len(graph.edges)), ABSENT)
+    U, FREE = np.full((n, n), ABSENT), np.full((n, 0), ABSENT)
     return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE)
 
 
@@ -200,15 +216,40 @@ def _letters(columns: _Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray
     return R, S
 
 
-def _dependencies(rows: _Rows, graph: DFGraph, R: np.ndarray, S: np.ndarray) -> None:
+def _square_letters(columns: _Columns, graph: DFGraph) -> tuple[np.ndarray, np.ndarray]:
+    """R and S without partitioning: every op in every stage; nothing is retained into the first (equation 1d)."""
     n = len(graph)
+    R = columns.add(np.ones((n, n), bool), integer=True)
+    S = columns.add(np.arange(n + 1)[:, None] > np.zeros(n), integer=True)
+    columns.lower[S[-1]] = columns.upper[S[-1]] = np.isin(np.arange(n), graph.outputs)
+    return R, S
+
+
+def _order(rows: _Rows, graph: DFGraph, R: np.ndarray) -> None:
+    """What partitioning says by leaving columns out: that every op runs, when for the first time, and when not again."""
+    n = len(graph)
+    # Equation 1e: the last op runs. So do all others, as each has run before the next: R[t, i] <= R[0, i - 1] + ... + R[t, i - 1].
+    rows.add([R[:, n - 1]], 1.0, 1.0, np.inf)
+    for i in range(1, n):
+        for t in range(n):
+            rows.add([[R[t, i], *R[: t + 1, i - 1]]], [1.0, *[-1.0] * (t + 1)], -np.inf, 0.0)
+    for i in np.flatnonzero(~graph.recomputable).tolist():
+        rows.add([R[:, i]], 1.0, -np.inf, 1.0)
+    # After op k has overwritten what op d reads, d does not run.
+    later, earlier = np.nonzero(np.tri(n, k=-1, dtype=bool))
+    for k, op in enumerate(graph.ops):
+        for d in op.overwrites:
+            rows.add(np.stack([R[later, d], R[earlier, k]], 1), 1.0, -np.inf, 1.0)
+
+
+def _dependencies(rows: _Rows, graph: DFGraph, R: np.ndarray, S: np.ndarray) -> None:
     # Equation 1b: R[t, j] <= R[t, i] + S[t, i] for every edge (i, j).
     for i, j in graph.edges:
-        stages = j + np.flatnonzero(R[j:, j] >= 0)
+        stages = np.flatnonzero(R[:, j] >= 0)
         rows.add(np.stack([R[stages, j], R[stages, i], S[stages, i]], 1), [1.0, -1.0, -1.0], -np.inf, 0.0)
-    # Equation 1c: S[t + 1, i] <= S[t, i] + R[t, i]. In stage i itself R is 1, so nothing needs saying.
-    for i in range(n):
-        stages = np.arange(i + 1, len(R))
+    # Equation 1c: S[t + 1, i] <= S[t, i] + R[t, i].
+    for i in range(len(graph)):
+        stages = np.flatnonzero(S[1:, i] >= 0)
         rows.add(np.stack([S[stages + 1, i], S[stages, i], R[stages, i]], 1), [1.0, -1.0, -1.0], -np.inf, 0.0)
 
 
@@ -254,12 +295,13 @@ class _Rows:
         self.parts.append((row[there], columns[there], values[there], *bounds))
         self.count += len(columns)
 
-    def matrix(self) -> tuple[np.ndarray, ...]:
-        """Returns start, column, value, row_lower, row_upper; rows that hold whatever the columns are, are left out."""
+    def matrix(self, columns: _Columns) -> tuple[np.ndarray, ...]:
+        """Returns start, column, value, row_lower, row_upper; rows that hold wherever the columns are in their bounds, are left out."""
         row, column, value, lower, upper = (np.concatenate(part) for part in zip(*self.parts, strict=True))
-        negative = np.bincount(row, np.minimum(value, 0), minlength=self.count)
-        positive = np.bincount(row, np.maximum(value, 0), minlength=self.count)
-        useful = (positive > upper) | (negative < lower)
+        at_bounds = value * columns.lower[column], value * columns.upper[column]
+        least = np.bincount(row, np.minimum(*at_bounds), minlength=self.count)
+        most = np.bincount(row, np.maximum(*at_bounds), minlength=self.count)
+        useful = (most > upper) | (least < lower)
         keep = useful[row]
         number = np.cumsum(useful) - 1
         row, column, value = number[row[keep]], column[keep], value[keep]
@@ -273,4 +315,4 @@ def _problem(graph: DFGraph, columns: _Columns, rows: _Rows, R: np.ndarray) -> M
     cost = np.zeros(len(columns.lower))
     share = np.broadcast_to(graph.costs / (graph.total_cost or 1.0), R.shape)
     cost[R[R >= 0]] = share[R >= 0]
-    return MatrixProblem(cost, columns.lower, columns.upper, columns.integer, *rows.matrix())
+    return MatrixProblem(cost, columns.lower, columns.upper, columns.integer, *rows.matrix(columns))

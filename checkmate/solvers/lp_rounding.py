@@ -5,8 +5,9 @@ in a stage where its value is asked for and not retained, back to front, so that
 which are within the budget, and the cheapest counts. The relaxation is solved at the budget and somewhat below it, for roundings that
 lose less memory.
 
-Source: Checkmate (Jain et al., MLSys 2020), section 5, algorithm 2. Departures: many thresholds rather than 1/2; at random, one number is
-drawn per value, not per entry, so that what is retained stays so from stage to stage; what may not run again is retained instead.
+Source: Checkmate (Jain et al., MLSys 2020), section 5, algorithm 2. Departures: many thresholds rather than 1/2; at random, every other
+rounding draws one number per value instead of one per entry, so that what is retained stays so from stage to stage; what may not run
+again is retained instead.
 Guarantee: none on finding a plan. The bound is the value of `formulation.relax` without integrality, which holds for every plan in the
 graph's order of first evaluations; it is told only when the graph was not grouped.
 """
@@ -22,13 +23,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import lower
 from checkmate.core.schedule import Schedule
 from checkmate.solvers.backends.engines import solve_matrices
-from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.coarsen import coarsen
-from checkmate.solvers.formulation import formulate, may_run, relax
+from checkmate.solvers.formulation import formulate, may_run
+from checkmate.solvers.lp_bound import LPBound
 from checkmate.solvers.search import Search
-
-BOUND_TOLERANCE = {"clp": 5e-7, "glop": 5e-7, "pdlp": 1e-4}
-"""By what share an engine's optimum may exceed the true one; bounds are lowered by it. PDLP is a first-order method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class LPRounding:
       engine: "clp", "glop" or "pdlp".
       max_ops: Graphs with more ops are grouped into at most this many.
       epsilons: Shares of the memory that the relaxation is denied, one solution each.
-      thresholds: How many thresholds are tried on each solution.
-      draws: How many random roundings are tried on each solution.
+      thresholds: How many thresholds are tried on each solution, 1/2 and quantiles of its fractions; 0 for randomized rounding alone.
+      draws: How many random roundings are tried on each solution; 0 for deterministic rounding alone.
       seed: Of the random roundings.
     """
 
@@ -56,7 +54,9 @@ class LPRounding:
         """Offers every rounding, and the relaxation's value as a bound."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.graph is search.graph:
-            self._bound(search)
+            LPBound(self.engine, share=0.25, name=f"{self.name}: relaxation").run(search)
+        if search.infeasible:
+            return
         generator = np.random.default_rng(self.seed)
         memory = search.budget_bytes - coarse.graph.fixed_bytes
         for position, epsilon in enumerate(self.epsilons):
@@ -70,20 +70,14 @@ class LPRounding:
                     return
                 search.offer(coarse.expand(lower(coarse.graph, complete(coarse.graph, S))), by=self.name)
 
-    def _bound(self, search: Search) -> None:
-        relaxation = relax(search.graph, search.budget_bytes)
-        answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=search.remaining_s / 4)
-        if answer.status is AnswerStatus.OPTIMAL:
-            search.raise_bound(relaxation.cost(answer.bound) * (1 - BOUND_TOLERANCE[self.engine]), by=f"{self.name}: relaxation")
-
     def _roundings(self, fractions: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
-        """Phase one. Thresholds are quantiles of the fractions that are neither 0 nor 1, and 1/2."""
+        """Phase one. Where no fraction is left, there is one rounding."""
         between = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
-        quantiles = np.quantile(between, np.linspace(0, 1, self.thresholds)) if len(between) else []
-        for threshold in sorted({0.5, *quantiles}):
+        quantiles = np.quantile(between, np.linspace(0, 1, self.thresholds)) if len(between) and self.thresholds else []
+        for threshold in sorted({0.5, *quantiles}) if self.thresholds or not len(between) else ():
             yield fractions >= threshold
-        for _ in range(self.draws if len(between) else 0):
-            yield generator.random(fractions.shape[1]) < fractions
+        for k in range(self.draws if len(between) else 0):  # a number per entry and one per value (column of S), in turn
+            yield generator.random(fractions.shape[k % 2 :]) < fractions
 
 
 def complete(graph: DFGraph, S: np.ndarray) -> Schedule:

@@ -5,7 +5,8 @@ budget already. Then `formulation.formulate`, begun from the cheapest plan known
 A graph with more than `max_ops` ops is grouped first (`coarsen`).
 
 Source: Checkmate (Jain et al., MLSys 2020), section 4. Starting from the relaxation is not in the paper.
-Guarantee: without grouping, and given the time, the cheapest frontier-advancing plan in which no op runs twice in one stage. The bound
+Guarantee: without grouping, and given the time, the cheapest plan of the program's space: for the partitioned one the cheapest
+frontier-advancing plan in which no op runs twice in one stage. The bound
 told to the search is the relaxation's, which holds for every plan in the graph's order of first evaluations; the program's own would
 not. For the same reason only the relaxation can prove that there is no plan. With grouping neither is told.
 """
@@ -22,7 +23,7 @@ from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.baselines import ChenGreedy, ChenSqrtN
 from checkmate.solvers.coarsen import Coarse, coarsen
-from checkmate.solvers.formulation import Formulation, formulate, relax
+from checkmate.solvers.formulation import NO_ROOM, Formulation, formulate, relax
 from checkmate.solvers.search import Search
 
 ENGINE_TOLERANCE = 5e-7
@@ -36,18 +37,21 @@ class MILP:
 
     Args:
       engine: "cbc", "scip", "highs" or "cp_sat".
+      partitioned: Whether the program is the one of frontier-advancing stages. The other is there to compare with: its optimum can be
+        cheaper, as an op runs for the first time in any stage, but it is out of reach beyond some ten ops.
       max_ops: Graphs with more ops are grouped into at most this many.
       relaxation_share: Share of the time that the relaxation may take.
     """
 
     engine: str = "cbc"
+    partitioned: bool = True
     max_ops: int = 80
     relaxation_share: float = 0.4
 
     @property
     def name(self) -> str:
         """The engine, after "milp_"."""
-        return f"milp_{self.engine}"
+        return f"milp_{self.engine}{'' if self.partitioned else '_unpartitioned'}"
 
     def run(self, search: Search) -> None:
         """Offers what the relaxation, the baselines and the program find, one after the other."""
@@ -63,7 +67,7 @@ class MILP:
                 search.offer(coarse.expand(inner.plan), by=f"{self.name}: {inner.found_by}")
         budget_bytes = search.budget_bytes
         for _ in range(TRIES):
-            program = formulate(coarse.graph, budget_bytes)
+            program = formulate(coarse.graph, budget_bytes, partitioned=self.partitioned)
             plan = self._solve(program, 0.95 * search.remaining_s, _start(program, inner))
             if plan is None:
                 return
@@ -77,7 +81,7 @@ class MILP:
         answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=self.relaxation_share * search.remaining_s)
         exact = coarse.graph is search.graph and self.engine != "cp_sat"  # CP-SAT rounds what is not whole: no proof
         if answer.status is AnswerStatus.INFEASIBLE and exact:
-            search.prove_infeasible("when some op first runs, its inputs and what must be retained, whatever is recomputed, do not fit.")
+            search.prove_infeasible(NO_ROOM)
             return
         inner.raise_bound(relaxation.cost(answer.bound) * (1 - ENGINE_TOLERANCE), by=self.name)
         if exact:

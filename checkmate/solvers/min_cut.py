@@ -20,6 +20,7 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
+from checkmate.solvers.on_demand import OnDemand, last_forward_use
 from checkmate.solvers.search import Search
 
 BUCKETS = 1000
@@ -118,25 +119,12 @@ def recompute_once(graph: DFGraph, saved: Iterable[int]) -> list[int] | None:
 
     None where that would run an op again that may not, or whose variables are overwritten by then.
     """
-    ops, saved = graph.ops, set(saved)
-    last_forward_use = [max((j for j in users if not ops[j].is_backward), default=-1) for users in graph.users]
-    order: list[int] = []
-    available: set[int] = set()
-    overwritten: set[int] = set()
-    turned = False
+    ops, saved, read_until = graph.ops, set(saved), last_forward_use(graph)
+    walk, turned = OnDemand(graph), False
     for t, op in enumerate(ops):
         if op.is_backward and not turned:
             turned = True
-            available = {i for i in available if i in saved or not ops[i].recomputable or ops[i].is_backward or last_forward_use[i] >= t}
-        missing, stack = set(), [d for d in op.deps if d not in available]
-        while stack:
-            i = stack.pop()
-            if i not in missing:
-                missing.add(i)
-                stack.extend(d for d in graph.deps[i] if d not in available)
-        if missing & overwritten:
-            return None
-        order += [*sorted(missing), t]
-        available |= missing | {t}
-        overwritten.update(op.overwrites)
-    return order
+            stays = saved | {i for i in range(t) if not ops[i].recomputable or ops[i].is_backward or read_until[i] >= t}
+            walk.available &= stays
+        walk.run(t)
+    return None if walk.expired else walk.order

@@ -19,7 +19,8 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.solvers.baselines import checkpoint_candidates, periods
+from checkmate.solvers.baselines import FORMS, checkpoint_candidates, periods
+from checkmate.solvers.on_demand import OnDemand, last_forward_use
 from checkmate.solvers.search import Search
 
 STATES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -37,7 +38,7 @@ class Revolve:
 
     def run(self, search: Search) -> None:
         """Offers a plan for every number of states, at articulation points and in linear order."""
-        for places in checkpoint_candidates(search.graph):
+        for places in {tuple(checkpoint_candidates(search.graph, form)): form for form in FORMS}:
             steps = len(places) + 1
             evaluations, split = advances(steps, max(STATES))
             for s in STATES:
@@ -93,8 +94,8 @@ def revolved(graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int
     """
     ops, n = graph.ops, len(graph)
     step = np.searchsorted(np.asarray(places, int), np.arange(n))
-    crossing = [max((int(step[j]) for j in users if not ops[j].is_backward), default=-1) for users in graph.users]
-    last_forward_use = [max((j for j in users if not ops[j].is_backward), default=-1) for users in graph.users]
+    read_until = last_forward_use(graph)
+    crossing = [int(step[j]) if j >= 0 else -1 for j in read_until]
     states = [i for i in range(n) if not ops[i].is_backward and crossing[i] > step[i]]
     kept = {i for i, op in enumerate(ops) if not op.recomputable or op.is_backward}
     period = periods(graph, step, kept, steady=True)
@@ -103,25 +104,14 @@ def revolved(graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int
         """Whether the value of op i is in memory while the backward pass is at step k: the step's own, its start's, and the states held."""
         return i in kept or step[i] == k or any(step[i] < p <= crossing[i] for p in (k, *held[k]))
 
-    order: list[int] = []
-    available: set[int] = set()
-    overwritten: set[int] = set()
+    walk = OnDemand(graph)
     for t, op in enumerate(ops):
         backward, k = period[t]
-        entering = backward and k >= 0 and (t == 0 or period[t] != period[t - 1])
-        wanted = list(op.deps)
-        if entering:
-            available = {i for i in available if last_forward_use[i] >= t or belongs(i, k)}
-            wanted += [i for i in states if i < t and any(step[i] < p <= crossing[i] for p in held[k])]
-        missing, stack = set(), [d for d in wanted if d not in available]
-        while stack:
-            i = stack.pop()
-            if i not in missing:
-                missing.add(i)
-                stack.extend(d for d in graph.deps[i] if d not in available)
-        if missing & overwritten:
-            return None
-        order += [*sorted(missing), t]
-        available |= {i for i in missing if not backward or k < 0 or belongs(i, k) or i in op.deps} | {t}
-        overwritten.update(op.overwrites)
-    return order
+        to_hold = []
+        if backward and k >= 0 and (t == 0 or period[t] != period[t - 1]):
+            walk.available = {i for i in walk.available if read_until[i] >= t or belongs(i, k)}
+            to_hold = [i for i in states if i < t and any(step[i] < p <= crossing[i] for p in held[k])]
+        again = walk.run(t, also=to_hold)
+        if backward and k >= 0:
+            walk.available -= {i for i in again if not belongs(i, k) and i not in op.deps}
+    return None if walk.expired else walk.order

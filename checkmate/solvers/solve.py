@@ -26,10 +26,17 @@ SOLVERS: dict[str, tuple[str, str, dict]] = {
     "milp_cp_sat": ("checkmate.solvers.milp", "MILP", {"engine": "cp_sat"}),
     "retention": ("checkmate.solvers.retention", "Retention", {}),
     "lp_rounding": ("checkmate.solvers.lp_rounding", "LPRounding", {}),
+    "lp_bound": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "clp"}),
+    "lp_bound_glop": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "glop"}),
+    "lp_bound_pdlp": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "pdlp"}),
     "checkpoint_all": ("checkmate.solvers.baselines", "CheckpointAll", {}),
     "checkpoint_last": ("checkmate.solvers.baselines", "CheckpointLast", {}),
     "chen_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {}),
     "chen_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {}),
+    "ap_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {"forms": ("ap",), "name": "ap_sqrt_n"}),
+    "ap_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {"forms": ("ap",), "name": "ap_greedy"}),
+    "linearized_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {"forms": ("linearized",), "name": "linearized_sqrt_n"}),
+    "linearized_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {"forms": ("linearized",), "name": "linearized_greedy"}),
     "revolve": ("checkmate.solvers.revolve", "Revolve", {}),
     "min_cut": ("checkmate.solvers.min_cut", "MinCut", {}),
     "dtr": ("checkmate.solvers.dtr", "DTR", {}),
@@ -146,9 +153,12 @@ def _below_floor(graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int) -
 
 
 def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
-    best = search.best_peak_bytes or plain_peak
-    message = (
-        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it "
-        f"reached is {format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much. Raise the budget, the time limit, or try solver='auto'."
+    best, total = search.best_peak_bytes or plain_peak, search.graph.total_cost
+    proven = (
+        f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the plain step." if search.bound > total else ""
     )
-    return NoPlanFoundError(message, best_peak_bytes=best)
+    message = (
+        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it reached is "
+        f"{format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven} Raise the budget, the time limit, or try solver='auto'."
+    )
+    return NoPlanFoundError(message, best_peak_bytes=best, bound=search.bound)

@@ -102,7 +102,7 @@ def test_a_breaking_package_is_chained(engine, module, monkeypatch):
         raise RuntimeError("segment of something")
 
     monkeypatch.setattr(importlib.import_module(f"checkmate.solvers.backends.{module}"), "solve", breaks)
-    monkeypatch.setattr(engines, "_beside_tensorflow", lambda: False)  # in this process, where it is the one that breaks
+    monkeypatch.setattr(engines, "_apart", lambda: False)  # in this process, where it is the one that breaks
     with pytest.raises(SolverFailedError, match="2 rows and 3 columns: RuntimeError segment of something") as caught:
         solve_matrices(knapsack(), engine=engine, time_limit_s=1)
     assert isinstance(caught.value.__cause__, RuntimeError)

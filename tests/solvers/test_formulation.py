@@ -154,9 +154,95 @@ def test_retained_is_what_lowering_a_plan_retains():
     assert np.array_equal(retained(graph, schedule.R), schedule.S)
 
 
-@pytest.mark.parametrize(("budget_bytes", "cost"), [(4, 52), (5, 36), (10, 24.5)])
-def test_integrality_gap_of_the_papers_chain(budget_bytes, cost):
-    """The chain of the paper's appendix A: 8 layers, their gradients and the loss, all of one size."""
+def paper_chain(layers: int) -> DFGraph:
+    """The chain of the paper's appendix A: forward ops, the loss, and for each forward op one that reads it and the gradient from above."""
+    ops = [Op(f"f{k}", (k - 1,) if k else (), 1, 1) for k in range(layers + 1)]
+    ops += [Op(f"b{k}", (k, 2 * layers - k - 1), 1, 1, is_backward=True) for k in range(layers - 1, 0, -1)]
+    ops.append(Op("b0", (0, 2 * layers - 1), 1, 1, is_backward=True))
+    return DFGraph(tuple(ops), (2 * layers,))
+
+
+def test_partitioning_is_what_makes_the_papers_chain_tractable():
+    """17 ops of cost 1 and size 1, budget 4. The paper has integrality gaps of 21.56 without and 1.18 with partitioning.
+
+    Ours are 21.56 and 1.13: sums of FREE make the partitioned program tighter than the paper's.
+    """
+    graph = paper_chain(8)
+    assert len(graph) == 17
+    least = cheapest(graph, 4)
+    assert least == 26
+    gaps = {}
+    for partitioned in (False, True):
+        program = formulate(graph, 4, partitioned=partitioned)
+        relaxed = solve_matrices(program.problem, engine="clp", time_limit_s=60)
+        assert relaxed.status is AnswerStatus.OPTIMAL
+        gaps[partitioned] = least / program.cost(relaxed.bound)
+    assert gaps[False] == pytest.approx(21.56, abs=0.005)
+    assert gaps[True] == pytest.approx(26 / 23)
+    # Both spaces have the optimum: the partitioned program reaches it, and what solves it solves the other one, too.
+    program = formulate(graph, 4)
+    answer = optimum(program)
+    assert program.cost(answer.bound) == pytest.approx(least)
+    whole = formulate(graph, 4, partitioned=False)
+    x = whole.solution(program.schedule(answer.x))
+    assert whole.problem.violation(x) < 1e-6
+    assert whole.cost(whole.problem.cost @ x) == pytest.approx(least)
+
+
+def loose_plans(graph: DFGraph):
+    """Yields every plan of n stages that runs any subset of ops in each, in index order, first evaluations in the graph's order."""
+    n = len(graph)
+    for choice in product((False, True), repeat=n * n):
+        order = [i for position, i in enumerate(list(range(n)) * n) if choice[position]]
+        if list(dict.fromkeys(order)) == list(range(n)):
+            try:
+                plan = Plan.from_order(graph, order)
+                yield plan, replay(graph, plan)
+            except PlanError:
+                continue
+
+
+@settings(max_examples=40)
+@given(problems(graphs(min_ops=2, max_ops=3)))
+def test_unpartitioned_optimum_is_the_cheapest_plan_of_any_stages(problem):
+    graph, budget_bytes = problem
+    expected = min((line.cost for _, line in loose_plans(graph) if line.peak_bytes <= budget_bytes), default=None)
+    program = formulate(graph, budget_bytes, partitioned=False)
+    answer = optimum(program)
+    if expected is None:
+        assert answer.status is AnswerStatus.INFEASIBLE
+    else:
+        assert answer.status is AnswerStatus.OPTIMAL
+        assert program.cost(answer.bound) == pytest.approx(expected, abs=1e-5)
+
+
+@settings(max_examples=30)
+@given(problems(graphs(min_ops=4, max_ops=5)))
+def test_unpartitioned_optimum_lies_between_any_plan_and_the_partitioned_one(problem):
+    graph, budget_bytes = problem
+    least, in_stages = cheapest(graph, budget_bytes), cheapest_in_stages(graph, budget_bytes)
+    program = formulate(graph, budget_bytes, partitioned=False)
+    answer = optimum(program)
+    assert answer.status is AnswerStatus.OPTIMAL or in_stages is None
+    if answer.status is AnswerStatus.OPTIMAL:
+        timeline = replay(graph, lower(graph, program.schedule(answer.x)))
+        assert timeline.peak_bytes <= budget_bytes
+        assert program.cost(answer.bound) == pytest.approx(timeline.cost, abs=1e-5)
+        assert least - 1e-6 <= timeline.cost <= (np.inf if in_stages is None else in_stages + 1e-6)
+
+
+@settings(max_examples=40)
+@given(graphs(max_ops=4))
+def test_every_plan_in_stages_solves_the_unpartitioned_program(graph):
+    for plan, timeline in list(stage_plans(graph))[:20]:
+        program = formulate(graph, max(1, timeline.peak_bytes), partitioned=False)
+        x = program.solution(Schedule.from_plan(graph, plan))
+        assert program.problem.violation(x) < 1e-9
+        assert program.cost(program.problem.cost @ x) == pytest.approx(timeline.cost)
+
+
+@pytest.mark.parametrize(("budget_bytes", "cost"), [(5, 36), (10, 24.5)])
+def test_the_partitioned_relaxation_is_tight_on_chains(budget_bytes, cost):
     graph = training_chain(8, sizes=(1,))
     program = formulate(graph, budget_bytes)
     integer = optimum(program)

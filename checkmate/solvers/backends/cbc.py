@@ -22,7 +22,7 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
         status = simplex.initialSolve()
         if status == "optimal":
             x = np.array(simplex.primalVariableSolution)
-            return Answer(AnswerStatus.OPTIMAL, x, float(problem.cost @ x))
+            return Answer(AnswerStatus.OPTIMAL, x, problem.dual_bound(np.array(simplex.dualConstraintSolution)))
         return Answer(AnswerStatus.INFEASIBLE if status == "primal infeasible" else AnswerStatus.UNKNOWN)
     simplex.copyInIntegerInformation(problem.integer.astype(np.uint8))
     model = simplex.getCbcModel()

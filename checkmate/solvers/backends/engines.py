@@ -2,7 +2,8 @@
 
 Problems of some size are solved in a process of their own. That is what keeps an engine to its wall-clock limit whatever it is busy
 with, lets Ctrl-C through, and turns a crash of the package into an error. Small ones are solved here: they end before a process
-would have started. Where TensorFlow is loaded none is: CP-SAT, HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process.
+would have started. None is where packages do not bear each other: CP-SAT, HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends
+the process, and OR-tools and highspy cannot be imported into one, whichever comes first.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         importlib.import_module(package)
         if time_limit_s <= 0:
             return None
-        here = small and not _beside_tensorflow()
+        here = small and not _apart()
         return _ask(module, question) if here else _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
@@ -114,9 +115,9 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _beside_tensorflow() -> bool:
-    """True where some engines would end the process: TensorFlow's libraries and theirs do not bear each other."""
-    return "tensorflow" in sys.modules
+def _apart() -> bool:
+    """True where engines must stay out of this process: TensorFlow is loaded, or highspy is there to be imported some day."""
+    return "tensorflow" in sys.modules or _is_installed("highspy")
 
 
 def _ask(module: str, question: dict) -> Any:

@@ -59,9 +59,12 @@ def _answer(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
             f"Engine {engine!r} ended with {status.name}: {solver.status_string() or 'no reason given'}. Try another engine."
         )
     relaxed, optimal = engine in LP_ENGINES, status == statuses.OPTIMAL
+    if relaxed:
+        multipliers = np.array(solver.dual_values()) if solver.has_solution() else np.zeros(0)
+        bound = problem.dual_bound(multipliers) if len(multipliers) else -np.inf
+    else:
+        bound = solver.best_objective_bound()
     if not solver.has_solution() or (relaxed and not optimal):
-        return Answer(AnswerStatus.UNKNOWN)
+        return Answer(AnswerStatus.UNKNOWN, None, bound)
     x = np.array(solver.variable_values())
-    # LP engines report no bound; where they prove x optimal it is its own.
-    bound = float(problem.cost @ x) if relaxed else solver.best_objective_bound()
     return Answer(AnswerStatus.OPTIMAL if optimal else AnswerStatus.FEASIBLE, x, bound)

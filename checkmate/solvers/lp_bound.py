@@ -1,0 +1,42 @@
+"""A bound and no plan: the linear relaxation of what every plan must satisfy.
+
+Method: `formulation.relax` without integrality. Its optimum is at most the cost of any plan within the budget, and what the engine says of it is
+not believed: the bound is computed from the multipliers that it ends with (`MatrixProblem.dual_bound`), so that an engine of low
+accuracy, or one that ran out of time, gives a weaker bound but never a wrong one.
+
+Source: Checkmate (Jain et al., MLSys 2020), section 5, which starts its rounding from such a relaxation.
+Guarantee: the bound holds for every plan in the graph's order of first evaluations, however often and in whatever order it recomputes. It
+has columns for every pair of ops, about n^2: 74 ops take 0.1 s, 354 ops a minute or more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkmate.solvers.backends.engines import solve_matrices
+from checkmate.solvers.backends.matrices import AnswerStatus
+from checkmate.solvers.formulation import NO_ROOM, relax
+from checkmate.solvers.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class LPBound:
+    """Solves the relaxation.
+
+    Args:
+      engine: "clp", "glop" or "pdlp".
+      share: Share of the time that it may take.
+    """
+
+    engine: str = "clp"
+    share: float = 1.0
+    name: str = "lp_bound"
+
+    def run(self, search: Search) -> None:
+        """Tells the relaxation's value, or that there is no plan."""
+        relaxation = relax(search.graph, search.budget_bytes)
+        answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=self.share * search.remaining_s)
+        if answer.status is AnswerStatus.INFEASIBLE:
+            search.prove_infeasible(NO_ROOM)
+        else:
+            search.raise_bound(relaxation.cost(answer.bound), by=self.name)
