@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from checkmate import DFGraph, Plan, SolveResult, floor, plot, replay, solve, solve_curve
@@ -40,7 +41,7 @@ def curve(graph: DFGraph) -> plot.Picture:
 
 
 if __name__ == "__main__":
-    graph = load("mobilenet_ops")
+    graph = replace(load("mobilenet_ops"), name="MobileNet")
     pictures = {**draw(graph, solve(graph, SHARE, time_limit_s=10)), "curve": curve(graph)}
     for name, picture in pictures.items():
         picture.save(FOLDER / f"{name}.svg")

@@ -17,6 +17,9 @@ from checkmate.plot.picture import COLOURS, SERIES, Picture, byte_scale, new_fig
 MOST_LAYERS = 24
 """How many bars are drawn at most, beside that of all the others."""
 
+MOST_GROUPS = 2
+"""How many times as many groups there may be: half of them among the others tells more than groups twice as large."""
+
 SMALLEST_BAR = 0.003
 """Bars shorter than this share of the longest, of layers that are not computed again, are among the others."""
 
@@ -72,12 +75,12 @@ def chosen(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
 
 
 def _grouped(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
-    """Layers by the first words of their names, as many words as leave at most `most` groups."""
+    """Layers by the first words of their names, as many words as leave few enough groups."""
     for words in (3, 2, 1):
         groups: dict[tuple[str, ...], list[usage.LayerUse]] = {}
         for row in rows:
             groups.setdefault(tuple(re.split("[_/]", row.name)[:words]), []).append(row)
-        if len(groups) <= most:
+        if len(groups) <= MOST_GROUPS * most:
             break
     return [found[0] if len(found) == 1 else _summed(f"{'_'.join(name)} ({len(found)} layers)", found) for name, found in groups.items()]
 

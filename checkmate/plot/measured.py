@@ -11,7 +11,7 @@ from checkmate.errors import CheckmateError
 from checkmate.plot.picture import COLOURS, SERIES, Picture, byte_scale, new_figure, settings, shorten
 from checkmate.units import format_bytes
 
-DOTS = 1200
+DOTS = 600
 """Moments that are drawn of each run; between two of them the most bytes in use count, so that no peak is lost."""
 
 
@@ -35,8 +35,12 @@ def measured(runs: Mapping[str, Sequence[tuple[float, int]]], *, budget_bytes: i
             axis.fill_between(x, np.zeros(len(y)), y / scale, step="post", color=colour, alpha=0.85, linewidth=0, label=run)
             k = int(np.argmax(y))
             axis.plot(x[k], y[k] / scale, marker="v", color="black", markersize=6, clip_on=False)
-            words = f"{run}: peak {format_bytes(y[k])}"
-            axis.annotate(words, (x[k], y[k] / scale), xytext=(7, 3), textcoords="offset points", va="bottom", fontsize=8.5)
+            near = budget_bytes and y[k] <= budget_bytes < 1.2 * y[k]  # the words stay clear of the line
+            left = x[k] < x[-1] / 2
+            axis.annotate(
+                f"{run}: peak {format_bytes(y[k])}", (x[k], (budget_bytes if near else y[k]) / scale), xytext=(7 if left else -7, 3),
+                textcoords="offset points", ha="left" if left else "right", va="bottom", fontsize=8.5,
+            )  # fmt: skip
         if budget_bytes:
             line = {"color": COLOURS["budget"], "linestyle": (0, (5, 2)), "linewidth": 1.4}
             axis.axhline(budget_bytes / scale, label=f"budget {format_bytes(budget_bytes)}", **line)

@@ -70,6 +70,11 @@ class Report:
         return self.measured_peak_bytes or self.peak_bytes
 
     @property
+    def lasts_to_bytes(self) -> int:
+        """The smallest budget that this plan fits: its measured peak, or where that is not known the predicted one and the reserve."""
+        return self.measured_peak_bytes or min(self.budget_bytes, self.peak_bytes + self.reserve_bytes + self.outside_bytes)
+
+    @property
     def peak_bytes(self) -> int:
         """Predicted peak of the step as it runs now."""
         return self.result.peak_bytes if self.result else self.plain_peak_bytes
@@ -130,7 +135,7 @@ class Report:
         """At which budgets something changes, as sentences."""
         found = [f"From {format_bytes(self.plain_peak_bytes + self.reserve_bytes)} on nothing is recomputed."]
         if self.result is not None:
-            found.append(f"The plan needs {format_bytes(self.peak_bytes)} by prediction; for less it must be another one.")
+            found.append(f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes another one, and more time.")
         if self.graph is not None:
             found.append(f"Below {format_bytes(self._floor().bytes)} no plan exists, because of {self._binding_layer()}.")
         return found
@@ -187,7 +192,7 @@ class Report:
     def __str__(self) -> str:
         rows = self.facts()
         width = max(len(key) for key, _ in rows)
-        lines = [f"Checkmate plan of {self.name!r}", *(f"  {key:<{width}}  {value}" for key, value in rows)]
+        lines = [self.sentence(), *(f"  {key:<{width}}  {value}" for key, value in rows)]
         paying = self.layers()[:LAYERS_SHOWN]
         if paying:
             name = max(len(row.name) for row in paying)

@@ -35,7 +35,7 @@ def rows(text):
 def test_the_printed_report():
     found = report(measured_peak_bytes=2**22, measured_slowdown=1.25)
     lines = str(found).splitlines()
-    assert lines[0] == "Checkmate plan of 'chain'"
+    assert lines[0] == found.sentence()
     shown = rows(str(found))
     keys = ["budget", "predicted peak, plain step", "predicted peak, this step", "measured peak, this step", "reserve"]
     assert list(shown)[:11] == [*keys, "plan", "predicted cost", "measured time", "proven", "solver", "time"]
@@ -83,6 +83,9 @@ def test_the_budgets_at_which_something_changes():
     lowest = floor(GRAPH)
     for size in (PLAIN, report().peak_bytes, lowest.bytes):
         assert checkmate.units.format_bytes(size) in said
+    assert "Down to 7.00 MiB" in " ".join(report(measured_peak_bytes=7 * 2**20).next_budgets())
+    reserved = report(reserve_bytes=2**16, budget_bytes=2 * PLAIN)
+    assert reserved.lasts_to_bytes == reserved.peak_bytes + 2**16
     assert GRAPH.ops[lowest.op].name in said
 
 
