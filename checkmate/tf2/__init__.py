@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from checkmate.tf2.capacity import MaxBatch, max_batch
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
-from checkmate.tf2.function import PlannedFunction, function
+from checkmate.tf2.function import PlannedFunction, PlanOptions, function
 from checkmate.tf2.step import PlannedStep, compile
+from checkmate.tf2.tensorboard import TensorBoardScalars
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.tf2.verify import Verification, verify
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MaxBatch",
+    "PlanOptions",
     "PlannedFunction",
     "PlannedStep",
     "Rematerialize",
+    "TensorBoardScalars",
     "TracedStep",
     "Verification",
     "compile",

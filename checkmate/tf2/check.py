@@ -45,7 +45,7 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
       The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data, or prints, writes files or
       calls Python, which a trial must not.
     """
-    if any(op_rules.is_seen_outside(operation) for operation in traced.function.graph.get_operations()):
+    if op_rules.is_seen_outside(traced.function):
         return None
     batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
     resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes

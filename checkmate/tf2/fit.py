@@ -7,7 +7,6 @@ is. All else (epochs, callbacks, validation, saving) is Keras's.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,27 +15,15 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.solvers.search import Solver
 from checkmate.tf2.distribute import ReplicatedFit
 from checkmate.tf2.function import PlannedFunction, PlanOptions
-from checkmate.tf2.profile import CostModel
 from checkmate.units import Bytes
 
 ATTRIBUTE = "make_train_function"
 """The model's method that ours takes the place of, on the one model only."""
 
 
-def rematerialize(
-    model: keras.Model,
-    *,
-    budget: Bytes = "auto",
-    batch_size: int | None = None,
-    solver: str | Solver = "auto",
-    cost_model: str | CostModel = "profile",
-    time_limit_s: float = 2,
-    verbose: bool = True,
-    plan: str | os.PathLike | None = None,
-) -> keras.Model:
+def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any) -> keras.Model:
     """Has `fit` and `train_on_batch` of a compiled model stay within a memory budget.
 
     The step is the model's own `train_step`, with its losses, metrics and optimizer, and its numbers do not change. It is planned when
@@ -53,13 +40,8 @@ def rematerialize(
 
     Args:
       model: A compiled Keras 3 model, built or not, on TensorFlow.
-      budget: The limit for everything resident on the device while a step runs; see `checkmate.tf2.compile`.
-      batch_size: The largest batch that will come; by default the first one. A smaller last batch runs under the same plan.
-      solver: See `checkmate.solve`.
-      cost_model: "profile", "roofline", "unit", or a function.
-      time_limit_s: The most seconds that the solver takes for one plan.
-      verbose: Show progress on a terminal.
-      plan: A file that `planned(model).save` wrote, or a folder of plans; see `checkmate.tf2.function`.
+      budget: The limit for everything resident on the device while a step runs; see `PlanOptions`.
+      options: The other fields of `PlanOptions`.
 
     Returns:
       The same model. `release(model)` undoes it.
@@ -71,9 +53,9 @@ def rematerialize(
     Example:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP
     """
-    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size, plan)
+    asked = PlanOptions(budget, **options)
     _check(model)
-    training = Training(model, options)
+    training = Training(model, asked)
     setattr(model, ATTRIBUTE, training.make_train_function)
     model.train_function = None
     _warn_of_xla(model)
@@ -150,7 +132,10 @@ class Training:
         with self._model.distribute_strategy.scope():
             if tf.distribute.has_strategy():
                 return ReplicatedFit(self._model, self._options)
-        return PlannedFunction(self._model.train_step, self._options, name=self._model.name, autograph=False)
+        own = type(self._model).train_step is not keras.Model.train_step
+        return PlannedFunction(
+            self._model.train_step, self._options, name=self._model.name, autograph=False, on_lost=warnings.warn if own else None
+        )
 
     def _train_function(self, iterator: Iterator[Any]) -> Any:
         """Runs as many steps as Keras asks for at a time, and returns the logs of the last."""
@@ -182,6 +167,11 @@ def _check(model: Any) -> None:
         raise TraceError(_EAGER.format(model.name))
     if isinstance(getattr(vars(model).get(ATTRIBUTE), "__self__", None), Training):
         raise TraceError(f"Model {model.name!r} is under a budget already. Call checkmate.tf2.release(model) before it gets another.")
+    if keras.distribution.distribution() is not None:
+        raise TraceError(
+            "keras.distribution does not train on several devices with TensorFlow, whose own way is tf.distribute. Make and compile the model in the "
+            "scope of a MirroredStrategy, and keras.distribution.set_distribution(None)."
+        )
     if ATTRIBUTE in vars(model) or getattr(type(model), ATTRIBUTE) is not getattr(keras.Model, ATTRIBUTE):
         raise TraceError(
             f"Model {model.name!r} makes its train function itself, so what it runs is not known. Put its step under a budget with "

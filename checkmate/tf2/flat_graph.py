@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
+from checkmate.tf2.graph_writer import reachable
 from checkmate.tf2.op_rules import Role
-from checkmate.tf2.simplify import reachable
 
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
@@ -57,7 +57,7 @@ class FlatGraph:
         self.concrete = concrete
         self.variables = variables
         self._planned_names = planned_names
-        self.operations = reachable(concrete)
+        self.operations = reachable(concrete.graph)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
         self.estimated: list[tf.Operation] = []
         self._bytes: dict[tf.Operation, int] = {}
@@ -133,6 +133,12 @@ class FlatGraph:
         if guessed:
             notes.append(
                 f"The size of some outputs is not known before the step runs and is estimated from their inputs: {', '.join(guessed)}."
+            )
+        own = sum(map(op_rules.ties_recomputation, self.operations))
+        if own:
+            notes.append(
+                f"The step computes {own} {'part' if own == 1 else 'parts'} again by itself (tf.recompute_grad, which Keras's RematScope uses). That is kept; "
+                "without it the plan has more to choose from."
             )
         return tuple(notes)
 

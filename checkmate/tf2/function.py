@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -41,36 +42,25 @@ def function(
     step: Callable | None = None,
     *specs: Any,
     budget: Bytes = "auto",
-    batch_size: int | None = None,
-    solver: str | Solver = "auto",
-    cost_model: str | CostModel = "profile",
-    time_limit_s: float = 2,
-    verbose: bool = True,
-    plan: str | os.PathLike | None = None,
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
+    **options: Any,
 ) -> Any:
     """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a step of two optimizers.
 
     Tracing finds the variables that the step uses; they need not be arguments. Planned is at the first call, or here for the
     specs that are given; a call with other shapes beyond the first dimension, other dtypes or another structure gets a
-    plan of its own. Everything in the step runs once per call but the forward ops that the plan recomputes.
+    plan of its own. Everything in the step runs once per call but the forward ops that the plan recomputes; those in functions that
+    it calls are planned with it.
 
     Args:
       step: The step. Without it, a decorator for one is returned.
       specs: Positional arguments of a call to plan for now: tensors, arrays, `tf.TensorSpec`s, or nests of them, with static shapes.
-      budget: As for `checkmate.tf2.compile`.
-      batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
-        plan, what is larger is refused.
-      solver: See `checkmate.solve`.
-      cost_model: "profile", "roofline", "unit", or a function.
-      time_limit_s: The most seconds that the solver takes for one plan.
-      verbose: Show progress on a terminal.
-      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
-        folder: a plan that lies there for this step and these options is run, else one is made and left there.
+      budget: The limit for everything resident on the device while the step runs; see `PlanOptions`.
       strategy: A `MirroredStrategy` or `MultiWorkerMirroredStrategy`. Then the step is that of one replica, calls are as for
         `strategy.run(step, args)`, in a tf.function, and the budget is that of each replica.
       optimizer: With `strategy`, the built optimizer that the step calls once; its update takes place outside of the plan.
+      options: The other fields of `PlanOptions`.
 
     Returns:
       A `PlannedFunction`, called like `step`.
@@ -83,16 +73,15 @@ def function(
       >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
       ... def train_step(images, labels): ...
     """
-    options = PlanOptions(budget, solver, cost_model, time_limit_s, verbose, batch_size, plan)
+    asked = PlanOptions(budget, **options)
 
     def decorate(step: Callable) -> PlannedFunction:
         facts = {"name": getattr(step, "__name__", "step"), "autograph": _wants_autograph(step)}
         if strategy is not None:
             from checkmate.tf2.distribute import ReplicatedFunction  # it builds on this module
 
-            return ReplicatedFunction(_python_of(step), options, **facts, strategy=strategy, optimizer=optimizer)
-        planned = PlannedFunction(_python_of(step), options, **facts)
-        planned.refuse_state_changes()
+            return ReplicatedFunction(_python_of(step), asked, **facts, strategy=strategy, optimizer=optimizer)
+        planned = PlannedFunction(_python_of(step), asked, **facts, on_lost=_refuse)
         return functools.update_wrapper(planned, step, updated=())
 
     if step is None:
@@ -109,14 +98,32 @@ def function(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What was asked for, whatever the step; refused here rather than when the first batch is there."""
+    """What can be asked of any planned step; refused here rather than when the first batch is there.
+
+    Attributes:
+      budget: The limit for everything resident on the device while a step runs: "6GiB", a number of bytes, "60%" of the plain step's
+        predicted peak, or "auto": what is free on the device, less a tenth.
+      batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
+        plan, what is larger is refused.
+      solver: See `checkmate.solve`.
+      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing; or a function.
+      time_limit_s: The most seconds that the solver takes for one plan; up to four are made.
+      verbose: Show progress on a terminal.
+      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
+        folder: a plan that lies there for this step and these options is run, else one is made and left there.
+
+    Raises:
+      BudgetError: A budget that cannot be read.
+      SolverUnavailableError: A solver that is not there.
+      TraceError: A batch size that is none.
+    """
 
     budget: Bytes = "auto"
+    batch_size: int | None = None
     solver: str | Solver = "auto"
     cost_model: str | CostModel = "profile"
     time_limit_s: float = 2
     verbose: bool = True
-    batch_size: int | None = None
     plan: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
@@ -138,9 +145,9 @@ class PlannedFunction:
     A call of no more than the first dimension that was planned runs under the same plan; see `PlannedStep`.
     """
 
-    def __init__(self, step: Callable, options: PlanOptions, *, name: str, autograph: bool):
+    def __init__(self, step: Callable, options: PlanOptions, *, name: str, autograph: bool, on_lost: Callable[[str], None] | None = None):
         self._step, self._options, self._name, self._autograph = step, options, name, autograph
-        self._watched: Callable | None = None
+        self._on_lost = on_lost  # is told of Python state that the step changed while it was traced
         self._steps: dict[Any, PlannedStep] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +179,11 @@ class PlannedFunction:
         """The budget in bytes."""
         return self._first.budget_bytes
 
+    @property
+    def kinds(self) -> int:
+        """How many kinds of calls have a plan."""
+        return len(self._steps)
+
     def report(self) -> Report:
         """Returns what was asked, what was found and what it costs, for the first kind of call; print it."""
         return self._first.report()
@@ -185,10 +197,6 @@ class PlannedFunction:
             self._first._ipython_display_()
         else:
             show_in_notebook(f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is first called.</p>", None)
-
-    def refuse_state_changes(self) -> None:
-        """Has tracing fail when the step changes Python state that it can see, which would then not happen in every step."""
-        self._watched = self._step
 
     @property
     def _first(self) -> PlannedStep:
@@ -212,14 +220,15 @@ class PlannedFunction:
 
     def _flat(self, call: Call) -> Callable:
         """The step as a function of the call's tensors only."""
-        step, watched = self._step, self._watched
+        step, on_lost = self._step, self._on_lost
+        watched = step if on_lost else None
         template = call.without_tensors()
 
         def flat_step(*tensors: tf.Tensor) -> Any:
             before = python_state(watched)
             args, kwargs = template.with_tensors(tensors)
             result = step(*args, **kwargs)
-            refuse_changes(before, python_state(watched))
+            tell_changes(before, python_state(watched), on_lost)
             return result
 
         return flat_step
@@ -250,6 +259,11 @@ class Call:
             if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
                 raise TraceError(
                     f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have. Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
+                )
+            if _is_array(leaf) and tf.as_dtype(leaf.dtype) == tf.string:
+                raise TraceError(
+                    "A plan is made for sizes that shapes tell, and those of text they do not. Look the text up before the step, as "
+                    "dataset.map(layer) does with a TextVectorization or StringLookup layer, and pass its numbers."
                 )
         places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
         structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
@@ -299,6 +313,10 @@ def _wants_autograph(step: Callable) -> bool:
     return getattr(step, "_autograph", True)
 
 
+def _refuse(why: str) -> None:
+    raise TraceError(why)
+
+
 @tf.autograph.experimental.do_not_convert
 def python_state(step: Callable | None) -> dict[str, Any]:
     """Numbers, strings, and lengths of containers that a function refers to but does not own."""
@@ -311,7 +329,9 @@ def python_state(step: Callable | None) -> dict[str, Any]:
         return {}
     names = {**seen.globals, **seen.nonlocals}
     holder = getattr(own, "__self__", None)
-    if holder is not None and not isinstance(holder, tf.Module):
+    if isinstance(holder, keras.Layer):  # what it keeps for Keras has names that begin so, or is what tracing is to bring about
+        names |= {f"self.{name}": value for name, value in vars(holder).items() if not (name.startswith("_") or name == "built")}
+    elif holder is not None and not isinstance(holder, tf.Module):
         names |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
     return {name: _state_of(value) for name, value in names.items() if isinstance(value, (int, float, str, list, dict, set))}
 
@@ -321,11 +341,11 @@ def _state_of(value: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises where a function changed what it was seen to refer to."""
+def tell_changes(before: dict[str, Any], after: dict[str, Any], tell: Callable[[str], None] | None) -> None:
+    """Says what a function changed of what it was seen to refer to."""
     changed = sorted(name for name in before if name in after and before[name] != after[name])
     if changed:
-        raise TraceError(
+        tell(
             f"While it was traced, the step changed {', '.join(changed)}. Python code runs when a step is traced and not in every step, so this "
             "would be lost. Return the value from the step, or keep it in a tf.Variable."
         )

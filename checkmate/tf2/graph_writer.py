@@ -22,8 +22,12 @@ class GraphWriter:
         self._used: set[str] = set()
         self._repeats: Counter[str] = Counter()
 
-    def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "") -> str:
-        """Writes an op like `operation` on other inputs, to run after the ops of these names; returns its name."""
+    def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "", device: str = "") -> str:
+        """Writes an op like `operation` on other inputs, to run after the ops of these names; returns its name.
+
+        Args:
+          device: Where it runs if `operation` does not say.
+        """
         if operation not in self._node_defs:
             self._node_defs[operation] = operation.node_def
         node = self._graph_def.node.add()
@@ -32,6 +36,7 @@ class GraphWriter:
         del node.input[:]
         node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
         node.attr.pop("_class", None)  # colocation goes by the old names
+        node.device = node.device or device
         return node.name
 
     def read(self, handle: str, dtype: tf.DType, *, after: Sequence[str]) -> str:
@@ -75,6 +80,22 @@ class GraphWriter:
         by_name = dict(zip(made, found, strict=True))
         return [given[name] if name in given else by_name[name] for name in outputs]
 
+    def function_like(self, concrete: Any, outputs: Sequence[str]) -> Any:
+        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete`, whose body is what is written here.
+
+        Args:
+          concrete: A function, whose inputs have the names that `names_of_inputs` gives.
+          outputs: The names of the tensors that it returns.
+        """
+        arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+        names = names_of_inputs(concrete).values()
+
+        def body(*flat: tf.Tensor) -> list[tf.Tensor]:
+            return self.import_here(dict(zip(names, [*flat, *concrete.captured_inputs], strict=True)), outputs)
+
+        return tf.function(body, autograph=False).get_concrete_function(*specs)
+
     def _unique(self, name: str) -> str:
         unique = name
         while unique in self._used:
@@ -82,3 +103,37 @@ class GraphWriter:
             unique = f"{name}_{self._repeats[name]}"
         self._used.add(unique)
         return unique
+
+
+def names_of_inputs(concrete: Any) -> dict[Any, str]:
+    """A name for each input of a function, by the reference of its tensor."""
+    return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
+
+
+def reachable(graph: Any) -> list[tf.Operation]:
+    """The ops of a function's graph that outputs and side effects need, inputs first, else in the order of the trace; TensorFlow never runs the others."""
+    wanted = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen = set(wanted)
+    while wanted:
+        operation = wanted.pop()
+        for before in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                wanted.append(before)
+    # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation order is not enough.
+    created = {operation: k for k, operation in enumerate(graph.get_operations()) if operation in seen}
+    order: list[tf.Operation] = []
+    placed: set[tf.Operation] = set()
+    for operation in created:
+        pending = [operation]
+        while pending:
+            top = pending[-1]
+            missing = [] if top in placed else [o for o in (*(t.op for t in top.inputs), *top.control_inputs) if o not in placed]
+            if missing:
+                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
+                continue
+            pending.pop()
+            if top not in placed:
+                placed.add(top)
+                order.append(top)
+    return order

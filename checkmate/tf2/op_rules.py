@@ -7,6 +7,7 @@ An op that is not in the table is a kernel. A kernel may be recomputed when Tens
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import tensorflow as tf
 
@@ -39,6 +40,9 @@ _ROLES: dict[str, Role] = {
 
 # These only read their resource, although they are registered as stateful (as every op is that takes a handle).
 PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+
+# These hand on what they are given, or fail. That is all their state, and failing may be repeated.
+CHECKS = frozenset({"CheckNumerics", "CheckNumericsV2"})
 
 # Elementwise on CPUs and GPUs: they write over an input of their size that nobody reads any more, and use no scratch memory.
 IN_PLACE = frozenset({
@@ -84,18 +88,32 @@ def source(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def is_stateful(operation: tf.Operation) -> bool:
-    """True when it may change or depend on something beyond its inputs; reading a variable does not count."""
-    return operation.op_def.is_stateful and operation.type not in PURE_READS
+    """True when it may change or depend on something beyond its inputs; reading a variable does not count, nor does a check of numbers."""
+    return operation.op_def.is_stateful and operation.type not in PURE_READS and operation.type not in CHECKS
 
 
-def is_random(operation: tf.Operation) -> bool:
-    """True for ops that draw from random state which TensorFlow keeps beside the variables."""
-    return operation.type in _RANDOM
+def types_run(concrete: Any) -> set[str]:
+    """Returns the types of all ops of a `ConcreteFunction`, in loops, conditions and the functions that it calls, too."""
+    graph_def = concrete.graph.as_graph_def()
+    return {node.op for nodes in (graph_def.node, *(f.node_def for f in graph_def.library.function)) for node in nodes}
 
 
-def is_seen_outside(operation: tf.Operation) -> bool:
-    """True for ops that print, write to a file or a summary, or call Python."""
-    return operation.type in _SEEN_OUTSIDE or (operation.type.startswith("Write") and operation.type.endswith("Summary"))
+def draws(concrete: Any) -> bool:
+    """True for a function with ops that draw from random state which TensorFlow keeps beside the variables."""
+    return not _RANDOM.isdisjoint(types_run(concrete))
+
+
+def is_seen_outside(concrete: Any) -> bool:
+    """True for a function with ops that print, write to a file or a summary, or call Python."""
+    return any(kind in _SEEN_OUTSIDE or (kind.startswith("Write") and kind.endswith("Summary")) for kind in types_run(concrete))
+
+
+def ties_recomputation(operation: tf.Operation) -> bool:
+    """True for the op by which `tf.recompute_grad` ties what it computes again to the arriving gradient: 0 or else not a number."""
+    if operation.type != "SelectV2" or operation.outputs[0].shape.rank != 0:
+        return False
+    choices = [tf.get_static_value(tensor) for tensor in operation.inputs[1:]]
+    return None not in choices and choices[0] == 0 and bool(choices[1] != choices[1])
 
 
 def is_known(operation: tf.Operation) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
-from checkmate.tf2.graph_writer import GraphWriter
+from checkmate.tf2.graph_writer import GraphWriter, names_of_inputs, reachable
 
 ELEMENTWISE = frozenset({"Mul", "AddV2", "Add", "Sub", "RealDiv", "Neg", "Square", "Sqrt", "Rsqrt", "Maximum", "Minimum", "Cast"})
 """Ops on which a broadcast of the inputs can be exchanged with one of the result."""
@@ -33,24 +33,21 @@ def simplify(concrete: Any) -> Any:
     Returns:
       A function of the same flattened arguments, or `concrete` itself where there is nothing to gain.
     """
-    operations = reachable(concrete)
+    operations = reachable(concrete.graph)
     if not any(_is_broadcast(operation) for operation in operations):
         return concrete
     writer = _Simplifier(concrete)
     for operation in operations:
         writer.write(operation)
-    arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
-    return tf.function(lambda *flat: writer.finish(flat), autograph=False).get_concrete_function(*specs)
+    return writer.writer.function_like(concrete, [writer.name(tensor) for tensor in concrete.outputs])
 
 
 class _Simplifier:
     """Copies ops; `small` holds for each tensor whose broadcast waits the name and shape of what is to be broadcast."""
 
     def __init__(self, concrete: Any):
-        self.concrete = concrete
         self.writer = GraphWriter()
-        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
+        self.given = names_of_inputs(concrete)
         self.names: dict[Any, str] = {}
         self.small: dict[Any, tuple[str, list[int]]] = {}
         self.copies: dict[tf.Operation, str] = {}
@@ -89,12 +86,6 @@ class _Simplifier:
             self.names[source.ref()] = name
         return self.names[source.ref()]
 
-    def finish(self, arguments: Any) -> list[tf.Tensor]:
-        """Makes it all in the graph being traced and returns the outputs."""
-        names = [self.name(tensor) for tensor in self.concrete.outputs]
-        given = dict(zip(self.given.values(), [*arguments, *self.concrete.captured_inputs], strict=True))
-        return self.writer.import_here(given, names)
-
     def _smallest(self, tensor: tf.Tensor) -> tuple[str, list[int]]:
         tensor = op_rules.source(tensor)
         if tensor.ref() in self.small:
@@ -116,35 +107,6 @@ class _Simplifier:
             total = self.writer.add("AddV2", [total, name], tensor.dtype, name=f"{operation.name}/add_{k}")
             shape = np.broadcast_shapes(shape, other)
         self._keep(operation.outputs[0], total, shape)
-
-
-def reachable(concrete: Any) -> list[tf.Operation]:
-    """The ops that outputs and side effects need, inputs first, else in the order of the trace; TensorFlow never runs the others."""
-    wanted = [tensor.op for tensor in concrete.outputs] + list(concrete.graph.control_outputs)
-    seen = set(wanted)
-    while wanted:
-        operation = wanted.pop()
-        for before in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
-            if before not in seen:
-                seen.add(before)
-                wanted.append(before)
-    # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation order is not enough.
-    created = {operation: k for k, operation in enumerate(concrete.graph.get_operations()) if operation in seen}
-    order: list[tf.Operation] = []
-    placed: set[tf.Operation] = set()
-    for operation in created:
-        pending = [operation]
-        while pending:
-            top = pending[-1]
-            missing = [] if top in placed else [o for o in (*(t.op for t in top.inputs), *top.control_inputs) if o not in placed]
-            if missing:
-                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
-                continue
-            pending.pop()
-            if top not in placed:
-                placed.add(top)
-                order.append(top)
-    return order
 
 
 def _is_broadcast(operation: tf.Operation) -> bool:

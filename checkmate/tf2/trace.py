@@ -1,6 +1,6 @@
 """trace(): any training step -> a flat TensorFlow graph, and the DFGraph that stands for it.
 
-function ── simplify ──► flat function ── FlatGraph ──► kernels that decide about memory ── arrange ──► groups = ops of the DFGraph
+function ── inline, simplify ──► flat function ── FlatGraph ──► kernels that decide about memory ── arrange ──► groups = ops of the DFGraph
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import FlatGraph
+from checkmate.tf2.inline import inline
 from checkmate.tf2.ordering import arrange, values_of
 from checkmate.tf2.simplify import simplify
 
@@ -27,7 +28,7 @@ class TracedStep:
 
     Attributes:
       function: The traced step.
-      flat: The same step simplified (see `simplify`): the function whose ops are planned and copied by the executor.
+      flat: The same step without calls (see `inline`), simplified (see `simplify`): the function whose ops are planned and copied by the executor.
       graph: The DFGraph, with unit costs and no workspaces until it is profiled.
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
       values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
@@ -87,7 +88,7 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
 
 def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> TracedStep:
     """Returns the DFGraph of a `ConcreteFunction` that is already traced."""
-    simplified = simplify(concrete)
+    simplified = simplify(inline(concrete))
     flat = FlatGraph(simplified, concrete.variables, {o.name for group in like.groups for o in group} if like else None)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")

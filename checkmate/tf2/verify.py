@@ -147,7 +147,7 @@ class _Verifier:
                 moved, _ = self._values(self._plain)
         except tf.errors.ResourceExhaustedError:
             self.notes.append("The plain step does not fit on this device, so there is nothing to compare values with.")
-        if any(op_rules.is_random(operation) for operation in self.traced.function.graph.get_operations()):
+        if op_rules.draws(self.traced.function):
             self.notes.append("The step draws from TensorFlow's global random state, which goes on from run to run: values differ by that.")
         differences = () if moved is None else self._differences(ours, plain, (again, moved), before)
         counted, not_run, run_again = evaluations(self.traced, self.planned.plan, seen) if self.planned.result else (0, (), ())

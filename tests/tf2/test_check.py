@@ -40,12 +40,12 @@ def test_small_updates_wait_for_all_who_read_the_variable():
     from keras_models import cnn
     from training import tightest
 
-    from checkmate.tf2.simplify import reachable
+    from checkmate.tf2.graph_writer import reachable
 
     case = cnn()
     step = tightest(case, keras.optimizers.Adam(1e-3))
     before = {}  # op -> itself and every op that runs before it
-    for operation in reachable(step._main.run):
+    for operation in reachable(step._main.run.graph):
         befores = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
         before[operation] = {operation}.union(*(before[o] for o in befores))
     written = [o for o in before if o.type in ("AssignSubVariableOp", "AssignAddVariableOp")]
