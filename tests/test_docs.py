@@ -146,3 +146,8 @@ def test_the_script_draws_each_picture():
     assert {f"{name}.svg" for name in drawn} | {"measured.svg"} == {path.name for path in (DOCS / "images").glob("*.svg")}
     for name, picture in drawn.items():
         assert picture.figure.axes, name
+
+
+def test_the_version_is_in_the_changelog_and_the_citation():
+    assert re.search(rf"^## {re.escape(checkmate.__version__)}$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(rf"^version: {re.escape(checkmate.__version__)}$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)

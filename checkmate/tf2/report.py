@@ -90,7 +90,7 @@ class Report:
             return f"{self.name!r} runs as it is, in {peak} of the {format_bytes(self.budget_bytes)} allowed."
         return (
             f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)}, within the {format_bytes(self.budget_bytes)} "
-            f"allowed, for {self.result.overhead - 1:.2%} more time; {self._proof()}."
+            f"allowed, for a predicted {self.result.overhead - 1:.2%} more time; {self._proof()}."
         )
 
     def facts(self) -> list[tuple[str, str]]:

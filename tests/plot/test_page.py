@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from strategies import training_chain
@@ -63,9 +64,9 @@ def test_the_page_of_a_large_model_is_small():
 @pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs a Chromium")
     with playwright.sync_playwright() as driver:
+        if BROWSER is None and not Path(driver.chromium.executable_path).exists():
+            pytest.skip("needs a Chromium: `apt-get install chromium`, or `playwright install chromium`")
         found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield found
         found.close()

@@ -251,3 +251,27 @@ def test_drawing_needs_no_tensorflow_and_changes_no_settings(stored, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "[] True"
+
+
+def test_measured_memory_draws_every_peak():
+    plain = [(k / 1e4, MIB * (100 + (k == 5000) * 900)) for k in range(10_000)]
+    planned = [(0.0, 10 * MIB), (0.6, 480 * MIB), (1.2, 20 * MIB)]
+    picture = plot.measured({"plain step": plain, "planned step": planned}, budget_bytes=500 * MIB, name="a model")
+    axis = picture.figure.axes[0]
+    for found, most, end in zip(axis.collections, (1000, 480), (0.9999, 1.2), strict=True):
+        corners = found.get_paths()[0].vertices
+        assert corners[:, 1].max() == pytest.approx(most)
+        assert corners[:, 0].max() == pytest.approx(end)
+        assert len(corners) < 3000
+    line = next(line for line in axis.lines if len(line.get_ydata()) == 2 and len(set(line.get_ydata())) == 1)
+    assert line.get_ydata()[0] == pytest.approx(500)
+    said = [text.get_text() for text in axis.texts]
+    assert said == ["plain step: peak 1000.00 MiB", "planned step: peak 480.00 MiB"]
+    assert axis.texts[1].xy[1] == pytest.approx(500), "the words stand above the budget line"
+    assert labels(picture) == ["plain step", "planned step", "budget 500.00 MiB"]
+
+
+@pytest.mark.parametrize("runs", [{}, {"plain step": []}])
+def test_nothing_measured_is_not_drawn(runs):
+    with pytest.raises(checkmate.CheckmateError, match="measured"):
+        plot.measured(runs)

@@ -147,3 +147,8 @@ def test_the_observed_peak_is_the_allocators():
     assert seen.at_peak[0].requested_bytes == x.shape.num_elements() * 4
     assert 0 <= seen.lost_bytes < seen.requested_bytes
     assert any(kernel == "Sin" and times == 1 for (_, kernel), times in seen.ran.items())
+    times, sizes = zip(*seen.in_use, strict=True)
+    assert max(sizes) == peak
+    assert times[0] == 0
+    assert list(times) == sorted(times)
+    assert min(sizes) < peak

@@ -1,0 +1,37 @@
+"""`checkmate demo --picture`: both trainings are watched, and what was seen is drawn."""
+
+import pytest
+from click.testing import CliRunner
+
+from checkmate.bench import demo
+from checkmate.cli import main
+
+MIB = 2**20
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    called = []
+
+    def fresh_process(module, arguments):
+        called.append(arguments)
+        planned = arguments[-1] == "50%"
+        seen = [(0.0, MIB), (0.5, (4 if planned else 9) * MIB), (1.0, MIB)] if "--watch" in arguments else []
+        budget = 5 * MIB if planned else None
+        return {"device": "CPU:0", "budget_bytes": budget, "peak_bytes": 4 * MIB, "step_s": 1.0, "losses": [1.0], "in_use": seen}
+
+    monkeypatch.setattr(demo, "fresh_process", fresh_process)
+    return called
+
+
+def test_a_picture_of_both_trainings(calls, tmp_path):
+    path = tmp_path / "seen.svg"
+    found = CliRunner().invoke(main, ["demo", "--budget", "50%", "--picture", str(path)])
+    assert found.exit_code == 0, found.output
+    assert path.read_bytes().startswith(b"<?xml")
+    assert all("--watch" in arguments for arguments in calls)
+
+
+def test_without_a_picture_nobody_watches(calls):
+    assert CliRunner().invoke(main, ["demo", "--budget", "50%"]).exit_code == 0
+    assert not any("--watch" in arguments for arguments in calls)
