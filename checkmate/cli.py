@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import click
@@ -37,6 +38,11 @@ class _Group(click.Group):
         except checkmate.CheckmateError as error:
             click.echo(f"checkmate: {error}", err=True)
             sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
+        except OSError as error:
+            if error.filename is None:  # a closed pipe, which click sees to, or what is no matter of files
+                raise
+            click.echo(f"checkmate: Cannot read or write {error.filename}: {error.strerror}.", err=True)
+            sys.exit(2)
 
 
 @click.group(cls=_Group)
@@ -44,6 +50,7 @@ class _Group(click.Group):
 @click.option("--verbose", "-v", is_flag=True, help="Show the library's log on standard error.")
 def main(verbose: bool) -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")  # TensorFlow reads it when a command loads it
     if verbose:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
         logging.getLogger("checkmate").setLevel(logging.INFO)

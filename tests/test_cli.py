@@ -184,6 +184,13 @@ def test_a_fresh_process_that_fails_says_why(tmp_path, monkeypatch):
         process.fresh_process(name, [])
 
 
+def test_what_the_library_refuses_in_a_fresh_process_is_told_in_its_own_words(tmp_path, monkeypatch):
+    text = "import checkmate\nprint('talk')\nraise checkmate.GraphError('It has no end.\\nGive it one.')"
+    with pytest.raises(checkmate.CheckmateError) as caught:
+        process.fresh_process(module(tmp_path, monkeypatch, text), [])
+    assert str(caught.value) == "It has no end.\nGive it one."
+
+
 def test_a_fresh_process_that_hangs_is_stopped(tmp_path, monkeypatch):
     name = module(tmp_path, monkeypatch, "import time\ntime.sleep(60)")
     with pytest.raises(checkmate.CheckmateError, match="stopped after 1 s"):

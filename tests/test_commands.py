@@ -338,6 +338,26 @@ def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
     assert said in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "--png", "picture.txt"), "does not end in .png"), (("show", "--svg", "no/such/folder/a.svg"), "There is no folder 'no/such/folder'"),
+        (("show", "--html", "page.png"), "does not end in .html"), (("simulate", "--plot", "a.gif"), "does not end in .png or .svg or .pdf"),
+        (("simulate", "-e", "dtr,magic"), "There is no 'magic'. There are dtr,"), (("solve", "--time-limit", "-1"), "-1.0 is not in the range"),
+        (("solve", "-o", "/proc/nothing"), "Cannot read or write /proc/nothing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_said_before_the_work_and_is_status_2(graph_file, monkeypatch, arguments, said):
+    from checkmate.commands import output, show, simulate
+
+    for module, work in ((show, "draw"), (simulate, "simulate"), (output, "solve")):
+        monkeypatch.setattr(module, work, lambda *given, **options: pytest.fail("it began"))
+    command, *options = arguments
+    found = invoke(command, graph_file, *options)
+    assert found.exit_code == 2
+    assert said in " ".join(found.stderr.split())
+
+
 def test_doctor_finds_what_is_here_and_what_is_not(monkeypatch):
     monkeypatch.setattr(doctor, "_devices", lambda: iter([doctor.Finding("devices", "ok", "one")]))
     found = invoke("doctor", "--json")

@@ -14,6 +14,7 @@ from typing import Any
 from checkmate.bench.problems import layered
 from checkmate.core.memory import replay
 from checkmate.core.plan import Plan
+from checkmate.solvers.result import SolveStatus
 from checkmate.solvers.solve import solve
 
 COLUMNS = ("ops", "edges", "budget", "overhead", "bound", "given order", "peak/budget", "recomputed", "s", "FastSA")
@@ -37,6 +38,8 @@ def measure(sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_l
         for percent, published in zip(PERCENT, FAST_SA.get(n, ("",) * len(PERCENT)), strict=True):
             started = time.perf_counter()
             result = solve(graph, peak * percent // 100, solver=solver, reorder=True, time_limit_s=time_limit_s, throw=False)
+            if result.status is SolveStatus.INTERRUPTED:
+                raise KeyboardInterrupt
             yield {
                 "ops": n, "edges": len(graph.edges), "percent": percent, "budget_bytes": result.budget_bytes, "status": result.status.name,
                 "overhead": result.overhead, "bound": result.bound / graph.total_cost,

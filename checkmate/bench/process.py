@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | Non
       cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None for the machine's memory.
 
     Raises:
-      CheckmateError: It failed or took longer than `timeout_s`; with the end of what it said.
+      CheckmateError: It failed or took longer than `timeout_s`; with what the library refused there, or the end of what it said.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
     if cap_bytes is not None:
@@ -30,6 +31,9 @@ def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | Non
     except subprocess.TimeoutExpired as error:
         raise CheckmateError(f"`{' '.join(command[1:])}` was stopped after {timeout_s:.0f} s.") from error
     if done.returncode:
+        refused = re.search(r"^checkmate\.errors\.\w+: (.*)\Z", done.stderr.strip(), re.MULTILINE | re.DOTALL)
+        if refused:
+            raise CheckmateError(refused[1])
         tail = "\n".join(done.stderr.strip().splitlines()[-6:])
         raise CheckmateError(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
     return json.loads(done.stdout.strip().splitlines()[-1])

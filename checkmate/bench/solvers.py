@@ -18,7 +18,7 @@ from checkmate.errors import CheckmateError
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.formulation import formulate
-from checkmate.solvers.result import SolveResult
+from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE
 from checkmate.solvers.solve import solve
 
@@ -89,6 +89,8 @@ def ask_solver(graph: DFGraph, share: float, budget_bytes: int, solver: str, tim
     except CheckmateError as error:
         total_s = time.perf_counter() - started
         return Row(graph.name, len(graph), share, solver, None, 1.0, None, None, None, total_s, "", type(error).__name__)
+    if result.status is SolveStatus.INTERRUPTED:
+        raise KeyboardInterrupt  # a search that was cut short is no row of this table
     return _row(result, share, solver, time.perf_counter() - started)
 
 

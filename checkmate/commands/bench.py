@@ -6,12 +6,15 @@ With `--json` a row is printed as soon as it is known, one object per line, with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from checkmate.commands.options import json_option, numbers, time_limit_option
+from checkmate.commands.options import PICTURE, json_option, listed, numbers, time_limit_option
 from checkmate.commands.table import stream
+from checkmate.dtr.heuristic import HEURISTICS
+from checkmate.solvers.solve import SOLVERS
 
 Rows = Iterator[dict[str, Any]]
 
@@ -119,12 +122,12 @@ def bench_rivals(models: tuple[str, ...], budgets: str, methods: str | None, ste
     help="Budgets, as shares of the way from floor to plain peak.",
 )  # fmt: skip
 @click.option(
-    "--solvers", default="auto", show_default=True, metavar="NAMES",
+    "--solvers", default="auto", show_default=True, metavar="NAMES", callback=listed(SOLVERS, also="paper:"),
     help="Solvers with commas between them, see `checkmate solve --help`; paper:ENGINE is the paper's program alone.",
 )  # fmt: skip
 @time_limit_option
 @json_option
-def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: str, time_limit: float, as_json: bool) -> None:
+def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: list[str], time_limit: float, as_json: bool) -> None:
     """Cost, bound, gap and times of solvers.
 
     GRAPHS are names of packaged ones (all by default), or layeredN and encoderN, which are made by rule.
@@ -134,8 +137,7 @@ def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: str, ti
     from checkmate.bench import problems
     from checkmate.bench import solvers as benchmark
 
-    names = [name.strip() for name in solvers.split(",")]
-    rows = benchmark.measure(graphs or problems.packaged(), shares, names, time_limit_s=time_limit)
+    rows = benchmark.measure(graphs or problems.packaged(), shares, solvers, time_limit_s=time_limit)
     title = f"solvers within {time_limit:g} s; f is the budget's share of the way from floor to plain peak"
     left = ("graph", "solver", "found by")
     done = stream(rows, title, benchmark.COLUMNS, benchmark.Row.cells, as_json=as_json, left=left, facts=benchmark.Row.facts)
@@ -158,12 +160,13 @@ def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: str, ti
     default="dtr,dtr_eq,local,lru,size,msps,random",
     show_default=True,
     metavar="NAMES",
+    callback=listed(HEURISTICS),
     help="See `checkmate simulate --help`.",
 )
 @click.option("--theory", is_flag=True, help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="With --theory: draw the chains into this .png, .svg or .pdf.")
+@click.option("--plot", type=PICTURE, help="With --theory: draw the chains into this .png, .svg or .pdf.")
 @json_option
-def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: str, theory: bool, plot: str | None, as_json: bool) -> None:
+def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: list[str], theory: bool, plot: Path | None, as_json: bool) -> None:
     """Overhead of DTR's heuristics against the best plan known.
 
     GRAPHS are as in `bench solvers`, and also lstmN and treeN; four by default.
@@ -174,11 +177,11 @@ def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: str, theor
 
     left = ("graph", "heuristic")
     if theory:
-        chains = benchmark.chains(picture=plot)
+        chains = benchmark.chains(picture=str(plot) if plot else None)
         stream(chains, "chains within 2 sqrt(N)", benchmark.CHAIN_COLUMNS, benchmark.chain_cells, as_json=as_json)
         stream(benchmark.duels(), "adversary, 200 ops", benchmark.DUEL_COLUMNS, benchmark.duel_cells, as_json=as_json, left=left)
         return
-    rows = benchmark.measure(graphs or benchmark.NAMES, shares, [name.strip() for name in heuristics.split(",")])
+    rows = benchmark.measure(graphs or benchmark.NAMES, shares, heuristics)
     stream(rows, "DTR: cost over that of the plain step", benchmark.columns(shares), benchmark.cells, as_json=as_json, left=left)
 
 
@@ -209,7 +212,14 @@ def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees:
 
 @bench.command("layered")
 @click.argument("sizes", nargs=-1, type=click.IntRange(1))
-@click.option("--solver", default="auto", show_default=True, metavar="NAME", help="The solver that is asked within an order.")
+@click.option(
+    "--solver",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    type=click.Choice(list(SOLVERS)),
+    help="The solver that is asked within an order.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of the graphs.")
 @time_limit_option
 @json_option

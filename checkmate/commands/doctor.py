@@ -89,7 +89,6 @@ def _attempt(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findi
 
 
 def _devices() -> Iterator[Finding]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from checkmate.tf2 import device as devices
 
     backend = devices.keras_backend()

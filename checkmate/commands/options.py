@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,6 +27,26 @@ time_limit_option = click.option(
 reorder_option = click.option("--reorder", is_flag=True, help="Also look for plans that run ops in another order than the graph's.")
 
 
+class FileToWrite(click.Path):
+    """A file that can be written: of one of these kinds, in a folder that exists. Said before anything is computed for it."""
+
+    def __init__(self, *suffixes: str):
+        super().__init__(dir_okay=False, writable=True)
+        self.suffixes = suffixes
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Checks the name."""
+        path = Path(os.fsdecode(super().convert(value, parameter, context)))
+        if path.suffix.lower() not in self.suffixes:
+            self.fail(f"{str(path)!r} does not end in {' or '.join(self.suffixes)}.", parameter, context)
+        if not path.parent.is_dir():
+            self.fail(f"There is no folder {str(path.parent)!r}.", parameter, context)
+        return path
+
+
+PICTURE = FileToWrite(".png", ".svg", ".pdf")
+
+
 def each_budget(budgets: Iterable[str]) -> Iterator[str]:
     """Budgets that were given with commas or by repeating the option."""
     for budget in budgets:
@@ -39,5 +61,26 @@ def numbers(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
             return [kind(part.strip().rstrip("%")) for part in text.split(",")]
         except ValueError:
             raise click.BadParameter(f"{text!r} is no list of numbers, such as {parameter.default}.") from None
+
+    return read
+
+
+def listed(known: Collection[str], also: str = "") -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
+    """Returns what reads an option that is a list of names with commas between them.
+
+    Args:
+      also: What a name may begin with that is not known.
+    """
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:
+        if text is None:
+            return None
+        found = [part.strip().lower().replace("-", "_") for part in text.split(",")]
+        if found == ["all"]:
+            return list(known)
+        for name in found:
+            if name not in known and not (also and name.startswith(also)):
+                raise click.BadParameter(f"There is no {name!r}. There are {', '.join(known)}.")
+        return found
 
     return read

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from checkmate.commands.options import json_option
+from checkmate.commands.options import FileToWrite, json_option
 from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
 from checkmate.commands.table import console, print_json, print_table
 from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
@@ -44,13 +44,13 @@ class Shown:
     help="The plans' graph; found beside them by default.",
 )
 @click.option("--picture", type=click.Choice(PICTURES), help="What --png and --svg draw: memory by default, curve for several plans.")
-@click.option("--png", type=click.Path(dir_okay=False), help="Write a picture.")
-@click.option("--svg", type=click.Path(dir_okay=False), help="Write a picture.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an interactive page.")
+@click.option("--png", type=FileToWrite(".png"), help="Write a picture.")
+@click.option("--svg", type=FileToWrite(".svg"), help="Write a picture.")
+@click.option("--html", type=FileToWrite(".html", ".htm"), help="Write an interactive page.")
 @click.option("--most", default=12, show_default=True, type=click.IntRange(1), help="Layers in the table.")
 @json_option
 def show_command(
-    files: tuple[Path, ...], graph_file: Path | None, picture: str | None, png: str | None, svg: str | None, html: Path | None, most: int, as_json: bool
+    files: tuple[Path, ...], graph_file: Path | None, picture: str | None, png: Path | None, svg: Path | None, html: Path | None, most: int, as_json: bool
 ) -> None:  # fmt: skip
     """Show graphs and plans, as tables and pictures.
 

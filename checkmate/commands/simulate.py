@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import each_budget, json_option
+from checkmate.commands.options import PICTURE, each_budget, json_option, listed
 from checkmate.commands.table import print_json, print_table
-from checkmate.dtr.heuristic import HEURISTICS, make_heuristic
+from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
 from checkmate.dtr.runtime import Deallocation
@@ -27,7 +27,7 @@ GRID = tuple(f"{share}%" for share in range(100, 10, -10))
 @click.command("simulate")
 @click.argument("file", metavar="LOG|GRAPH", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--budget", "-b", "budgets", multiple=True, metavar="TEXT",
+    "--budget", "-b", "budgets", multiple=True, metavar="AMOUNT",
     help="Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. A list with commas, or again. Default: 50%; with "
     "--plot 100% to 20%.",
 )  # fmt: skip
@@ -35,7 +35,8 @@ GRID = tuple(f"{share}%" for share in range(100, 10, -10))
     "--heuristic",
     "-e",
     "heuristics",
-    metavar="TEXT",
+    metavar="NAMES",
+    callback=listed(HEURISTICS),
     help=f"{', '.join(HEURISTICS)}; several with commas, or all. Default: dtr_eq; with --plot all.",
 )
 @click.option(
@@ -46,10 +47,10 @@ GRID = tuple(f"{share}%" for share in range(100, 10, -10))
 @click.option("--sample", is_flag=True, help="Look at about the square root of what could be evicted.")
 @click.option("--smallest", default=0.0, show_default=True, help="Leave out values below this share of the mean size.")
 @click.option("--seed", default=0, show_default=True, help="Of --sample and of the heuristic random.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw cost against budget into this .png, .svg or .pdf.")
+@click.option("--plot", type=PICTURE, help="Draw cost against budget into this .png, .svg or .pdf.")
 @json_option
 def simulate_command(
-    file: str, budgets: tuple[str, ...], heuristics: str | None, plot: Path | None, as_json: bool,
+    file: str, budgets: tuple[str, ...], heuristics: list[str] | None, plot: Path | None, as_json: bool,
     sample: bool, smallest: float, seed: int, **options: Any,
 ) -> None:  # fmt: skip
     """Run an op log (JSON lines of DTR's format) or a graph file under a budget, evicting and recomputing as DTR would.
@@ -60,10 +61,7 @@ def simulate_command(
     Example: checkmate simulate resnet.log -b 50%,30% -e dtr_eq,lru
     """
     program = as_program(file)
-    chosen = (heuristics or ("all" if plot else "dtr_eq")).lower()
-    names = list(HEURISTICS) if chosen == "all" else [name.strip() for name in chosen.split(",")]
-    for name in names:
-        make_heuristic(name)
+    names = heuristics or (list(HEURISTICS) if plot else ["dtr_eq"])
     asked = list(each_budget(budgets or (GRID if plot else ("50%",))))
     runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
     if as_json:

@@ -1,15 +1,34 @@
 """Whatever the graph, the budget or the machine: an answer within the budget, or one of the library's errors."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
-from oracles import run_plan
+from oracles import cheapest, run_plan
 from strategies import training_chain
 
-from checkmate import DFGraph, GraphError, InfeasibleBudgetError, Op, Plan, SolverFailedError, SolveStatus, floor, replay, solve
+from checkmate import (
+    DFGraph,
+    GraphError,
+    InfeasibleBudgetError,
+    Op,
+    Plan,
+    SolverFailedError,
+    SolverUnavailableError,
+    SolveStatus,
+    floor,
+    replay,
+    solve,
+)
+from checkmate.solvers.backends import engines
+from checkmate.solvers.baselines import ChenGreedy
+from checkmate.solvers.formulation import formulate
+from checkmate.solvers.milp import MILP
 from checkmate.solvers.retention import Retention
+from checkmate.solvers.solve import SOLVERS
 
 FAST = ("auto", "local_search", "lp_rounding", "retention", "chen_greedy", "revolve", "min_cut")
 
@@ -31,21 +50,40 @@ def test_a_cycle_is_named():
 
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf"), None])
 def test_costs_that_are_none(cost):
-    with pytest.raises(GraphError, match="cost"):
+    with pytest.raises(GraphError, match="Op 'a' has cost"):
         Op("a", cost=cost)
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, float("nan"), float("inf"), None, "12"])
+def test_sizes_that_are_none(size):
+    with pytest.raises(GraphError, match=r"Op 'a' has output_bytes .* whole number of bytes"):
+        Op("a", output_bytes=size)
+    with pytest.raises(GraphError, match=r"fixed_bytes is .* whole number of bytes"):
+        DFGraph((Op("a"),), fixed_bytes=size)
+
+
+def test_sums_that_no_number_holds():
+    with pytest.raises(GraphError, match="2\\^63"):
+        DFGraph((Op("a", output_bytes=2**62), Op("b", output_bytes=2**62)))
+    with pytest.raises(GraphError, match="costs add up"):
+        DFGraph((Op("a", cost=1e308), Op("b", cost=1e308)))
+    assert len(DFGraph((Op("a", output_bytes=2**62), Op("b", output_bytes=2**62 - 1)))) == 2
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_huge_costs_beside_small_ones(name):
     """Engines have tolerances; the judge has none. What is cheap beside 1e15 must not be thrown away, and the budget is a limit."""
-    graph = training_chain(8, costs=(1e15, 1e3, 1.0), sizes=(7, 10, 3))
-    result = ask(graph, "80%", name)
-    if result.plan is not None:
-        assert replay(graph, result.plan).peak_bytes <= result.budget_bytes
-        assert graph.total_cost <= result.cost
-        assert result.bound <= result.cost
-    if name == "auto":
-        assert result.plan is not None
+    for costs in ((1e15, 1e3, 1.0), (1.0, 1e15, 1e3)):
+        graph = training_chain(3, costs=costs, sizes=(7, 10, 3))
+        peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+        for budget_bytes in range(floor(graph).bytes, peak):
+            least, result = cheapest(graph, budget_bytes), ask(graph, budget_bytes, name)
+            assert result.status is not SolveStatus.INFEASIBLE or least is None
+            if result.plan is not None:
+                assert replay(graph, result.plan).peak_bytes <= budget_bytes
+                assert result.bound * (1 - 1e-6) <= least <= result.cost
+            if name == "auto" and least is not None:
+                assert result.cost <= least * (1 + 2e-6)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -53,9 +91,12 @@ def test_values_without_bytes_and_ops_without_cost(name):
     ops = training_chain(8, sizes=(10, 0, 6), costs=(3.0, 0.0)).ops
     graph = DFGraph(ops, (len(ops) - 1,))
     result = ask(graph, "70%", name)
+    if name != "min_cut":
+        assert result.plan is not None
     if result.plan is not None:
         run_plan(graph, result.plan)
         assert result.peak_bytes <= result.budget_bytes
+        assert set(result.plan.recomputed) <= {i for i, op in enumerate(graph.ops) if op.output_bytes or not op.cost}
     nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 0.0, 0) for i in range(5)), (4,))
     assert ask(nothing, 1, name).status is SolveStatus.OPTIMAL
 
@@ -75,9 +116,11 @@ def test_budgets_at_the_edges(name):
 
 def test_sizes_of_terabytes():
     graph = training_chain(8, sizes=(10**13, 3 * 10**12 + 1, 7))
+    small = training_chain(8, sizes=(10**4, 3 * 10**3, 7))
     for name in FAST:
-        result = ask(graph, "80%", name)
+        result, alike = ask(graph, "80%", name), ask(small, "80%", name)
         assert result.plan is None or result.peak_bytes <= result.budget_bytes, name
+        assert (result.plan is None) == (alike.plan is None), name
 
 
 def test_interval_engine_that_breaks(monkeypatch):
@@ -88,7 +131,7 @@ def test_interval_engine_that_breaks(monkeypatch):
 
     monkeypatch.setattr(ortools_intervals, "solve", breaks)
     monkeypatch.setattr(engines, "FEW_VALUES", 100)
-    monkeypatch.setattr(engines, "_beside_tensorflow", lambda: False)
+    monkeypatch.setattr(engines, "_apart", lambda: False)
     with pytest.raises(SolverFailedError, match="out of luck"):
         solve(training_chain(6), "70%", solver=Retention(start_share=0))
 
@@ -99,9 +142,53 @@ def test_no_time_to_start_the_engine():
         assert solve(training_chain(30), "70%", solver=name, time_limit_s=0.2, throw=False).status in SolveStatus
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypatch):
+    """A real engine, killed by the system while it works, as when memory runs out."""
+    real, graph = subprocess.Popen, training_chain(30, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5))
+
+    def doomed(*arguments, **facts):
+        child = real(*arguments, **facts)
+        threading.Timer(1.0, child.kill).start()
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", doomed)
+    program = formulate(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2)
+    with pytest.raises(SolverFailedError, match=r"engine 'scip' ended with code -9.*Try another engine"):
+        engines.solve_matrices(program.problem, engine="scip", time_limit_s=60)
+
+    class Both:
+        name = "both"
+
+        def run(self, search):
+            ChenGreedy().run(search)
+            MILP("scip").run(search)
+
+    result = solve(graph, "60%", solver=Both(), time_limit_s=60)
+    assert result.status in (SolveStatus.FEASIBLE, SolveStatus.OPTIMAL)
+    assert result.peak_bytes <= result.budget_bytes
+
+
+@pytest.mark.parametrize("missing", ["cylp", "ortools"])
+def test_without_a_package_a_solver_works_or_names_it(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)  # what makes `import` raise ImportError
+    graph, refused = training_chain(4, sizes=(4, 9, 2)), set()
+    for name in SOLVERS:
+        try:
+            solve(graph, "80%", solver=name, time_limit_s=10, throw=False)
+        except SolverUnavailableError as error:
+            assert f"needs the package '{missing}'" in str(error)
+            refused.add(name)
+    needs = {
+        "cylp": {"milp", "milp_cbc", "lp_rounding", "lp_bound"},
+        "ortools": {"milp_scip", "milp_highs", "milp_cp_sat", "lp_bound_glop", "lp_bound_pdlp"},
+    }
+    assert refused - {"retention"} == needs[missing]  # retention asks CP-SAT only where its start is not optimal
+
+
 PIECES = {
     "checkmate": "import checkmate",
-    # A graph so small that every engine runs in this process.
+    # A graph so small that every engine runs in this process, where that can be.
     "solvers": """
 import checkmate
 from checkmate.solvers.backends.engines import SMALL, installed_engines
@@ -112,15 +199,39 @@ assert len(formulate(graph, 9).problem.value) < SMALL
 for name in ("auto", "milp_cbc", "milp_highs", "milp_cp_sat", "lp_rounding"):
     assert checkmate.solve(graph, 9, solver=name, time_limit_s=20).cost == 6, name
 """,
-    "tensorflow": "import tensorflow",
+    "tensorflow": "import tensorflow as tf; assert float(tf.reduce_sum(tf.ones(3))) == 3",
+    "ortools": "from ortools.linear_solver import pywraplp; assert pywraplp.Solver.CreateSolver('SCIP')",
+    "mathopt": "from ortools.math_opt.python import mathopt; assert mathopt.Model()",
+    # As the real one: it cannot be imported beside OR-tools, nor OR-tools beside it.
+    "highspy": "import highspy",
 }
-ORDERS = [("tensorflow", "checkmate", "solvers"), ("checkmate", "tensorflow", "solvers"), ("solvers", "tensorflow", "checkmate")]
+ORDERS = [
+    ("solvers", "ortools", "mathopt"), ("ortools", "solvers", "mathopt"), ("mathopt", "ortools", "solvers"),
+    ("solvers", "highspy"), ("highspy", "solvers"),
+    ("tensorflow", "checkmate", "solvers"), ("checkmate", "tensorflow", "solvers"), ("solvers", "tensorflow", "checkmate"),
+    ("ortools", "solvers", "tensorflow", "mathopt"), ("tensorflow", "mathopt", "solvers", "ortools"),
+]  # fmt: skip
+"""Orders in which these packages bear each other without checkmate. MathOpt before TensorFlow is not one: that fails by itself."""
+
+HIGHSPY = """
+import sys
+class Clash:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("ortools.linear_solver.python") or name.startswith("ortools.sat.python"):
+            raise ImportError("undefined symbol")
+if any(name.startswith(("ortools.linear_solver", "ortools.sat")) for name in sys.modules):
+    raise ImportError("undefined symbol")
+sys.meta_path.insert(0, Clash())
+"""
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_packages_in_every_order(order):
-    if not importlib.util.find_spec("tensorflow"):  # not imported here: the tests' own process stays without it
+def test_packages_in_every_order(order, tmp_path):
+    if "tensorflow" in order and not importlib.util.find_spec("tensorflow"):  # not imported here: the tests' own process stays without it
         pytest.skip("needs TensorFlow")
+    if "highspy" in order:
+        (tmp_path / "highspy.py").write_text(HIGHSPY)
     script = "\n".join(PIECES[piece] for piece in order) + "\nprint('done')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr[-2000:]

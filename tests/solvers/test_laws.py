@@ -13,10 +13,18 @@ from strategies import graphs, problems, training_chain, training_chains
 from test_formulation import cheapest_in_stages
 
 from checkmate import DFGraph, InfeasibleBudgetError, NoPlanFoundError, Op, Plan, SolveStatus, floor, replay, solve
+from checkmate.solvers.lp_rounding import LPRounding
+from checkmate.solvers.milp import MILP
 from checkmate.solvers.solve import SOLVERS
 
 NAMES = tuple(SOLVERS)
-BASELINES = ("checkpoint_all", "chen_sqrt_n", "chen_greedy")
+VARIANTS = {
+    "milp_unpartitioned": MILP("scip", partitioned=False),
+    "deterministic_rounding": LPRounding("glop", draws=0),
+    "randomized_rounding": LPRounding(thresholds=0),
+}
+"""Options of solvers that have no name of their own."""
+
 MILPS = tuple(name for name in NAMES if name.startswith("milp"))
 # What an exact solver's answer is to equal, by the space that it states.
 EXACT = {name: cheapest_in_stages for name in MILPS}
@@ -46,7 +54,7 @@ def tight_problems(draw, max_ops):
 
 
 def ask(graph, budget_bytes, name, time_limit_s=5.0):
-    return solve(graph, budget_bytes, solver=name, time_limit_s=time_limit_s, throw=False)
+    return solve(graph, budget_bytes, solver=VARIANTS.get(name, name), time_limit_s=time_limit_s, throw=False)
 
 
 def check(result):
@@ -65,7 +73,7 @@ def check(result):
     assert result.bound <= timeline.cost
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *VARIANTS))
 @settings(max_examples=18)
 @given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
 def test_laws_1_to_5(name, problem):
@@ -96,7 +104,7 @@ def test_law_6(name, problem):
     check(result)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *VARIANTS))
 @settings(max_examples=8)
 @given(graph=training_chains())
 def test_law_7(name, graph):

@@ -47,24 +47,35 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
     if parameters:
         solver.set_solver_specific_parameters(parameters)
     solver.solve(model)
-    return _answer(solver, builder.SolveStatus, problem, engine)
+    answer = _relaxed if engine in LP_ENGINES else _whole
+    return answer(solver, builder.SolveStatus, problem, engine)
 
 
-def _answer(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
+def _whole(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     status = solver.status()
     if status == statuses.INFEASIBLE:
         return Answer(AnswerStatus.INFEASIBLE)
     if status not in (statuses.OPTIMAL, statuses.FEASIBLE, statuses.NOT_SOLVED, statuses.UNKNOWN_STATUS, statuses.CANCELLED_BY_USER):
-        raise SolverFailedError(
-            f"Engine {engine!r} ended with {status.name}: {solver.status_string() or 'no reason given'}. Try another engine."
-        )
-    relaxed, optimal = engine in LP_ENGINES, status == statuses.OPTIMAL
-    if relaxed:
-        multipliers = np.array(solver.dual_values()) if solver.has_solution() else np.zeros(0)
-        bound = problem.dual_bound(multipliers) if len(multipliers) else -np.inf
-    else:
-        bound = solver.best_objective_bound()
-    if not solver.has_solution() or (relaxed and not optimal):
+        raise _broken(solver, engine)
+    if not solver.has_solution():
+        return Answer(AnswerStatus.UNKNOWN, None, solver.best_objective_bound())
+    ended = AnswerStatus.OPTIMAL if status == statuses.OPTIMAL else AnswerStatus.FEASIBLE
+    return Answer(ended, np.array(solver.variable_values()), solver.best_objective_bound())
+
+
+def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
+    """An x that is optimal, or, however the engine ended, the bound that its multipliers give."""
+    status = solver.status()
+    if status == statuses.INFEASIBLE:
+        return Answer(AnswerStatus.INFEASIBLE)
+    if status in (statuses.MODEL_INVALID, statuses.INVALID_SOLVER_PARAMETERS, statuses.SOLVER_TYPE_UNAVAILABLE):
+        raise _broken(solver, engine)
+    bound = problem.dual_bound(np.array(solver.dual_values())) if solver.has_solution() else -np.inf
+    if status != statuses.OPTIMAL:
         return Answer(AnswerStatus.UNKNOWN, None, bound)
-    x = np.array(solver.variable_values())
-    return Answer(AnswerStatus.OPTIMAL if optimal else AnswerStatus.FEASIBLE, x, bound)
+    return Answer(AnswerStatus.OPTIMAL, np.array(solver.variable_values()), bound)
+
+
+def _broken(solver, engine: str) -> SolverFailedError:
+    reason = solver.status_string() or "no reason given"
+    return SolverFailedError(f"Engine {engine!r} ended with {solver.status().name}: {reason}. Try another engine.")
