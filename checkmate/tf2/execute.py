@@ -8,8 +8,9 @@ does so only where both wait for the same control edges. Hence no edge beside a 
 neighbours or differ), and the two gradients of a convolution's bias and filter follow each other (see `trace`).
 
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
-allocator from handing out what is around them in one piece. So writes to a variable wait for everyone who looks at its memory
-(else TensorFlow writes elsewhere), and what was assigned, and the step's results, are copied at its end, when all else is free.
+allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
+for everyone who looks at its memory (else TensorFlow writes elsewhere), a value is held until it has been assigned (else its memory
+becomes the variable's), and the step's results are copied at its end, when all else is free.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class _Replayer:
             if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
-            self.current[operation] = self.last = self.copy(operation, inputs, after, name)
+            self.current[operation] = self.copy(operation, inputs, after, name)
+            self.last = self.held(operation, inputs, self.current[operation]) or self.current[operation]
             self.evaluations[operation] += 1
 
     def tensor(self, tensor: tf.Tensor) -> str:
@@ -106,6 +108,14 @@ class _Replayer:
             self.shown[f"{copy}:0"] = next(iter(seen), None) or handles[0]
         return copy
 
+    def held(self, operation: tf.Operation, inputs: list[str], copy: str) -> str | None:
+        """The name of an op that holds what was assigned until it is copied into the variable's memory; None where nothing is assigned."""
+        value = operation.inputs[1] if operation.type == "AssignVariableOp" else None
+        if value is None or value.shape.rank is None or not _can_be_copied(value.dtype):
+            return None
+        first = self.writer.first(inputs[1], value.shape.rank, value.dtype, after=[copy])
+        return self.writer.add("DeepCopy", [first], value.dtype, name="held").split(":")[0]  # stateful, so that nobody takes it for useless
+
     def befores(self, operation: tf.Operation) -> list[str]:
         """The names of the ops that the traced step has this one wait for."""
         return [self.made(before) for before in operation.control_inputs if self._is_made_once(before) or before in self.planned]
@@ -123,7 +133,9 @@ class _Replayer:
                 continue
             pending.pop()
             if not self._exists(top):
-                self.once[top] = self.copy(top, [self.tensor(tensor) for tensor in top.inputs], self.befores(top))
+                inputs = [self.tensor(tensor) for tensor in top.inputs]
+                self.once[top] = self.copy(top, inputs, self.befores(top))
+                self.held(top, inputs, self.once[top])
         return self.once.get(operation) or self.current[operation]
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
@@ -132,23 +144,10 @@ class _Replayer:
         for operation in flat.graph.control_outputs:
             if self._is_made_once(operation):
                 self.made(operation)
-        self.settle()
         names = [self.result(tensor) for tensor in flat.outputs]
         given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
         return self.traced.pack(outputs)
-
-    def settle(self) -> None:
-        """Gives every variable that was assigned a value fresh memory, now that all else is gone: it has the value's until here."""
-        assigned: dict[tf.Tensor, list[tf.Operation]] = {}
-        for operation in (*self.once, *self.current):
-            if operation.type == "AssignVariableOp" and _can_be_copied(operation.inputs[1].dtype):
-                assigned.setdefault(op_rules.source(operation.inputs[0]).ref(), []).append(operation)
-        for handle, writes in assigned.items():
-            dtype = writes[0].inputs[1].dtype
-            value = self.writer.read(self.tensor(handle.deref()), dtype, after=[self.last, *(self.made(write) for write in writes)])
-            value = self.writer.add("DeepCopy", [value], dtype, name="settled")
-            self.last = self.writer.assign(self.tensor(handle.deref()), value, dtype)
 
     def result(self, tensor: tf.Tensor) -> str:
         """The name of a value for the caller to keep: a copy made when all else is gone from memory."""

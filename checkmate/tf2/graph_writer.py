@@ -39,17 +39,15 @@ class GraphWriter:
         node.device = node.device or device
         return node.name
 
-    def read(self, handle: str, dtype: tf.DType, *, after: Sequence[str]) -> str:
-        """Writes the read of a variable and returns its tensor's name."""
-        node = self._graph_def.node.add(name=self._unique("read"), op="ReadVariableOp", input=[handle, *(f"^{before}" for before in after)])
-        node.attr["dtype"].type = dtype.as_datatype_enum
+    def first(self, tensor: str, rank: int, dtype: tf.DType, *, after: Sequence[str]) -> str:
+        """Writes an op that takes the first element of a tensor, to run after the ops of these names; returns its tensor's name."""
+        bounds = [self.constant([number] * rank, tf.int32) for number in (0, 1, 1)]
+        node = self._graph_def.node.add(
+            name=self._unique("first"), op="StridedSlice", input=[tensor, *bounds, *(f"^{before}" for before in after)]
+        )
+        node.attr["T"].type = dtype.as_datatype_enum
+        node.attr["Index"].type = tf.int32.as_datatype_enum
         return f"{node.name}:0"
-
-    def assign(self, handle: str, value: str, dtype: tf.DType) -> str:
-        """Writes an assignment to a variable and returns its name."""
-        node = self._graph_def.node.add(name=self._unique("assign"), op="AssignVariableOp", input=[handle, value])
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        return node.name
 
     def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, after: Sequence[str] = (), name: str) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns the name of its tensor."""
