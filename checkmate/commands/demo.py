@@ -21,9 +21,9 @@ from checkmate.units import format_bytes
 @click.option("--picture", type=click.Path(dir_okay=False), help="Draw the measured memory over a step into this .png, .svg or .pdf.")
 @json_option
 def demo_command(model: str, budget: str, steps: int, report: bool, picture: str | None, as_json: bool) -> None:
-    """Train a real model for a few steps, plain and under a budget, and measure both.
+    """Train a model plain and under a budget, and compare.
 
-    Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
+    A real model, a few steps, both measured. Each run is a fresh process in which TensorFlow's own allocator counts. Exit status 0 only if the measured peak is within the
     budget and the losses agree. With --json: model, device, budget_bytes, within_budget, losses_agree, and of the plain and the planned
     training peak_bytes, step_s and losses.
     """

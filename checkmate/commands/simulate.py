@@ -53,7 +53,9 @@ def simulate_command(
     file: str, budgets: tuple[str, ...], heuristics: list[str] | None, plot: Path | None, as_json: bool,
     sample: bool, smallest: float, seed: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Run an op log (JSON lines of DTR's format) or a graph file under a budget, evicting and recomputing as DTR would.
+    """Run DTR on paper, on an op log or a graph.
+
+    LOG is an op log (JSON lines of DTR's format), GRAPH a graph file. It is run under a budget, evicting and recomputing as DTR would.
 
     Exit status 0 if every run ends within its budget, 1 if one ran out of memory or thrashed (with --plot, 0), 2 if the command or the file
     cannot be understood.
