@@ -117,15 +117,6 @@ def test_the_readme_s_training_example():
     assert np.isfinite(float(names["loss_value"]))
 
 
-def test_the_readme_names_real_solvers():
-    from checkmate.solvers.solve import SOLVERS
-
-    text = README.read_text(encoding="utf-8")
-    table = text[text.index("| name | method |") : text.index("Whatever the solver")]
-    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")}
-    assert named == set(SOLVERS)
-
-
 @pytest.mark.parametrize("page", [README, ROOT / "checkmate" / "README.md"], ids=["README.md", "checkmate/README.md"])
 def test_links_and_files_of_the_pages_exist(page):
     text = page.read_text(encoding="utf-8")
