@@ -30,9 +30,8 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
         _image(left, found.S, COLOURS["forward"], n)
         dot = max(1.6, 72 * 3.1 / n)  # points; the matrices are about 3.1 inches wide
         right.plot(*2 * [np.arange(n)], linestyle="none", marker="s", markersize=dot, markeredgewidth=0, color=COLOURS["resident"])
-        right.plot(
-            *again.nonzero()[::-1], linestyle="none", marker="s", markersize=1.2 * dot, markeredgewidth=0, color=COLOURS["recomputed"]
-        )
+        size = 1.2 * dot if dot < 6 else dot  # few and small, they are easy to overlook
+        right.plot(*again.nonzero()[::-1], linestyle="none", marker="s", markersize=size, markeredgewidth=0, color=COLOURS["recomputed"])
         left.set_title(f"S: {int(found.S.sum()):,} values retained")
         right.set_title(f"R: {int(again.sum()):,} recomputations")
         for axis in (left, right):
@@ -40,8 +39,8 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
             axis.spines[:].set_visible(True)
             axis.spines[:].set_linewidth(0.6)
             if turn is not None:
-                axis.axhline(turn, color="black", linewidth=0.8, linestyle=":")
-                axis.axvline(turn, color="black", linewidth=0.8, linestyle=":")
+                axis.axhline(turn - 0.5, color="black", linewidth=0.8, linestyle=":")
+                axis.axvline(turn - 0.5, color="black", linewidth=0.8, linestyle=":")
         left.set_ylabel("stage")
         figure.legend(
             handles=[*_patches({"forward": "retained", "resident": "first evaluation", "recomputed": "recomputation"}), _line(turn)],
