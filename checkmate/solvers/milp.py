@@ -1,7 +1,7 @@
 """The paper's method: its integer program, given to a solver package.
 
-Method: first `formulation.relax`, which is small and bounds the cost of every plan; its solution, read as a schedule, is often within the
-budget already. Then `formulation.formulate`, begun from the cheapest plan known (the relaxation's, or a baseline's).
+Method: first the baselines, which cost next to nothing. Then `formulation.relax`, which is small and bounds the cost of every plan; its
+solution, read as a schedule, is often within the budget already. Then `formulation.formulate`, begun from the cheapest plan known.
 A graph with more than `max_ops` ops is grouped first (`coarsen`).
 
 Source: Checkmate (Jain et al., MLSys 2020), section 4. Starting from the relaxation is not in the paper.
@@ -54,17 +54,16 @@ class MILP:
         return f"milp_{self.engine}{'' if self.partitioned else '_unpartitioned'}"
 
     def run(self, search: Search) -> None:
-        """Offers what the relaxation, the baselines and the program find, one after the other."""
+        """Offers what the baselines, the relaxation and the program find, one after the other."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         inner = Search(coarse.graph, search.budget_bytes, time_limit_s=search.remaining_s)
+        for baseline in (ChenSqrtN(), ChenGreedy()):
+            baseline.run(inner)
+        if inner.plan is not None:
+            search.offer(coarse.expand(inner.plan), by=f"{self.name}: {inner.found_by}")
         self._relaxation(search, coarse, inner)
         if search.optimal or search.infeasible or inner.optimal:
             return
-        if inner.plan is None:
-            for baseline in (ChenSqrtN(), ChenGreedy()):
-                baseline.run(inner)
-            if inner.plan is not None:
-                search.offer(coarse.expand(inner.plan), by=f"{self.name}: {inner.found_by}")
         budget_bytes = search.budget_bytes
         for _ in range(TRIES):
             program = formulate(coarse.graph, budget_bytes, partitioned=self.partitioned)

@@ -24,9 +24,7 @@ from checkmate import (
     solve,
 )
 from checkmate.solvers.backends import engines
-from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.formulation import formulate
-from checkmate.solvers.milp import MILP
 from checkmate.solvers.retention import Retention
 from checkmate.solvers.solve import SOLVERS
 
@@ -143,7 +141,7 @@ def test_no_time_to_start_the_engine():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypatch):
+def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypatch, caplog):
     """A real engine, killed by the system while it works, as when memory runs out."""
     real, graph = subprocess.Popen, training_chain(30, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5))
 
@@ -157,16 +155,27 @@ def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypat
     with pytest.raises(SolverFailedError, match=r"engine 'scip' ended with code -9.*Try another engine"):
         engines.solve_matrices(program.problem, engine="scip", time_limit_s=60)
 
-    class Both:
-        name = "both"
-
-        def run(self, search):
-            ChenGreedy().run(search)
-            MILP("scip").run(search)
-
-    result = solve(graph, "60%", solver=Both(), time_limit_s=60)
-    assert result.status in (SolveStatus.FEASIBLE, SolveStatus.OPTIMAL)
+    with caplog.at_level("WARNING", logger="checkmate"):
+        result = solve(graph, "60%", solver="milp_scip", time_limit_s=60)
+    assert result.status is SolveStatus.FEASIBLE
     assert result.peak_bytes <= result.budget_bytes
+    assert "ended with code -9" in caplog.text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_engine_that_hangs_is_ended_and_what_was_found_beside_it_counts(monkeypatch):
+    real, children = subprocess.Popen, []
+
+    def sleeper(command, **facts):
+        children.append(real([sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)"], **facts))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", sleeper)
+    result = solve(training_chain(30, skip=3), "70%", solver="milp_scip", time_limit_s=0.5)
+    assert result.plan.recomputed
+    assert result.peak_bytes <= result.budget_bytes
+    assert children
+    assert all(child.poll() is not None for child in children)
 
 
 @pytest.mark.parametrize("missing", ["cylp", "ortools"])
