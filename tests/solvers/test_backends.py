@@ -73,6 +73,13 @@ def test_a_start_is_not_made_worse(engine):
     assert knapsack().cost @ answer.x == pytest.approx(-8)
 
 
+@pytest.mark.parametrize("small", [0, 1500], ids=["child", "here"])
+def test_no_time_limit(small, monkeypatch):
+    monkeypatch.setattr(engines, "SMALL", small)
+    for engine in ("cbc", "scip", "highs", "cp_sat", "glop"):
+        assert solve_matrices(knapsack(), engine=engine, time_limit_s=float("inf")).status is AnswerStatus.OPTIMAL, engine
+
+
 def test_unknown_engine_names_the_known_ones():
     with pytest.raises(SolverUnavailableError, match="cbc, clp, scip"):
         solve_matrices(knapsack(), engine="gurobi", time_limit_s=1)
