@@ -136,7 +136,7 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
         order = "in this order of ops" if any(one.facts.get("bound_covers") == "given order" for one in found) else "in any order of ops"
         out.print(f"The gap is how much another plan {order} could be faster, at most.", highlight=False)
     if found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
-        out.print("Interrupted: this is the best plan found until then; budgets after it were left out.", highlight=False)
+        out.print("Interrupted: the last plan is the best found until then.", highlight=False)
     for one in found:
         if one.file:
             out.print(f"Written: {one.file}", highlight=False, soft_wrap=True)
