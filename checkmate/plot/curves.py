@@ -65,7 +65,7 @@ def budget_curve(
             axis.axvline(plain_bytes / size, color="black", linewidth=0.9, linestyle=":", label="plain step")
         axis.set(xlabel=f"budget, {unit}", ylabel="extra time, % of the plain step")
         axis.set_ylim(bottom=0, top=max(1.0, 1.1 * max([_percent(point.overhead) for point in everything if point.overhead], default=1.0)))
-        figure.legend(loc="outside lower center", ncols=min(6, 3 + len(points)), handlelength=1.8, columnspacing=1.4)
+        figure.legend(loc="outside lower center", ncols=min(7, 3 + len(points)), handlelength=1.6, columnspacing=1.1)
         figure.suptitle(shorten(f"Time against memory{f', {name}' if name else ''}", 90), fontsize=11, fontweight="bold")
     return Picture(figure)
 
