@@ -3,13 +3,15 @@
 The packaged ones: `vgg16`, `vgg19`, `unet`, `mobilenet`, `resnet50` and `resnet152` are layer-level steps of the Keras applications, `transformer12`
 and `transformer40` pre-norm encoders, all with bytes of 32-bit floats and costs in nanoseconds by a roofline (10 TFLOP/s, 700 GB/s, 2 us
 per op); the ones that end in `_ops` are traced by TensorFlow op by op. By rule: `layeredN`, a random layered graph of N ops with
-no backward pass, and `encoderN`, the step of an op-level transformer encoder of N layers, 94 ops each.
+no backward pass, `chainN`, the chain of the paper's appendix with N layers (2 N + 1 ops), and `encoderN`, the step of an op-level transformer
+encoder of N layers, 94 ops each.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from importlib import resources
 
 from checkmate.core.graph import DFGraph, Op
@@ -28,12 +30,13 @@ def packaged() -> tuple[str, ...]:
 
 
 def load(name: str) -> DFGraph:
-    """Returns the graph of this name: a packaged one, or `layeredN` or `encoderN` by rule. Raises `GraphError` for any other."""
-    rule = re.fullmatch(r"(layered|encoder)([1-9]\d*)", name)
+    """Returns the graph of this name: a packaged one, or `layeredN`, `chainN` or `encoderN` by rule. Raises `GraphError` for any other."""
+    rule = re.fullmatch(r"(layered|chain|encoder)([1-9]\d*)", name)
     if rule:
-        return layered(int(rule[2])) if rule[1] == "layered" else encoder(int(rule[2]))
+        make: Callable[[int], DFGraph] = {"layered": layered, "chain": chain, "encoder": encoder}[rule[1]]
+        return make(int(rule[2]))
     if name not in packaged():
-        raise GraphError(f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN and encoderN by rule.")
+        raise GraphError(f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN, chainN and encoderN by rule.")
     with resources.as_file(resources.files("checkmate.bench") / "graphs" / f"{name}.json.gz") as path:
         return DFGraph.load(path)
 
@@ -68,6 +71,13 @@ def layered(n: int, *, edges: int | None = None, seed: int = 0) -> DFGraph:
     ops = [Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100)) for i in range(n)]
     read = set().union(*deps)
     return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"layered{n}")
+
+
+def chain(layers: int) -> DFGraph:
+    """Forward ops, the loss, and for each forward op one that reads it and the gradient from above: all of cost 1 and size 1."""
+    ops = [Op(f"f{k}", (k - 1,) if k else (), 1, 1) for k in range(layers + 1)]
+    ops += [Op(f"b{k}", (k, 2 * layers - k - 1), 1, 1, is_backward=True) for k in range(layers - 1, -1, -1)]
+    return DFGraph(tuple(ops), (2 * layers,), 0, f"chain{layers}")
 
 
 # One encoder layer: (op, inputs, size in units of batch * length * width, cost). `x` is what enters the layer.

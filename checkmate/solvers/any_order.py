@@ -40,7 +40,7 @@ def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
         if search.remaining_s <= stop or search.optimal:
             return
         part, moment = comparable(graph, v, depends)
-        found = SnapshotModel(part, search.budget_bytes, [moment]).solve(time_limit_s=min(SECONDS, search.remaining_s))
+        found = SnapshotModel(part, search.budget_bytes, [moment]).solve(time_limit_s=search.at_most(SECONDS))
         if np.isinf(found.cost):
             name = graph.ops[v].name
             why = f"in whatever order ops run, what must be in memory when op {v} {name!r} runs does not fit."

@@ -14,6 +14,10 @@ OPTIMALITY_TOLERANCE = 1e-6
 """A plan counts as optimal when its cost is within this share of the bound: what floating point leaves of equality."""
 
 
+FOREVER = 1e6
+"""Seconds that are always left to a search that counts work and not time."""
+
+
 class Solver(Protocol):
     """A method that finds plans. It offers what it finds to the search as it goes, and returns when it can do no more.
 
@@ -34,6 +38,7 @@ class Search:
       graph: The problem.
       budget_bytes: The limit, which counts `graph.fixed_bytes`.
       time_limit_s: Seconds from now until solvers should stop.
+      deterministic: No clock: a solver stops when its own limits of work (rounds, nodes, snapshots) are reached, on every machine alike.
       reorder: The question is about plans in any order; otherwise about those whose first evaluations come in the graph's order.
       on_progress: Called with this search each time plan or bound improves.
     """
@@ -44,11 +49,14 @@ class Search:
         budget_bytes: int,
         *,
         time_limit_s: float,
+        deterministic: bool = False,
         reorder: bool = False,
         on_progress: Callable[[Search], None] | None = None,
     ):
         self.graph = graph
         self.budget_bytes = budget_bytes
+        self.time_limit_s = FOREVER if deterministic else time_limit_s
+        self.deterministic = deterministic
         self.reorder = reorder
         self.plan: Plan | None = None
         self.timeline: MemoryTimeline | None = None
@@ -58,7 +66,7 @@ class Search:
         self.best_peak_bytes: int | None = None
         self.history: list[tuple[float, float | None, float]] = []
         self._started = time.monotonic()
-        self._deadline = self._started + time_limit_s
+        self._deadline = self._started + self.time_limit_s
         self._on_progress = on_progress
 
     @property
@@ -68,8 +76,12 @@ class Search:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until solvers should stop; never below zero."""
-        return max(0.0, self._deadline - time.monotonic())
+        """Seconds until solvers should stop; never below zero. The same at all times when deterministic."""
+        return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
+
+    def at_most(self, seconds: float) -> float:
+        """Seconds for one call of an engine: no more than are left; so many that they never end it when deterministic."""
+        return FOREVER if self.deterministic else min(seconds, self.remaining_s)
 
     @property
     def bound(self) -> float:

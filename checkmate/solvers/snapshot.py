@@ -1,9 +1,10 @@
 """Snapshot: the default solver. Bounds come from a relaxation, plans from lifting its solutions and from local search.
 
-    greedy      evict from the plain step until it fits; an answer within milliseconds
-    snapshots   solve the relaxation with one snapshot at the plain step's peak: a bound, and values to drop. Lifted to a plan it is
-                often within the budget, and then optimal, with the bound as certificate. Where it overflows, repair it, set one
-                more snapshot there, and solve again
+    snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
+                values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
+                Where it overflows, repair it, set one more snapshot there, and solve again
+    greedy      evict from the plain step until it fits
+    others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, repaired and trimmed
     improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
                 time for each, with annealing beside them on another core; then annealing alone, while it pays
@@ -13,24 +14,28 @@ A larger budget costs no more wherever plans are proven; between two searches th
 
 The theorem behind the bound is in `relaxation`. Only the judge's figures count: a plan that rounding inside HiGHS made too large is
 refused there, and the bound is lowered by more than HiGHS' tolerances before it is told. The effort is counted in moves
-and branch-and-bound nodes, so the same graph and budget give the same plan on every machine, unless a time limit cuts in: the
-search's, or that of a single call of HiGHS (a second; while deepening more).
+and branch-and-bound nodes. So with `solve(..., deterministic=True)` the same graph and budget give the same plan on every machine; without it,
+unless a time limit cuts in: the search's, or that of a single call of HiGHS. HiGHS runs in a thread, and is left alone there when
+it does not come back in time: so the deadline holds, and Ctrl-C comes through at once.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from checkmate.core.plan import Plan
 from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
+from checkmate.solvers.baselines import ChenGreedy
+from checkmate.solvers.beside import Beside
+from checkmate.solvers.dtr import DTR
 from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
 from checkmate.solvers.relaxation import Bound, SnapshotModel
+from checkmate.solvers.revolve import Revolve
 from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 from checkmate.units import format_bytes
@@ -38,14 +43,17 @@ from checkmate.units import format_bytes
 GOOD_ENOUGH = 1e-4
 """The search ends when the plan is proven to be within this share of the cheapest."""
 
-MODEL_SIZE = 4000
+WORTH_THE_TIME = 1e-2
+"""With a larger gap than this the search goes on to its limits, whether it makes progress or not."""
+
+MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
 
 NEARLY = 5e-4
 """Share of the cost below which what is missing is worth little time."""
 
 SMALL_MODEL = 700
-"""Variables up to which snapshots are added even while they teach little."""
+"""Variables up to which snapshots are added even while they teach little, and one snapshot is solved to the last digit."""
 
 FEW = 4
 """Snapshots set before local search; more only while deepening."""
@@ -53,11 +61,11 @@ FEW = 4
 NODES = (200, 20, 1000)
 """Branch-and-bound nodes for one snapshot, for several, and while deepening."""
 
-CANDIDATES = 6
+CANDIDATES = 4
 """Stages among which linear programs choose the next snapshot while deepening."""
 
-DEEP_SECONDS = 3.0
-"""Longest first call of HiGHS while deepening; each further one may take half as long again."""
+FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 1.0, 3.0
+"""Longest call of HiGHS for one snapshot, for several, and the first while deepening; each further one may take half as long again."""
 
 WORTH, PATIENCE = 0.02, 2
 """Deepening ends when so many snapshots in a row each took less than this share of what was missing."""
@@ -74,8 +82,11 @@ POLISH = 160
 LOAD_SECONDS = 4.0
 """Time that loading numba and the annealer's machine code may take; with less than this left they are not loaded."""
 
-MILP_SECONDS = 1.0
-"""Longest single call of HiGHS: it may hold back Ctrl-C for as long."""
+OTHERS_SHARE, OTHERS_OPS = 0.1, 2000
+"""Share of the time for other solvers' plans, and ops up to which they are asked where there is a plan already."""
+
+GRACE = 0.05
+"""Share of the time limit by which HiGHS may be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +100,9 @@ class Snapshot:
       seed: Of local search.
     """
 
-    snapshots: int = 12
+    snapshots: int = 16
     proposals: int = 100
-    rounds: int = 5
+    rounds: int = 8
     seed: int = 0
 
     name = "snapshot"
@@ -110,30 +121,6 @@ class _Look:
     over: np.ndarray
 
 
-@contextmanager
-def _beside(work: Callable[[], Bound]) -> Iterator[Callable[[], Bound]]:
-    """Does `work` in a thread while the body runs; what is yielded waits for its answer. HiGHS leaves Python to other threads meanwhile."""
-    answers: list[Bound] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def answer() -> Bound:
-        thread.join()
-        if errors:
-            raise errors[0]
-        return answers[0]
-
-    yield answer
-
-
 class _Run:
     """One call of the solver: the timetable at work, and the plans to start local search from."""
 
@@ -141,19 +128,22 @@ class _Run:
         self.options = options
         self.search = search
         self.timetable = Timetable(search.graph)
+        self.peak = int(self.timetable.bytes_in[: len(search.graph)].argmax())
         self.starts: list[tuple[float, Moves]] = []
         self.looked = _Look(0.0, (), np.zeros(0))
         self.annealer: Annealer | None = None
         self.round, self.patience = 0, PATIENCE
 
     def run(self) -> None:
-        self._settle(by="greedy")
+        n = len(self.search.graph)
+        self._refine(self.peak)
         if not self._finished():
-            n = len(self.search.graph)
-            peak = int(Timetable(self.search.graph).bytes_in[:n].argmax())
-            self._refine(peak)
-            if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - peak) > n // 50:
-                self._refine(other)
+            self.timetable.move_to(())
+            self._settle(by="greedy")
+        if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
+            self._refine(other)
+        if not self._finished() and (self.search.plan is None or (self._far() and n <= OTHERS_OPS)):
+            self._ask_others()
         if not self._finished():
             self._improve()
         if not self._finished():
@@ -170,10 +160,12 @@ class _Run:
             if several and model.size > MODEL_SIZE:
                 return
             missing = self._missing()
-            found = model.solve(
-                time_limit_s=min(MILP_SECONDS, self.search.remaining_s), nodes=NODES[several], precision=self._precision(several)
-            )
-            over = self._learn(model, found)
+            seconds = SECONDS if several else FIRST_SECONDS
+            if self._linear_bound(model, seconds) is None or self._finished():
+                return
+            limit = self._limit(seconds)
+            found = self._await(self._begin(model, NODES[several], limit), limit)
+            over = found and self._learn(model, found)
             stuck = self._missing() > 0.97 * missing if several else self._missing() < NEARLY * self.search.bound
             if over is None or len(chosen) >= min(FEW, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
                 return
@@ -185,25 +177,27 @@ class _Run:
 
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
-        search, graph, options = self.search, self.search.graph, self.options
+        search, options = self.search, self.options
         seconds, patience = DEEP_SECONDS, PATIENCE
-        while patience and self.looked.chosen and len(self.looked.chosen) < options.snapshots and not self._finished():
+        while (patience or self._far()) and 0 < len(self.looked.chosen) < options.snapshots and not self._finished():
             missing = self._missing()
-            more = self._telling_stage()
-            if more is None:
+            model = self._telling_model()
+            if model is None:
                 return
-            model = SnapshotModel(graph, search.budget_bytes, [*self.looked.chosen, more])
-            time_limit_s, precision = min(seconds, search.remaining_s), self._precision(True)
-            with _beside(lambda: model.solve(time_limit_s=time_limit_s, nodes=NODES[2], precision=precision)) as answer:  # noqa: B023
-                self._improve()
-            self._learn(model, answer(), deeper=True)
+            limit = self._limit(seconds)
+            beside = self._begin(model, NODES[2], limit)
+            self._improve()
+            found = self._await(beside, limit)
+            if found is None:
+                return
+            self._learn(model, found, deeper=True)
             patience = PATIENCE if self._missing() < (1 - WORTH) * missing else patience - 1
-            seconds *= 1.5
+            seconds = min(1.5 * seconds, max(DEEP_SECONDS, search.remaining_s))
 
     def _improve(self) -> bool:
         """One round of local search from the best plan, each longer than the last. Returns whether there may be sense in another."""
         search, options = self.search, self.options
-        if search.plan is None or self.round >= options.rounds or not self.patience:
+        if search.plan is None or self.round >= options.rounds or not (self.patience or self._far()):
             return False
         before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
         annealer = self._annealer(search.plan.computed)
@@ -214,7 +208,7 @@ class _Run:
         else:
             self.timetable.move_to(min(self.starts)[1] if self.starts else [])
             self._polish(options.proposals << number)
-        self.patience = PATIENCE if search.timeline is not None and search.timeline.cost < before else self.patience - 1
+        self.patience = PATIENCE if search.timeline is not None and search.timeline.cost < before else max(0, self.patience - 1)
         return True
 
     def _polish(self, work_per_op: int) -> None:
@@ -237,6 +231,39 @@ class _Run:
         self.annealer = Annealer(search.graph, search.budget_bytes, start, seed=self.options.seed)
         return self.annealer
 
+    def _ask_others(self) -> None:
+        """Plans of dynamic rematerialization and of baselines, as they are and as starts: repaired, trimmed and polished."""
+        search = self.search
+        for solver in (DTR(budgets=4), ChenGreedy(), Revolve()):
+            share = OTHERS_SHARE * search.remaining_s
+            inner = Search(search.graph, search.budget_bytes, time_limit_s=share, deterministic=search.deterministic)
+            solver.run(inner)
+            if inner.plan is not None and not self._finished():
+                search.offer(inner.plan, by=inner.found_by)
+                self.timetable.move_to(_moves(inner.plan))
+                self._settle(by=f"{inner.found_by}, trimmed")
+                self._polish(POLISH)
+
+    def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
+        """Takes the bound of the linear program; None when it does not come back in time."""
+        limit = self._limit(seconds)
+        bound = self._await(Beside(lambda: model.tighten(time_limit_s=limit)), limit)
+        if bound is not None and not np.isinf(bound):
+            self.search.raise_bound(bound, by=f"{_many(model)}, linear")
+        return bound
+
+    def _begin(self, model: SnapshotModel, nodes: int, limit: float) -> Beside:
+        precision = self._precision(model)
+        return Beside(lambda: model.solve(time_limit_s=limit, nodes=nodes, precision=precision))
+
+    def _limit(self, seconds: float) -> float:
+        """Seconds for a call of HiGHS: half of what is left at most, as plans take time, too."""
+        return self.search.at_most(min(seconds, self.search.remaining_s / 2))
+
+    def _await(self, beside: Beside, limit: float) -> Any:
+        """The answer of a call that had so many seconds; None when it is late."""
+        return beside.answer(min(limit, self.search.remaining_s) + GRACE * self.search.time_limit_s)
+
     def _learn(self, model: SnapshotModel, found: Bound, *, deeper: bool = False) -> np.ndarray | None:
         """Takes the bound, lifts the solution and offers it, repaired if need be.
 
@@ -246,7 +273,7 @@ class _Run:
         if np.isinf(found.cost):
             search.prove_infeasible(self._why_none(model))
             return None
-        search.raise_bound(found.cost, by=f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}")
+        search.raise_bound(found.cost, by=_many(model))
         over: np.ndarray = np.zeros(n)
         if found.dropped is not None:
             self.timetable.move_to(())
@@ -263,13 +290,15 @@ class _Run:
         self._polish(POLISH)
         return over
 
-    def _precision(self, several: bool) -> float:
-        """While much is missing, a rough bound and a plan that needs repair anyway come much sooner."""
-        missing = self._missing()
-        return max(1e-6, PRECISION * missing / (self.search.bound + missing - self.search.graph.total_cost)) if several else 1e-6
+    def _precision(self, model: SnapshotModel) -> float:
+        """Share of the recomputed cost to know the bound to. What is good enough, or much is missing, makes it rough, and much sooner there."""
+        again = self.search.bound - self.search.graph.total_cost
+        if len(model.snapshots) > 1:
+            return max(1e-6, PRECISION * (missing := self._missing()) / (again + missing))
+        return 1e-6 if model.size <= SMALL_MODEL or again <= 0 else max(1e-6, 0.3 * GOOD_ENOUGH * self.search.bound / again)
 
-    def _telling_stage(self) -> int | None:
-        """The stage whose snapshot, beside those chosen, gives the best linear bound, among where their lifted plan or the best plan is fullest."""
+    def _telling_model(self) -> SnapshotModel | None:
+        """The model with one snapshot more, of those with the best linear bound, among where the lifted plan or the best plan is fullest."""
         search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
         if over.max(initial=0) <= 0:
             self.timetable.move_to(min(self.starts)[1] if self.starts else ())
@@ -280,11 +309,13 @@ class _Run:
                 candidates.append(t)
             if len(candidates) == CANDIDATES:
                 break
-        bounds = []
+        best, best_bound = None, -1.0
         for t in candidates:
             model = SnapshotModel(search.graph, search.budget_bytes, [*chosen, t])
-            bounds.append(model.solve(time_limit_s=min(MILP_SECONDS, search.remaining_s), relaxed=True).cost)
-        return candidates[int(np.argmax(bounds))] if bounds else None
+            bound = None if self._finished() else self._linear_bound(model, SECONDS)
+            if bound is not None and bound > best_bound:
+                best, best_bound = model, bound
+        return best
 
     def _best_stage(self) -> int:
         """The stage whose single snapshot bounds best, by linear programming over stages where the best plan is tight."""
@@ -292,12 +323,21 @@ class _Run:
         self.timetable.move_to(min(self.starts)[1] if self.starts else ())
         fullest = np.argsort(-self.timetable.bytes_in[: len(search.graph)], kind="stable")[: 4 * SCAN]
         scanned = np.unique(fullest)[:: max(1, len(fullest) // SCAN)]
-        bounds = [SnapshotModel(search.graph, search.budget_bytes, [int(t)]).solve(time_limit_s=1, relaxed=True).cost for t in scanned]
-        return int(scanned[int(np.argmax(bounds))])
+        limit = self._limit(SECONDS)
+
+        def scan() -> int:
+            models = (SnapshotModel(search.graph, search.budget_bytes, [int(t)]) for t in scanned)
+            return int(scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))])
+
+        return self._await(Beside(scan), 2 * limit) or self.peak
 
     def _missing(self) -> float:
         """What the best plan costs more than is proven to be needed."""
         return (self.search.timeline.cost if self.search.timeline else 2 * self.search.bound) - self.search.bound
+
+    def _far(self) -> bool:
+        """Whether too much is missing to rest."""
+        return self._missing() > WORTH_THE_TIME * self.search.bound
 
     def _settle(self, *, by: str) -> None:
         """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""
@@ -325,3 +365,19 @@ class _Run:
             f"whatever is recomputed, the values that must be in memory when {names} run{'s' * (len(model.snapshots) == 1)} need more than "
             f"{format_bytes(self.search.budget_bytes)}, as some of them may not be recomputed."
         )
+
+
+def _many(model: SnapshotModel) -> str:
+    return f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}"
+
+
+def _moves(plan: Plan) -> Moves:
+    """The repeated evaluations of a plan whose first ones come in the graph's order, each once per stage."""
+    moves: dict[tuple[int, int], None] = {}
+    stage = 0
+    for i in plan.computed:
+        if i == stage:
+            stage += 1
+        else:
+            moves[i, stage] = None
+    return list(moves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
@@ -62,6 +63,7 @@ def solve(
     *,
     solver: str | Solver = "auto",
     time_limit_s: float = 60,
+    deterministic: bool = False,
     reorder: bool = False,
     throw: bool = True,
     on_progress: Callable[[Search], None] | None = None,
@@ -76,6 +78,8 @@ def solve(
       budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts `graph.fixed_bytes`.
       solver: A name (see `SOLVERS`) or an object with `run(search)`.
       time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
+      deterministic: No clock is read, and `time_limit_s` not looked at: solvers stop at their own limits of work, so that the same
+        question has the same plan on a busy machine as on an idle one. "auto" then takes seconds to minutes; exact engines end when done.
       reorder: Also look for plans that run ops in another order than the graph's, as far as dependencies, control dependencies and
         overwritten variables allow. Such a plan can be cheaper; it has no R and S. The bound of the result then covers any order.
       throw: False returns the two refusals as a result without a plan instead of raising them.
@@ -98,7 +102,7 @@ def solve(
     keep_all = Plan.keep_all(graph)
     plain = Search(graph, 2**63 - 1, time_limit_s=0).offer(keep_all, by="")
     budget_bytes = parse_bytes(budget, percent_of=plain.peak_bytes)
-    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, reorder=reorder, on_progress=on_progress)
+    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, deterministic=deterministic, reorder=reorder, on_progress=on_progress)
     search.offer(keep_all, by="checkpoint-all")
     interrupted = False
     if search.plan is None:
@@ -113,9 +117,10 @@ def solve(
             interrupted = True
         except PlanError as error:
             raise SolverFailedError(f"Solver {name!r} made an illegal plan; this is a bug of the solver. {error}") from error
-        except SolverFailedError:
+        except SolverFailedError as error:
             if search.plan is None:
                 raise
+            logging.getLogger("checkmate").warning("Solver %r broke; what it had found until then is the answer. %s", name, error)
     if search.plan is None:
         if search.infeasible:
             refusal = InfeasibleBudgetError(

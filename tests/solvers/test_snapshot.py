@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from itertools import pairwise
 
@@ -11,9 +14,11 @@ import strategies
 from hypothesis import assume, given, settings
 
 from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
+from checkmate.solvers.dtr import DTR
 from checkmate.solvers.local_search import Repair, trim
+from checkmate.solvers.relaxation import SnapshotModel
 from checkmate.solvers.search import Search
-from checkmate.solvers.snapshot import Snapshot
+from checkmate.solvers.snapshot import Snapshot, _moves
 from checkmate.solvers.timetable import Timetable
 
 
@@ -97,6 +102,68 @@ def test_same_question_same_plan():
     assert solve(graph, budget).plan == solve(graph, budget).plan
 
 
+@pytest.mark.parametrize("share", [0.3, 0.1])
+def test_deterministic_reads_no_clock(share, monkeypatch):
+    graph = _resnet_like(10)
+    quick = Snapshot(snapshots=5, rounds=2)
+
+    def ask(time_limit_s):
+        result = solve(graph, _budget(graph, share), solver=quick, deterministic=True, time_limit_s=time_limit_s)
+        return result.plan, result.bound, [(cost, bound) for _, cost, bound in result.stats.history]
+
+    expected = ask(60)
+    passed = [0.0]
+
+    def hurried():  # every look at the clock finds a minute gone
+        passed[0] += 60
+        return passed[0]
+
+    monkeypatch.setattr(time, "monotonic", hurried)
+    assert ask(0) == expected
+
+
+def test_an_engine_that_does_not_come_back_is_left_alone(monkeypatch):
+    graph, free = _resnet_like(8), threading.Event()
+    monkeypatch.setattr(SnapshotModel, "tighten", lambda self, **_: free.wait() and 0.0)
+    monkeypatch.setattr(SnapshotModel, "solve", lambda self, **_: free.wait() and None)
+    result = solve(graph, _budget(graph, 0.3), time_limit_s=1)
+    assert not free.is_set()
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.bound == graph.total_cost
+    free.set()
+
+
+def test_ctrl_c_while_an_engine_is_at_work(monkeypatch):
+    graph, free, solve_model = _resnet_like(8), threading.Event(), SnapshotModel.solve
+
+    def stuck(self, **limits):
+        if len(self.snapshots) == 1:
+            return solve_model(self, **limits)
+        os.kill(os.getpid(), signal.SIGINT)
+        free.wait()
+        return None
+
+    monkeypatch.setattr(SnapshotModel, "solve", stuck)
+    result = solve(graph, _budget(graph, 0.2), time_limit_s=60)
+    assert result.status is SolveStatus.INTERRUPTED
+    assert result.peak_bytes <= result.budget_bytes
+    free.set()
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategies.problems(strategies.training_chains()))
+def test_plans_of_others_are_starts(problem):
+    graph, budget = problem
+    search = Search(graph, budget, time_limit_s=60)
+    DTR(budgets=4).run(search)
+    assume(search.plan is not None)
+    timetable = Timetable(graph)
+    timetable.move_to(_moves(search.plan))
+    assert _moves(timetable.plan()) == timetable.moves()
+    assert timetable.cost <= search.timeline.cost
+    replay(graph, timetable.plan())
+
+
 def test_no_time_gives_an_answer_soon():
     graph = _resnet_like(40)
     started = time.monotonic()
@@ -109,7 +176,8 @@ def test_interruption_passes_through():
     graph = _resnet_like(8)
 
     def interrupt(search):
-        raise KeyboardInterrupt
+        if search.plan is not None:
+            raise KeyboardInterrupt
 
     search = Search(graph, _budget(graph, 0.5), time_limit_s=60, on_progress=interrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,34 @@
+"""Beside: work in a thread, so that the caller can do other work meanwhile, give it up, and be interrupted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Beside(threading.Thread):
+    """Does `work` in a thread.
+
+    HiGHS leaves Python to other threads while it works, and waiting for a thread can be interrupted: so Ctrl-C comes through.
+    """
+
+    def __init__(self, work: Callable[[], Any]):
+        super().__init__(daemon=True)
+        self._work = work
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:  # noqa: D102 - that of Thread
+        try:
+            self._answer = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def answer(self, seconds: float) -> Any:
+        """What the work came to; None when it is not done within so many seconds: it is left alone then."""
+        self.join(seconds)
+        if self._error is not None:
+            raise self._error
+        return self._answer
