@@ -101,7 +101,7 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
             work, optimizer, forward=in_segments(work.model) if method == "remat by hand" else None, jit_compile=method == "xla"
         )
     first = one(step, work)
-    found = {"first_call_s": time.perf_counter() - started}
+    found: dict[str, Any] = {"first_call_s": time.perf_counter() - started}
     ran = [first, *(one(step, work) for _ in range(steps - 1))]
     found |= {"peak_bytes": max(peak for _, peak, _ in ran), "losses": [loss for _, _, loss in ran]}
     if method == "plain":
