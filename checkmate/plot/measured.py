@@ -35,10 +35,10 @@ def measured(runs: Mapping[str, Sequence[tuple[float, int]]], *, budget_bytes: i
             axis.fill_between(x, np.zeros(len(y)), y / scale, step="post", color=colour, alpha=0.85, linewidth=0, label=run)
             k = int(np.argmax(y))
             axis.plot(x[k], y[k] / scale, marker="v", color="black", markersize=6, clip_on=False)
-            near = budget_bytes and y[k] <= budget_bytes < 1.2 * y[k]  # the words stay clear of the line
+            words_at = budget_bytes if budget_bytes and y[k] <= budget_bytes < 1.2 * y[k] else y[k]  # the words stay clear of the line
             left = x[k] < x[-1] / 2
             axis.annotate(
-                f"{run}: peak {format_bytes(y[k])}", (x[k], (budget_bytes if near else y[k]) / scale), xytext=(7 if left else -7, 3),
+                f"{run}: peak {format_bytes(y[k])}", (x[k], words_at / scale), xytext=(7 if left else -7, 3),
                 textcoords="offset points", ha="left" if left else "right", va="bottom", fontsize=8.5,
             )  # fmt: skip
         if budget_bytes:
