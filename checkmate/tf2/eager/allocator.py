@@ -56,10 +56,10 @@ class Allocator:
         for cell in storage.tensors:
             cell.value = None
 
-    def watched(self, run: Callable[[], Any]) -> tuple[Any, int]:
-        """Runs something and returns (its result, the most bytes it had in use above what was before)."""
+    def watched(self, run: Callable[[], Any]) -> tuple[Any, int, int]:
+        """Runs something and returns (its result, the most bytes it had in use above what was before, those it has in use afterwards)."""
         before = self.in_use
         tf.config.experimental.reset_memory_stats(self.device)
         result = run()
-        _ = self.in_use
-        return result, self.recent_peak - before
+        after = self.in_use
+        return result, self.recent_peak - before, after - before

@@ -67,11 +67,12 @@ class dtr:
       budget: A number of bytes or "6GiB"; None for no limit, which still releases and records as DTR does.
       heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The paper's h_DTR^eq by default.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is given up.
+      strict: Memory above the budget, by whatever was not foreseen, is an error; otherwise `stats.overshoots` counts it.
       smallest_bytes: Tensors below are never evicted.
       search: How much of the candidates each eviction looks at; all by default.
 
     Raises, on entry or from any op:
-      EvictionError: What is locked does not fit: which tensors, how much is missing.
+      EvictionError: What is locked does not fit, or memory went above the budget: which tensors, how much is missing, what would do.
       ThrashingError: The overhead limit is reached; says the memory with which nothing is recomputed.
       UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian, gradients from another thread or inside of
         tf.function, distribution strategies, a second context; or a TensorFlow whose insides are not the ones this was made for.
@@ -96,6 +97,7 @@ class dtr:
         *,
         heuristic: str | Heuristic = "dtr_eq",
         overhead_limit: float = 10.0,
+        strict: bool = True,
         smallest_bytes: int = 4096,
         search: Search | None = None,
     ):
@@ -105,6 +107,7 @@ class dtr:
         self._options: dict[str, Any] = {
             "heuristic": make_heuristic(heuristic),
             "overhead_limit": overhead_limit,
+            "strict": strict,
             "smallest_bytes": smallest_bytes,
             "search": search,
         }

@@ -39,7 +39,7 @@ class Needs:
     Attributes:
       cost: Seconds, by a roofline.
       least_bytes: Its outputs.
-      bytes: Outputs and scratch memory: a guess on the high side until `measured`, then the most that the allocator said.
+      bytes: Outputs and scratch memory: a guess on the high side until `measured`, then what the allocator said.
       made: Its outputs, or None where their shapes depend on values.
     """
 
@@ -49,10 +49,14 @@ class Needs:
         self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
         self.measured = False
 
-    def learn(self, used_bytes: int) -> None:
-        """The allocator said that it took `used_bytes`."""
-        self.bytes = max(used_bytes, self.bytes) if self.measured else used_bytes
+    def learn(self, used_bytes: int, held_bytes: int) -> None:
+        """The allocator said that it took `used_bytes`, and still `held_bytes` when it was done: its outputs, and what holes were larger."""
+        self.bytes = used_bytes if self.made is None else self.least_bytes + max(0, used_bytes - max(held_bytes, self.least_bytes))
         self.measured = True
+
+    def raise_to(self, used_bytes: int) -> None:
+        """It took more than was known."""
+        self.bytes = max(self.bytes, used_bytes)
 
 
 class NeedsTable:

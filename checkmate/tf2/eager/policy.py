@@ -30,6 +30,9 @@ CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
 PLENTY, UNASKED = 0.75, 32
 """Below this share of the budget the allocator is asked only every so many ops."""
 
+MARGIN = 1 / 16
+"""Share of the budget that is kept for what the allocator loses on an op's memory, before more is known. See `EagerPolicy._fits`."""
+
 
 class EagerPolicy(Runtime):
     """Keeps the allocator's count within the budget.
@@ -39,6 +42,7 @@ class EagerPolicy(Runtime):
       budget_bytes: Bytes in use, everything included; infinite for no limit.
       heuristic, search: See `checkmate.dtr`.
       overhead_limit: Given up when recomputation has cost more than (overhead_limit - 1) times what ran first.
+      strict: Memory above the budget is an error.
 
     Attributes:
       first_cost: What the program's ops cost, without recomputation.
@@ -49,21 +53,31 @@ class EagerPolicy(Runtime):
     pool: Any  # a Pool, once something was evicted
     neighbourhood: Any
 
-    def __init__(self, allocator: Allocator, *, budget_bytes: float, heuristic: Heuristic, overhead_limit: float, search: Search | None):
+    def __init__(
+        self,
+        allocator: Allocator,
+        *,
+        budget_bytes: float,
+        heuristic: Heuristic,
+        overhead_limit: float,
+        strict: bool,
+        search: Search | None,
+    ):
         super().__init__(allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self.allocator = allocator
         self.limited = not math.isinf(budget_bytes)
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood, self.pool = Asleep(), Unsorted()
         self._deallocate = self._retire
-        self._overhead_limit = overhead_limit
-        self._slack_bytes = budget_bytes / 32 if self.limited else 0.0
+        self._overhead_limit, self._strict = overhead_limit, strict
+        self._margin_bytes = MARGIN * budget_bytes if self.limited else 0.0
         self.first_cost = 0.0
         self.demand_bytes = 0
         self.overshoots = 0
         self._live: dict[Storage, None] = {}
         self._away_bytes = 0
         self._at_most_bytes, self._unasked = math.inf, 0
+        self._before_bytes = 0
 
     # ---- references ----------------------------------------------------------------------------------------------------------------
 
@@ -178,23 +192,9 @@ class EagerPolicy(Runtime):
         self._at_most_bytes += needs.bytes
         if self._unasked >= 0 and self._at_most_bytes <= PLENTY * self.budget_bytes:
             return True
-        in_use = self.allocator.in_use
+        in_use = self._before_bytes = self.allocator.in_use
         self._at_most_bytes, self._unasked = in_use + needs.bytes, UNASKED
         return self._fits(in_use, needs)
-
-    def settle(self, needs: Needs, name: str) -> None:
-        """Learns from an op that took more than was foreseen."""
-        if self._at_most_bytes <= PLENTY * self.budget_bytes:
-            return
-        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self.budget_bytes
-        if over <= 0:
-            return
-        self.allocator.forget_peak()
-        self.overshoots += 1
-        self._slack_bytes += over
-        needs.learn(needs.bytes + int(over))
-        if not len(self.pool):
-            raise EvictionError(self._stuck(name, in_use, int(self.budget_bytes + over) - in_use))
 
     def room_for(self, needs: Needs, name: str) -> None:
         """Evicts until an op fits."""
@@ -205,10 +205,26 @@ class EagerPolicy(Runtime):
                 self.tidy()
             self._evict(self.pool.choose(self.clock))
             in_use = self.allocator.in_use
-        self._at_most_bytes = in_use + needs.bytes
+        self._before_bytes, self._at_most_bytes = in_use, in_use + needs.bytes
         certain = needs.bytes if needs.measured else needs.least_bytes
         if in_use + certain > self.budget_bytes:
             raise EvictionError(self._stuck(name, in_use, certain))
+
+    def settle(self, needs: Needs, name: str) -> None:
+        """Learns from an op that has run what the allocator lost on it, and what it took more than was foreseen."""
+        if self._at_most_bytes <= PLENTY * self.budget_bytes:
+            return
+        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self.budget_bytes
+        if needs.made is not None:
+            self._margin_bytes = max(self._margin_bytes, in_use - self._before_bytes - needs.least_bytes)
+        if over <= 0:
+            return
+        self.allocator.forget_peak()
+        self.overshoots += 1
+        self._margin_bytes += over
+        needs.raise_to(needs.bytes + int(over))
+        if self._strict or not len(self.pool):
+            raise EvictionError(self._stuck(name, self._before_bytes, int(self.budget_bytes + over) - self._before_bytes))
 
     def _make_room(self, call: Call) -> None:
         assert isinstance(call, EagerCall)
@@ -216,8 +232,12 @@ class EagerPolicy(Runtime):
             self.room_for(call.needs, call.name)
 
     def _fits(self, in_use: int, needs: Needs) -> bool:
-        """With a margin: the allocator hands out a whole hole for a tensor of more than half its size."""
-        return in_use + needs.bytes + min(needs.bytes, self._slack_bytes) <= self.budget_bytes
+        """With a margin, since the allocator counts whole holes, and gives out one of up to twice what was asked for.
+
+        As much as the op takes is always enough. For an op that takes more than `MARGIN` of the budget that is dear; there the margin is what
+        was ever lost.
+        """
+        return in_use + needs.bytes + min(needs.bytes, self._margin_bytes) <= self.budget_bytes
 
     def _evict(self, storage: Storage) -> None:
         super()._evict(storage)

@@ -35,7 +35,7 @@ class EagerRuntime(EagerPolicy):
       device: Whose memory counts.
       smallest_bytes: Outputs below are left to TensorFlow and are never evicted.
       observer: Told of each call and each release (`recorder.Recorder`).
-      budget_bytes, heuristic, overhead_limit, search: See `EagerPolicy`.
+      budget_bytes, heuristic, overhead_limit, strict, search: See `EagerPolicy`.
 
     Attributes:
       ops: How many the program ran.
@@ -52,12 +52,15 @@ class EagerRuntime(EagerPolicy):
         budget_bytes: float = math.inf,
         heuristic: Heuristic = HEURISTICS["dtr_eq"],
         overhead_limit: float = math.inf,
+        strict: bool = False,
         smallest_bytes: int = 4096,
         search: Search | None = None,
         observer: Any = None,
     ):
         allocator = Allocator(device, math.isfinite(budget_bytes))
-        super().__init__(allocator, budget_bytes=budget_bytes, heuristic=heuristic, overhead_limit=overhead_limit, search=search)
+        super().__init__(
+            allocator, budget_bytes=budget_bytes, heuristic=heuristic, overhead_limit=overhead_limit, strict=strict, search=search
+        )
         self._smallest_bytes, self.observer = max(1, smallest_bytes), observer
         self.device_name = f"/job:localhost/replica:0/task:0/device:{device}"
         self.ops = 0
@@ -120,8 +123,8 @@ class EagerRuntime(EagerPolicy):
                     result = call.run(values, name)
                     self.last_s = time.perf_counter() - started if self.observer else 0.0
                 else:
-                    result, used = self.allocator.watched(lambda: call.run(values, name))
-                    needs.learn(used)
+                    result, used, held = self.allocator.watched(lambda: call.run(values, name))
+                    needs.learn(used, held)
             finally:
                 if taped:
                     fence.tape_restart()
@@ -215,8 +218,8 @@ class EagerRuntime(EagerPolicy):
             if needs.measured:
                 result = run(values)
             else:
-                result, used = self.allocator.watched(lambda: run(values))
-                needs.learn(used)
+                result, used, held = self.allocator.watched(lambda: run(values))
+                needs.learn(used, held)
             self.settle(needs, op)
             return result
         finally:
