@@ -61,12 +61,16 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
     Attributes:
       best_peak_bytes: The lowest peak of any plan that was tried, or None when none was.
       bound: No plan within the budget costs less (the graph's cost unit), or None when that was not asked.
+      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was looked for or found.
     """
 
-    def __init__(self, message: str, *, best_peak_bytes: int | None = None, bound: float | None = None):
+    def __init__(
+        self, message: str, *, best_peak_bytes: int | None = None, bound: float | None = None, smallest_budget_bytes: int | None = None
+    ):
         super().__init__(message)
         self.best_peak_bytes = best_peak_bytes
         self.bound = bound
+        self.smallest_budget_bytes = smallest_budget_bytes
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
