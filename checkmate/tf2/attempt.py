@@ -128,6 +128,7 @@ class Attempt:
         target = most - self.reserve  # what the solver is asked for
         too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
         best: Planned | None = None
+        close: Planned | None = None  # within the budget, with less to spare than we like: better than none
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
         lowest_measured: int | None = None
         for _ in range(CHECK_ROUNDS):
@@ -152,6 +153,7 @@ class Attempt:
                     break
             else:
                 too_high, lowest_measured = target, min(measured, lowest_measured or measured)
+                close = planned if measured == lowest_measured <= budget else close
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
             # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
@@ -161,7 +163,7 @@ class Attempt:
             target = min(max(target, too_low + step), too_high - step, most)
             if not too_low < target < too_high:
                 break
-        return best or self._refused(refusal, lowest_measured, plain_peak_bytes)
+        return best or close or self._refused(refusal, lowest_measured, plain_peak_bytes)
 
     @property
     def _can_measure(self) -> bool:

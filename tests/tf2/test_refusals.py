@@ -176,6 +176,15 @@ def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monk
     assert caught.value.smallest_budget_bytes >= budget + 4096
 
 
+def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
+    """What is refused for lack of memory lacks some."""
+    budget = planned().budget_bytes
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda run, traced, device, *, enough: enough - 1)
+    step = compiled(budget=budget)
+    assert budget - 4096 < step.report().measured_peak_bytes < budget
+    assert step.plan.recomputed
+
+
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
     # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
     monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: 1)
