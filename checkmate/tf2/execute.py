@@ -9,7 +9,7 @@ neighbours or differ), and the two gradients of a convolution's bias and filter 
 
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
 allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
-for everyone who looks at its memory (else TensorFlow writes elsewhere), a value is held until it has been assigned (else its memory
+for everyone who looks at its memory (else TensorFlow writes elsewhere), what is assigned is written into that memory (else the value's
 becomes the variable's), and the step's results are copied at its end, when all else is free.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.plan import Compute, Plan
+from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.op_rules import Role
@@ -57,6 +58,8 @@ class _Replayer:
         self.writer = GraphWriter()
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
+        of_handle = {id(variable.handle): variable for variable in traced.function.variables}
+        self.variables = {name: of_handle.get(id(value)) for name, value in _captured(traced.flat)}  # placeholder of a handle -> variable
         self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
         self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
@@ -74,8 +77,7 @@ class _Replayer:
             if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
-            self.current[operation] = self.copy(operation, inputs, after, name)
-            self.last = self.held(operation, inputs, self.current[operation]) or self.current[operation]
+            self.current[operation] = self.last = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
 
     def tensor(self, tensor: tf.Tensor) -> str:
@@ -100,6 +102,8 @@ class _Replayer:
         handles = [op_rules.source(tensor).ref() for tensor in operation.inputs if tensor.dtype == tf.resource]
         if operation.type not in op_rules.PURE_READS:
             after = [*after, *(reader for handle in handles for reader in self.looking.get(handle, ()))]
+        if operation.type == "AssignVariableOp" and self._has_room_for(operation):
+            return self.writer.overwrite(*inputs, operation.inputs[1], after=after, name=name or operation.name)
         copy = self.writer.copy(operation, inputs, after=after, name=name)
         seen = {self.shown[name] for name in inputs if name in self.shown}
         for handle in seen:
@@ -107,14 +111,6 @@ class _Replayer:
         if operation.type == "ReadVariableOp" or (seen and op_rules.role(operation) is Role.VIEW):
             self.shown[f"{copy}:0"] = next(iter(seen), None) or handles[0]
         return copy
-
-    def held(self, operation: tf.Operation, inputs: list[str], copy: str) -> str | None:
-        """The name of an op that holds what was assigned until it is copied into the variable's memory; None where nothing is assigned."""
-        value = operation.inputs[1] if operation.type == "AssignVariableOp" else None
-        if value is None or value.shape.rank is None or not _can_be_copied(value.dtype):
-            return None
-        first = self.writer.first(inputs[1], value.shape.rank, value.dtype, after=[copy])
-        return self.writer.add("DeepCopy", [first], value.dtype, name="held").split(":")[0]  # stateful, so that nobody takes it for useless
 
     def befores(self, operation: tf.Operation) -> list[str]:
         """The names of the ops that the traced step has this one wait for."""
@@ -133,9 +129,7 @@ class _Replayer:
                 continue
             pending.pop()
             if not self._exists(top):
-                inputs = [self.tensor(tensor) for tensor in top.inputs]
-                self.once[top] = self.copy(top, inputs, self.befores(top))
-                self.held(top, inputs, self.once[top])
+                self.once[top] = self.copy(top, [self.tensor(tensor) for tensor in top.inputs], self.befores(top))
         return self.once.get(operation) or self.current[operation]
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
@@ -155,6 +149,15 @@ class _Replayer:
             return self.tensor(tensor)
         return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=[self.last], name="result")
 
+    def _has_room_for(self, assignment: tf.Operation) -> bool:
+        """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""
+        variable, value = self.variables.get(op_rules.source(assignment.inputs[0]).ref()), assignment.inputs[1]
+        if variable is None or not variable.shape.is_fully_defined() or variable.shape != value.shape or not _can_be_copied(value.dtype):
+            return False
+        kernel = value.dtype.is_floating or not devices.training_device().startswith("GPU")
+        with tf.init_scope():  # now, and not when the step runs
+            return kernel and bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self.once or operation in self.current
 
@@ -162,6 +165,12 @@ class _Replayer:
         return (
             operation not in self.planned and op_rules.role(operation) is not Role.ALIAS and operation.type not in ("NoOp", "Placeholder")
         )
+
+
+def _captured(function: Any) -> list[tuple[Any, tf.Tensor]]:
+    """(reference of the placeholder, value) of what a function captures."""
+    values = function.captured_inputs
+    return [(tensor.ref(), value) for tensor, value in zip(function.inputs[len(function.inputs) - len(values) :], values, strict=True)]
 
 
 def _can_be_copied(dtype: tf.DType) -> bool:

@@ -39,15 +39,23 @@ class GraphWriter:
         node.device = node.device or device
         return node.name
 
-    def first(self, tensor: str, rank: int, dtype: tf.DType, *, after: Sequence[str]) -> str:
-        """Writes an op that takes the first element of a tensor, to run after the ops of these names; returns its tensor's name."""
-        bounds = [self.constant([number] * rank, tf.int32) for number in (0, 1, 1)]
+    def overwrite(self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
+        """Writes an assignment to a variable that leaves it in the memory it has; returns the name of its last op.
+
+        TensorFlow's op for that has the variable copied by every read from then on, for the sake of writes to parts of it. There
+        is none here, so that is taken back.
+
+        Args:
+          like: A tensor of the value's shape and dtype.
+        """
+        whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
         node = self._graph_def.node.add(
-            name=self._unique("first"), op="StridedSlice", input=[tensor, *bounds, *(f"^{before}" for before in after)]
+            name=self._unique(name), op="ResourceStridedSliceAssign", input=[handle, *whole, value, *(f"^{before}" for before in after)]
         )
-        node.attr["T"].type = dtype.as_datatype_enum
+        node.attr["T"].type = like.dtype.as_datatype_enum
         node.attr["Index"].type = tf.int32.as_datatype_enum
-        return f"{node.name}:0"
+        node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
+        return self._graph_def.node.add(name=self._unique(f"{node.name}/shared"), op="DisableCopyOnRead", input=[handle, f"^{node.name}"]).name
 
     def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, after: Sequence[str] = (), name: str) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns the name of its tensor."""
