@@ -190,6 +190,6 @@ def _order(graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence
     read_until, walk = last_forward_use(graph), OnDemand(graph)
     for t in range(len(graph)):
         if t and period[t] != period[t - 1]:
-            walk.available = {i for i in walk.available if i in kept or read_until[i] >= t or segment[i] == period[t][1]}
+            walk.drop(i for i in walk.available if i not in kept and read_until[i] < t and segment[i] != period[t][1])
         walk.run(t)
     return walk.order, walk.expired

@@ -125,6 +125,6 @@ def recompute_once(graph: DFGraph, saved: Iterable[int]) -> list[int] | None:
         if op.is_backward and not turned:
             turned = True
             stays = saved | {i for i in range(t) if not ops[i].recomputable or ops[i].is_backward or read_until[i] >= t}
-            walk.available &= stays
+            walk.drop(walk.available - stays)
         walk.run(t)
     return None if walk.expired else walk.order

@@ -8,11 +8,11 @@ from checkmate.core.graph import DFGraph
 
 
 class OnDemand:
-    """Writes down an order of evaluations while its owner says which values are at hand.
+    """Writes down an order of evaluations while its owner says which values are dropped.
 
     Attributes:
       order: The evaluations so far.
-      available: The ops whose values are at hand. The owner takes away what is to be computed again; `run` adds what it ran.
+      available: The ops whose values are at hand.
       expired: Ops that were run again after something overwrote what they read: the order is not legal if there are any.
     """
 
@@ -22,6 +22,10 @@ class OnDemand:
         self.available: set[int] = set()
         self.expired: set[int] = set()
         self._overwritten: set[int] = set()
+
+    def drop(self, values: Iterable[int]) -> None:
+        """Drops values, but for those of no bytes: they are free to keep."""
+        self.available -= {i for i in values if self.graph.ops[i].output_bytes}
 
     def run(self, t: int, also: Iterable[int] = ()) -> set[int]:
         """Runs op t, and before it, in the graph's order, what it needs again. Returns the latter.

@@ -109,9 +109,9 @@ def revolved(graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int
         backward, k = period[t]
         to_hold = []
         if backward and k >= 0 and (t == 0 or period[t] != period[t - 1]):
-            walk.available = {i for i in walk.available if read_until[i] >= t or belongs(i, k)}
+            walk.drop(i for i in walk.available if read_until[i] < t and not belongs(i, k))
             to_hold = [i for i in states if i < t and any(step[i] < p <= crossing[i] for p in held[k])]
         again = walk.run(t, also=to_hold)
         if backward and k >= 0:
-            walk.available -= {i for i in again if not belongs(i, k) and i not in op.deps}
+            walk.drop(i for i in again if not belongs(i, k) and i not in op.deps)
     return None if walk.expired else walk.order

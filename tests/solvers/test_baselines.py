@@ -9,8 +9,9 @@ from oracles import run_plan
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, Op, Plan, replay, solve
-from checkmate.solvers.baselines import ChenGreedy, ChenSqrtN, checkpointed
+from checkmate.solvers.baselines import FORMS, ChenGreedy, ChenSqrtN, checkpoint_candidates, checkpointed
 from checkmate.solvers.search import Search
+from checkmate.solvers.solve import make_solver
 
 CHEN = (ChenSqrtN(), ChenGreedy())
 
@@ -63,6 +64,29 @@ def test_a_thousand_ops(baseline):
     result = solve(graph, "60%", solver=baseline, time_limit_s=60)
     assert result.plan.recomputed
     assert result.stats.seconds < 30
+
+
+@pytest.mark.parametrize("name", ["chen_sqrt_n", "chen_greedy", "revolve", "min_cut"])
+def test_what_has_no_bytes_is_not_computed_again(name):
+    graph = training_chain(12, sizes=(10, 0, 6), skip=3)
+    search = Search(graph, 2**62, time_limit_s=60)
+    plans = []
+    search.offer = lambda plan, by: plans.append(plan)
+    make_solver(name).run(search)
+    assert any(plan.recomputed for plan in plans)
+    assert not any(graph.ops[i].output_bytes == 0 for plan in plans for i in plan.recomputed)
+
+
+@pytest.mark.parametrize(("name", "form"), [("ap_sqrt_n", "ap"), ("linearized_sqrt_n", "linearized")])
+def test_the_two_forms_differ_in_where_checkpoints_may_stand(name, form):
+    graph = training_chain(40, skip=5)
+    solver = make_solver(name)
+    assert solver.forms == (form,)
+    candidates = {form: checkpoint_candidates(graph, form) for form in FORMS}
+    assert candidates["linearized"] == [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    assert 0 < len(candidates["ap"]) < len(candidates["linearized"])
+    both = solve(graph, "60%", solver="chen_sqrt_n")
+    assert solve(graph, "60%", solver=name).cost >= both.cost
 
 
 def test_a_graph_without_a_backward_pass_is_left_as_it_is():
