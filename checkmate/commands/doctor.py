@@ -24,7 +24,10 @@ PACKAGES = {
 }  # fmt: skip
 """Module -> name on the package index, of what everything needs."""
 
-SOLVERS = {"cylp": ("cylp", "milp, milp_cbc, lp_rounding"), "ortools": ("ortools", "milp_scip, milp_highs, milp_cp_sat")}
+SOLVERS = {
+    "cylp": ("cylp", "milp, lp_rounding, lp_bound"),
+    "ortools": ("ortools", "milp_scip, milp_highs, milp_cp_sat, retention, lp_bound_glop, lp_bound_pdlp"),
+}
 """Module of a solver package -> its name on the package index, and the solvers that need it."""
 
 

@@ -183,7 +183,7 @@ def test_without_a_package_a_solver_works_or_names_it(missing, monkeypatch):
     graph, refused = training_chain(8, sizes=(4, 9, 2)), set()
     for name in SOLVERS:
         try:
-            assert solve(graph, "80%", solver=name, time_limit_s=3, throw=False).status is not SolveStatus.INFEASIBLE
+            assert solve(graph, "80%", solver=name, time_limit_s=1, throw=False).status is not SolveStatus.INFEASIBLE
         except SolverUnavailableError as error:
             assert f"needs the package '{missing}'" in str(error)
             refused.add(name)
