@@ -33,8 +33,8 @@ def load(name: str) -> DFGraph:
     """Returns the graph of this name: a packaged one, or `layeredN`, `chainN` or `encoderN` by rule. Raises `GraphError` for any other."""
     rule = re.fullmatch(r"(layered|chain|encoder)([1-9]\d*)", name)
     if rule:
-        make: Callable[[int], DFGraph] = {"layered": layered, "chain": chain, "encoder": encoder}[rule[1]]
-        return make(int(rule[2]))
+        rules: dict[str, Callable[[int], DFGraph]] = {"layered": layered, "chain": chain, "encoder": encoder}
+        return rules[rule[1]](int(rule[2]))
     if name not in packaged():
         raise GraphError(f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN, chainN and encoderN by rule.")
     with resources.as_file(resources.files("checkmate.bench") / "graphs" / f"{name}.json.gz") as path:

@@ -16,6 +16,29 @@ Guarantee: every plan of the coarse graph expands to a legal plan of the fine on
 the value that stands for it is, and running a body again computes no more than the group's first run did. Its cost is at most
 the coarse plan's plus `kept_cost`, and less where not all members are wanted again. Where it ends: the values of a group live and die
 together, so a bound on the coarse graph says nothing about the fine one, and a budget can be too small for the coarse graph alone.
+
+What grouping loses, as time beyond the plain step's, of plans proven to be within 0.7 % of the cheapest (nearly all within 0.01 %), and of those in
+at most so many groups (`checkmate bench solvers vgg16 unet mobilenet transformer12 resnet50 --shares 0.5,0.3,0.2 --solvers
+auto,grouped:160,grouped:80,grouped:40 --time-limit 2`; "auto" with a minute; f as there; "-" where no plan in groups was found):
+
+    graph          ops   f     ops alone  160 groups   80 groups   40 groups
+    vgg16           74  0.5       0.56 %                              0.56 %
+                        0.3       0.85 %                              1.10 %
+                        0.2       2.64 %                              2.79 %
+    unet           136  0.5       1.42 %                  1.47 %      3.45 %
+                        0.3       4.05 %                  4.51 %      8.67 %
+                        0.2       7.13 %                  7.84 %     16.58 %
+    mobilenet      180  0.5       6.70 %      6.70 %      7.99 %      9.42 %
+                        0.3      12.50 %     12.58 %     13.01 %     15.97 %
+                        0.2      15.40 %     15.40 %     16.15 %     21.71 %
+    transformer12  294  0.5       3.10 %      4.28 %     10.41 %     13.59 %
+                        0.3       9.33 %     12.31 %     22.22 %     21.59 %
+                        0.2      14.55 %     17.53 %     27.78 %     51.48 %
+    resnet50       354  0.5       5.52 %      6.02 %      6.66 %      8.64 %
+                        0.3       9.85 %     10.93 %     13.02 %     16.02 %
+                        0.2      13.56 %     17.19 %     21.43 %           -
+
+So it is for methods that cannot do without: half the ops cost up to a few hundredths of the plain step, a quarter up to a tenth and more.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ class Solver(Protocol):
     It raises `SolverUnavailableError` or `SolverFailedError` for the package behind it.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in results."""
 
     def run(self, search: Search) -> None:
         """Offers plans and bounds to `search`."""

@@ -4,7 +4,7 @@
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
                 Where it overflows, repair it, set one more snapshot there, and solve again
     greedy      evict from the plain step until it fits
-    others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, repaired and trimmed
+    others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
     improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
                 time for each, with annealing beside them on another core; then annealing alone, while it pays
@@ -36,7 +36,7 @@ from checkmate.solvers.dtr import DTR
 from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
-from checkmate.solvers.search import Search
+from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.timetable import Timetable
 from checkmate.units import format_bytes
 
@@ -73,6 +73,12 @@ WORTH, PATIENCE = 0.02, 2
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
 
+SOONEST = 0.03
+"""Share of the missing cost that the bound of several snapshots may be less."""
+
+APART = 1 / 40
+"""Least distance of snapshots set before local search, as a share of the stages: neighbours tell much the same."""
+
 SCAN, SCAN_OPS = 24, 500
 """Stages scanned for the best single snapshot, and ops up to which that is done."""
 
@@ -82,8 +88,8 @@ POLISH = 160
 LOAD_SECONDS = 4.0
 """Time that loading numba and the annealer's machine code may take; with less than this left they are not loaded."""
 
-OTHERS_SHARE, OTHERS_OPS = 0.1, 2000
-"""Share of the time for other solvers' plans, and ops up to which they are asked where there is a plan already."""
+OTHERS_SHARE, LARGE = 0.1, 2000
+"""Share of the time for another solver's plan, and ops beyond which one is asked first, as repairs take long there."""
 
 GRACE = 0.05
 """Share of the time limit by which HiGHS may be late."""
@@ -136,14 +142,21 @@ class _Run:
 
     def run(self) -> None:
         n = len(self.search.graph)
+        if n > LARGE:
+            self._ask(ChenGreedy())
+        import scipy.optimize  # noqa: F401 - that takes a moment, which is none of HiGHS' own
+
         self._refine(self.peak)
         if not self._finished():
             self.timetable.move_to(())
             self._settle(by="greedy")
+        if not self._finished() and not self.looked.chosen:  # it was late
+            self._refine(self.peak)
         if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
             self._refine(other)
-        if not self._finished() and (self.search.plan is None or (self._far() and n <= OTHERS_OPS)):
-            self._ask_others()
+        for solver in (ChenGreedy(), DTR(budgets=4), Revolve()):
+            if not self._finished() and (self.search.plan is None or (self._far() and n <= LARGE)):
+                self._ask(solver)
         if not self._finished():
             self._improve()
         if not self._finished():
@@ -169,8 +182,9 @@ class _Run:
             stuck = self._missing() > 0.97 * missing if several else self._missing() < NEARLY * self.search.bound
             if over is None or len(chosen) >= min(FEW, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
                 return
+            apart = max(1, int(APART * len(over)))
             for t in chosen:
-                over[max(0, t - 1) : t + 2] = 0
+                over[max(0, t - apart) : t + apart + 1] = 0
             if over.max() <= 0:
                 return
             chosen.append(int(over.argmax()))
@@ -231,18 +245,18 @@ class _Run:
         self.annealer = Annealer(search.graph, search.budget_bytes, start, seed=self.options.seed)
         return self.annealer
 
-    def _ask_others(self) -> None:
-        """Plans of dynamic rematerialization and of baselines, as they are and as starts: repaired, trimmed and polished."""
+    def _ask(self, solver: Solver) -> None:
+        """Another solver's plan, as it is and as a start: repaired, trimmed and polished."""
         search = self.search
-        for solver in (DTR(budgets=4), ChenGreedy(), Revolve()):
-            share = OTHERS_SHARE * search.remaining_s
-            inner = Search(search.graph, search.budget_bytes, time_limit_s=share, deterministic=search.deterministic)
-            solver.run(inner)
-            if inner.plan is not None and not self._finished():
-                search.offer(inner.plan, by=inner.found_by)
+        share = OTHERS_SHARE * search.remaining_s
+        inner = Search(search.graph, search.budget_bytes, time_limit_s=share, deterministic=search.deterministic)
+        solver.run(inner)
+        if inner.plan is not None and inner.timeline is not None:
+            better = search.timeline is None or inner.timeline.cost < search.timeline.cost
+            search.offer(inner.plan, by=inner.found_by)
+            if better and not self._finished():
                 self.timetable.move_to(_moves(inner.plan))
                 self._settle(by=f"{inner.found_by}, trimmed")
-                self._polish(POLISH)
 
     def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
         """Takes the bound of the linear program; None when it does not come back in time."""
@@ -253,8 +267,8 @@ class _Run:
         return bound
 
     def _begin(self, model: SnapshotModel, nodes: int, limit: float) -> Beside:
-        precision = self._precision(model)
-        return Beside(lambda: model.solve(time_limit_s=limit, nodes=nodes, precision=precision))
+        precision, soonest = self._precision(model), self._soonest(model)
+        return Beside(lambda: model.solve(time_limit_s=limit, nodes=nodes, precision=precision, soonest=soonest))
 
     def _limit(self, seconds: float) -> float:
         """Seconds for a call of HiGHS: half of what is left at most, as plans take time, too."""
@@ -296,6 +310,10 @@ class _Run:
         if len(model.snapshots) > 1:
             return max(1e-6, PRECISION * (missing := self._missing()) / (again + missing))
         return 1e-6 if model.size <= SMALL_MODEL or again <= 0 else max(1e-6, 0.3 * GOOD_ENOUGH * self.search.bound / again)
+
+    def _soonest(self, model: SnapshotModel) -> float:
+        """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps; little where little is missing."""
+        return SOONEST * self._missing() / (self.search.graph.total_cost or 1.0) if len(model.snapshots) > 1 and self.search.plan else 0.0
 
     def _telling_model(self) -> SnapshotModel | None:
         """The model with one snapshot more, of those with the best linear bound, among where the lifted plan or the best plan is fullest."""
@@ -341,8 +359,8 @@ class _Run:
 
     def _settle(self, *, by: str) -> None:
         """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""
-        Repair(self.timetable, self.search.budget_bytes, self._out_of_time).run()
-        trim(self.timetable, self.search.budget_bytes)
+        if Repair(self.timetable, self.search.budget_bytes, self._out_of_time).run():
+            trim(self.timetable, self.search.budget_bytes)
         self._offer(by=by)
 
     def _offer(self, *, by: str) -> None:

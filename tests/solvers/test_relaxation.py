@@ -105,3 +105,22 @@ def test_who_is_kept_in_whose_place():
     ops = (Op("conv", (), 5, 8), Op("norm", (0,), 1, 8), Op("relu", (1,), 1, 4), Op("pool", (2,), 1, 6), Op("last", (3, 2), 1, 1))
     assert _stands_for(DFGraph(ops)) == [1, 2, -1, -1, -1]  # relu has two users, pool's user reads two
     assert _stands_for(DFGraph(ops, outputs=(0,))) == [-1, 2, -1, -1, -1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(strategies.problems(strategies.training_chains()), st.data())
+def test_a_charge_for_what_is_read_late_leaves_a_bound(problem, data):
+    graph, budget = problem
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=4, unique=True))
+    model, soonest = SnapshotModel(graph, budget, snapshots), data.draw(st.sampled_from((1e-4, 0.01, 0.3)))
+    exact, charged = model.solve(time_limit_s=10), model.solve(time_limit_s=10, soonest=soonest)
+    assert charged.cost <= exact.cost * (1 + 1e-6)
+    assert charged.cost >= exact.cost - soonest * graph.total_cost * (1 + 1e-3) or charged.cost == exact.cost
+
+
+def test_of_solutions_alike_the_one_that_keeps_what_is_read_soon():
+    graph = strategies.training_chain(8)
+    for t in (8, 9):
+        (dropped,) = SnapshotModel(graph, int(0.6 * Timetable(graph).peak_bytes), [t]).solve(time_limit_s=10, soonest=0.01).dropped
+        kept = [i for i in range(t) if i not in dropped]
+        assert kept == list(range(t - len(kept), t))
