@@ -126,22 +126,22 @@ class OpLog:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> OpLog:
-        """Reads a log file. Raises `LogError` with the line and what was expected there."""
+        """Reads a log file, line by line. Raises `LogError` with the line and what was expected there."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with Path(path).open(encoding="utf-8") as file:
+                return cls.from_lines(file, name=Path(path).stem)
         except OSError as error:
             raise LogError(f"Cannot read {path}: {error.strerror or error}.", line=0) from error
         except UnicodeDecodeError as error:
             raise LogError(f"{path} is no text: {error}. An op log is a file of JSON lines.", line=0) from error
-        return cls.from_lines(text.splitlines(), name=Path(path).stem)
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], *, name: str = "") -> OpLog:
-        """Reads a log from the lines of a file."""
-        numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-        parsed = list(_instructions(_Reader(numbered)))
-        start = next((k + 1 for k, (_, instruction) in enumerate(parsed) if instruction == Annotate("START")), 0)
-        return cls(tuple(instruction for _, instruction in parsed[start:]), name, tuple(number for number, _ in parsed[start:]))
+        """Reads a log from the lines of a file. What comes before START need not even be of the format."""
+        numbered = [(number, line) for number, line in enumerate(lines, start=1) if not line.isspace() and line]
+        start = next((k + 1 for k, (_, line) in enumerate(numbered) if _is_start(line)), 0)
+        parsed = list(_instructions(_Reader(numbered, start)))
+        return cls(tuple([instruction for _, instruction in parsed]), name, tuple([number for number, _ in parsed]))
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the log; `OpLog.load` reads it back equal."""
@@ -187,10 +187,10 @@ def whole_costs(graph: DFGraph) -> list[int]:
 class _Reader:
     """The lines of a file, one JSON object at a time."""
 
-    def __init__(self, numbered: list[tuple[int, str]]):
+    def __init__(self, numbered: list[tuple[int, str]], start: int):
         self._numbered = numbered
-        self._next = 0
-        self.line = 0
+        self._next = start
+        self.line = numbered[start - 1][0] if start else 0
 
     def more(self) -> bool:
         return self._next < len(self._numbered)
@@ -221,6 +221,16 @@ class _Reader:
                 line=entry.line,
             )
         return entry
+
+
+def _is_start(line: str) -> bool:
+    if '"START"' not in line:
+        return False
+    try:
+        data = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    return isinstance(data, dict) and (data.get("INSTRUCTION"), data.get("ANNOTATION")) == ("ANNOTATE", "START")
 
 
 class _Entry:

@@ -30,8 +30,8 @@ CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
 PLENTY, UNASKED = 0.75, 32
 """Below this share of the budget the allocator is asked only every so many ops."""
 
-MARGIN = 1 / 16
-"""Share of the budget that is kept for what the allocator loses on an op's memory, before more is known. See `EagerPolicy._fits`."""
+MARGIN = 1 / 32
+"""Share of the budget that is kept for what the allocator loses on an op's memory, before more is known, if not `strict`."""
 
 
 class EagerPolicy(Runtime):
@@ -215,16 +215,29 @@ class EagerPolicy(Runtime):
         if self._at_most_bytes <= PLENTY * self.budget_bytes:
             return
         in_use, over = self.allocator.in_use, self.allocator.recent_peak - self.budget_bytes
-        if needs.made is not None:
-            self._margin_bytes = max(self._margin_bytes, in_use - self._before_bytes - needs.least_bytes)
+        self.learn_waste(needs, in_use - self._before_bytes)
         if over <= 0:
             return
         self.allocator.forget_peak()
         self.overshoots += 1
         self._margin_bytes += over
-        needs.raise_to(needs.bytes + int(over))
-        if self._strict or not len(self.pool):
+        foreseen = needs.bytes
+        needs.raise_to(foreseen + int(over))
+        if not len(self.pool):
             raise EvictionError(self._stuck(name, self._before_bytes, int(self.budget_bytes + over) - self._before_bytes))
+        if self._strict:
+            took = int(self.budget_bytes + over) - self._before_bytes
+            raise EvictionError(
+                f"Memory went {format_bytes(over)} above the budget of {format_bytes(self.budget_bytes)}: {name!r} took {format_bytes(took)} where "
+                f"{format_bytes(foreseen)} were foreseen, beside {format_bytes(self._before_bytes)}. Allocators give out whole holes, and that an op "
+                f"needs scratch memory is known once it ran. The budget must be at least {format_bytes(self.budget_bytes + over)} for what ran so far; "
+                "strict=False goes on, and `stats.overshoots` counts."
+            )
+
+    def learn_waste(self, needs: Needs, held_bytes: int) -> None:
+        """An op's outputs were given holes of `held_bytes` together."""
+        if needs.made is not None:
+            self._margin_bytes = max(self._margin_bytes, held_bytes - needs.least_bytes)
 
     def _make_room(self, call: Call) -> None:
         assert isinstance(call, EagerCall)
@@ -232,12 +245,12 @@ class EagerPolicy(Runtime):
             self.room_for(call.needs, call.name)
 
     def _fits(self, in_use: int, needs: Needs) -> bool:
-        """With a margin, since the allocator counts whole holes, and gives out one of up to twice what was asked for.
+        """With a margin, since the allocator counts whole holes, and gives out one of less than twice what was asked for.
 
-        As much as the op takes is always enough. For an op that takes more than `MARGIN` of the budget that is dear; there the margin is what
-        was ever lost.
+        A margin as large as what the op takes is always enough. Where the budget need not be kept to the byte, it is what was ever lost.
         """
-        return in_use + needs.bytes + min(needs.bytes, self._margin_bytes) <= self.budget_bytes
+        margin = needs.bytes if self._strict else min(needs.bytes, self._margin_bytes)
+        return in_use + needs.bytes + margin <= self.budget_bytes
 
     def _evict(self, storage: Storage) -> None:
         super()._evict(storage)

@@ -125,6 +125,7 @@ class EagerRuntime(EagerPolicy):
                 else:
                     result, used, held = self.allocator.watched(lambda: call.run(values, name))
                     needs.learn(used, held)
+                    self.learn_waste(needs, held)
             finally:
                 if taped:
                     fence.tape_restart()
