@@ -32,7 +32,7 @@ FAST = ("auto", "local_search", "lp_rounding", "retention", "chen_greedy", "revo
 
 
 def ask(graph, budget, name):
-    return solve(graph, budget, solver=Retention(start_share=0) if name == "retention" else name, time_limit_s=5, throw=False)
+    return solve(graph, budget, solver=Retention(start_share=0) if name == "retention" else name, time_limit_s=2, throw=False)
 
 
 def test_no_graph_at_all():
@@ -114,8 +114,8 @@ def test_budgets_at_the_edges(name):
 def test_sizes_of_terabytes():
     graph = training_chain(8, sizes=(10**13, 3 * 10**12 + 1, 7))
     small = training_chain(8, sizes=(10**4, 3 * 10**3, 7))
-    for name in FAST:
-        result, alike = ask(graph, "80%", name), ask(small, "80%", name)
+    for name in ("auto", "lp_rounding", "chen_greedy", "min_cut"):
+        result, alike = (solve(each, "80%", solver=name, time_limit_s=30, throw=False) for each in (graph, small))
         assert result.plan is None or result.peak_bytes <= result.budget_bytes, name
         assert (result.plan is None) == (alike.plan is None), name
 
@@ -194,19 +194,21 @@ def test_without_a_package_a_solver_works_or_names_it(missing, monkeypatch):
     assert refused - {"retention"} == needs[missing]  # retention asks CP-SAT only where its start is not optimal
 
 
-PIECES = {
-    "checkmate": "import checkmate",
-    # A graph so small that every engine runs in this process, where that can be.
-    "solvers": """
+# A graph so small that every engine runs in this process, where that can be.
+SOLVE = """
 import checkmate
-from checkmate.solvers.backends.engines import SMALL, installed_engines
+from checkmate.solvers.backends.engines import SMALL
 from checkmate.solvers.formulation import formulate
 ops = tuple(checkmate.Op(f"op{i}", (i - 1,) if i else (), 1, 4) for i in range(4))
 graph = checkmate.DFGraph((*ops, checkmate.Op("end", (0, 3), 1, 1)), (4,))
 assert len(formulate(graph, 9).problem.value) < SMALL
-for name in ("auto", "milp_cbc", "milp_highs", "milp_cp_sat", "lp_rounding"):
+for name in NAMES:
     assert checkmate.solve(graph, 9, solver=name, time_limit_s=20).cost == 6, name
-""",
+"""
+PIECES = {
+    "checkmate": "import checkmate",
+    "solvers": SOLVE.replace("NAMES", "('auto', 'milp_cbc', 'milp_highs', 'milp_cp_sat', 'lp_rounding')"),
+    "scip": SOLVE.replace("NAMES", "('milp_scip',)"),
     "tensorflow": "import tensorflow as tf; assert float(tf.reduce_sum(tf.ones(3))) == 3",
     "ortools": "from ortools.linear_solver import pywraplp; assert pywraplp.Solver.CreateSolver('SCIP')",
     "mathopt": "from ortools.math_opt.python import mathopt; assert mathopt.Model()",
@@ -214,10 +216,8 @@ for name in ("auto", "milp_cbc", "milp_highs", "milp_cp_sat", "lp_rounding"):
     "highspy": "import highspy",
 }
 ORDERS = [
-    ("solvers", "ortools", "mathopt"), ("ortools", "solvers", "mathopt"), ("mathopt", "ortools", "solvers"),
-    ("solvers", "highspy"), ("highspy", "solvers"),
-    ("tensorflow", "checkmate", "solvers"), ("checkmate", "tensorflow", "solvers"), ("solvers", "tensorflow", "checkmate"),
-    ("ortools", "solvers", "tensorflow", "mathopt"), ("tensorflow", "mathopt", "solvers", "ortools"),
+    ("solvers", "ortools", "mathopt"), ("mathopt", "ortools", "solvers"), ("scip", "highspy"), ("highspy", "scip"),
+    ("checkmate", "tensorflow", "solvers"), ("solvers", "ortools", "tensorflow", "mathopt"), ("tensorflow", "mathopt", "solvers", "ortools"),
 ]  # fmt: skip
 """Orders in which these packages bear each other without checkmate. MathOpt before TensorFlow is not one: that fails by itself."""
 
