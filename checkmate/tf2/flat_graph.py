@@ -10,11 +10,11 @@ Three kinds of ops are not planned; the executor makes them where they are neede
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2 import kept_by_loops as loops
 from checkmate.tf2 import op_rules
 from checkmate.tf2.graph_writer import reachable
 from checkmate.tf2.op_rules import Role
@@ -39,6 +39,11 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
 class FlatGraph:
     """The ops of a traced function that are really run, sorted into planned kernels and the rest.
 
+    Args:
+      concrete: The function, simplified.
+      traced: The function as it was traced, which has the variables, and the bodies of loops with their shapes.
+      planned_names: Names of the ops to plan, or None for those that decide about memory.
+
     Attributes:
       operations: All ops that run, inputs first.
       position: Their place in `operations`.
@@ -53,13 +58,15 @@ class FlatGraph:
       small_bytes: The size up to which a tensor is small.
     """
 
-    def __init__(self, concrete: Any, variables: Sequence[tf.Variable], planned_names: set[str] | None):
+    def __init__(self, concrete: Any, traced: Any, planned_names: set[str] | None):
         self.concrete = concrete
-        self.variables = variables
+        self.variables = traced.variables
         self._planned_names = planned_names
         self.operations = reachable(concrete.graph)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
         self.estimated: list[tf.Operation] = []
+        self._estimates: dict[Any, int] = {}
+        self._kept = loops.Kept(traced.graph, lambda tensor: self._estimates.get(tensor.ref(), tensor_bytes(tensor)))
         self._bytes: dict[tf.Operation, int] = {}
         for operation in self.operations:
             self._bytes[operation] = self._sized(operation)
@@ -129,7 +136,7 @@ class FlatGraph:
         unknown = sorted({o.type for o in self.planned if not op_rules.is_known(o)})
         if unknown:
             notes.append(f"Ops of types that TensorFlow does not ship are kept and never recomputed: {', '.join(unknown)}.")
-        guessed = sorted({o.type for o in self.estimated if o in self.data_deps})
+        guessed = sorted({o.type for o in self.estimated if o in self.data_deps and self._bytes[o] > self.small_bytes})
         if guessed:
             notes.append(
                 f"The size of some outputs is not known before the step runs and is estimated from their inputs: {', '.join(guessed)}."
@@ -143,12 +150,34 @@ class FlatGraph:
         return tuple(notes)
 
     def _sized(self, operation: tf.Operation) -> int:
-        sizes = [tensor_bytes(tensor) for tensor in operation.outputs]
-        if None in sizes:
-            self.estimated.append(operation)
-            known = [tensor_bytes(tensor) or self._bytes.get(tensor.op, 0) for tensor in operation.inputs]
-            return sum(size or 0 for size in sizes) + sum(known)
-        return sum(sizes)
+        """Bytes of all outputs; what shapes do not tell is estimated, for each output on its own."""
+        total = 0
+        for k, tensor in enumerate(operation.outputs):
+            if operation.type in loops.LOOPS and not tensor.consumers():
+                continue  # goes through the loop for the next iteration's sake, and is gone with the last
+            if (size := tensor_bytes(tensor)) is None:
+                size = self._estimates[tensor.ref()] = self._estimated(operation, k)
+                self.estimated.append(operation)
+            total += size
+        return total
+
+    def _estimated(self, operation: tf.Operation, output: int) -> int:
+        """Bytes of an output whose shape is not known before the step runs."""
+        if operation.type in loops.EMPTY_LISTS:
+            return 0
+        if operation.type in op_rules.SHAPES_OF_ANY:
+            return ALLOCATION_GRANULE
+        if operation.type in loops.LOOPS | loops.CONDITIONS and (size := self._kept.bytes_of(operation, output)) is not None:
+            return size
+        if operation.type == "Fill" and op_rules.source(operation.inputs[0]).op.type == "Shape":
+            return self._size_of(op_rules.source(operation.inputs[0]).op.inputs[0])
+        sizes = [self._size_of(tensor) for tensor in operation.inputs]
+        return max(sizes) if operation.type in op_rules.IN_PLACE else sum(sizes)
+
+    def _size_of(self, tensor: tf.Tensor) -> int:
+        """Bytes of a tensor made before, estimated where its shape is not known."""
+        size = tensor_bytes(tensor)
+        return self._estimates.get(tensor.ref(), 0) if size is None else size
 
     def _classify(self, operation: tf.Operation) -> None:
         role = op_rules.role(operation)

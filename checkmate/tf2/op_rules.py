@@ -38,6 +38,9 @@ _ROLES: dict[str, Role] = {
     ),
 }
 
+# A few whole numbers, however large what they are told of.
+SHAPES_OF_ANY = frozenset({"BroadcastGradientArgs", "Rank", "Shape", "ShapeN", "Size", "TensorListElementShape", "TensorListLength"})
+
 # These only read their resource, although they are registered as stateful (as every op is that takes a handle).
 PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 
