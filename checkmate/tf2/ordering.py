@@ -66,7 +66,9 @@ def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping
     fixed = {*twins, *twins.values(), *flat.read_once}
     for operation in order:  # what others must follow without reading it
         fixed |= flat.order_deps[operation] - flat.data_deps[operation]
-    ends = {o: min((position[w] for w, overwritten in flat.overwritten.items() if o in overwritten), default=float("inf")) for o in order}
+    ends = dict.fromkeys(order, float("inf"))
+    for writer, overwritten in flat.overwritten.items():
+        ends.update((o, min(ends[o], position[writer])) for o in overwritten)
     for number, operation in enumerate(reversed(order)):
         if operation in fixed or not flat.readers[operation] or not op_rules.may_repeat(operation):
             continue
@@ -186,10 +188,13 @@ def _last_hazards(flat: FlatGraph) -> dict[tf.Operation, int]:
                 bits |= bit[before] | again[before]
         again[operation] = bits
         overwritten |= read_by_then.get(operation, 0)
-    hazards: dict[tf.Operation, int] = {}
-    for writer, bits in read_by_then.items():
-        asking = (o for o in reversed(flat.planned) if again[o] & bits and o is not writer and flat.position[o] < flat.position[writer])
-        last = next(asking, None)
-        if last is not None:
-            hazards[writer] = flat.position[last]
-    return hazards
+    asked_last: dict[tf.Operation, int] = {}  # reader of what is overwritten -> where it may last be wanted again
+    wanted = overwritten
+    for operation in reversed(flat.planned):
+        found = again[operation] & wanted & ~read_by_then.get(operation, 0)
+        wanted &= ~found
+        while found:
+            asked_last[flat.planned[found.bit_length() - 1]] = flat.position[operation]
+            found ^= 1 << (found.bit_length() - 1)
+    hazards = {writer: max((asked_last[o] for o in read if o in asked_last), default=-1) for writer, read in flat.overwritten.items()}
+    return {writer: last for writer, last in hazards.items() if last >= 0}

@@ -89,7 +89,7 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
 def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> TracedStep:
     """Returns the DFGraph of a `ConcreteFunction` that is already traced."""
     simplified = simplify(inline(concrete))
-    flat = FlatGraph(simplified, concrete.variables, {o.name for group in like.groups for o in group} if like else None)
+    flat = FlatGraph(simplified, concrete, {o.name for group in like.groups for o in group} if like else None)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = _same_groups(flat, like) or arrange(flat)
@@ -116,28 +116,28 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     outputs = {number[o] for tensor in simplified.outputs for o in flat.planned_behind(tensor)}
     taken: list[tuple[tf.Operation, ...]] = [()] * len(groups)
     place = [flat.position[group[-1]] for group in groups]
-    for i, last in _last_readers(ops, outputs, place).items():
+    readers: list[list[int]] = [[] for _ in ops]
+    for u, op in enumerate(ops):
+        for d in op.deps:
+            readers[d].append(u)
+    for i, last in _last_readers(ops, readers, outputs, place).items():
         # Written over for sure only where the one value is read by nothing that runs at a time of its own, and by an elementwise op.
         if len(values[i]) == 1 and values[i][0] not in flat.read_once and all(o.type in op_rules.NO_SCRATCH for o in groups[last]):
-            others = {u for u, op in enumerate(ops) if i in op.deps and u != last}
-            ops[last] = replace(ops[last], control_deps=tuple(sorted(others.union(ops[last].control_deps))))
+            others = {*readers[i], *ops[last].control_deps} - {last}
+            ops[last] = replace(ops[last], control_deps=tuple(sorted(others)))
             taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=place.__getitem__)
     return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), tuple(plain_order), flat.notes())
 
 
-def _last_readers(ops: list[Op], outputs: set[int], place: list[int]) -> dict[int, int]:
+def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: list[int]) -> dict[int, int]:
     """The values that are made once, for readers that run once, each with the last of them: there every plan is done with it.
 
     Only where the same reader is the last in the order of the trace, too, whose places are given.
     """
-    readers: dict[int, list[int]] = {}
-    for u, op in enumerate(ops):
-        for d in op.deps:
-            readers.setdefault(d, []).append(u)
     once = {i for i, op in enumerate(ops) if not op.recomputable}
-    ends = {d: max(users) for d, users in readers.items() if d in once and d not in outputs and once.issuperset(users)}
+    ends = {d: max(readers[d]) for d in sorted(once - outputs) if readers[d] and once.issuperset(readers[d])}
     return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
 
 
