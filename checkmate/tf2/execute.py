@@ -5,7 +5,8 @@ a recomputation as soon as its inputs are there, and nothing would be saved. Vie
 
 oneDNN fuses two kernels after all of this, without a look at what the chain has between them: that would close a cycle. It
 does so only where both wait for the same control edges. Hence no edge beside a data edge (Conv2D and its BiasAdd are then
-neighbours or differ), and the two gradients of a convolution's bias and filter follow each other (see `trace`).
+neighbours or differ). It takes any gradients of a bias and of a filter for a pair that read the same tensor, as those of two
+convolutions do whose results are added. Hence the former reads a view of it.
 
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
 allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
@@ -77,8 +78,18 @@ class _Replayer:
             if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
+            if operation.type == "BiasAddGrad":
+                inputs = [self.in_rows(operation, inputs[0])]
             self.current[operation] = self.last = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
+
+    def in_rows(self, gradient: tf.Operation, name: str) -> str:
+        """The name of a view of what a bias' gradient sums up, as a matrix of rows that it sums; of itself where that cannot be."""
+        tensor = gradient.inputs[0]
+        if not tensor.shape.is_fully_defined() or tensor.shape.rank < 3 or gradient.get_attr("data_format") != b"NHWC":
+            return name
+        rows = self.writer.constant([-1, tensor.shape[-1]], tf.int32)
+        return self.writer.add("Reshape", [name, rows], tensor.dtype, name="rows")
 
     def tensor(self, tensor: tf.Tensor) -> str:
         """The name of the tensor's value now. A view of a planned value is made afresh for whoever asks."""

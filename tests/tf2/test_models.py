@@ -1,0 +1,193 @@
+"""Models of the zoo: their own numbers under a plan that repeats all it may, sizes of what loops keep, plans made ahead of time."""
+
+import json
+
+import pytest
+from plans import repeating
+
+from checkmate import CheckmateError, DFGraph, Op
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+SMALL = {
+    "decoder": {"batch": 2, "length": 16, "width": 32, "depth": 2, "words": 50},
+    "siamese": {"batch": 2, "size": 24},
+    "multi_output": {"batch": 2, "size": 24},
+    "recommender": {"batch": 64, "fields": 2},
+    "conv1d": {"batch": 2},
+    "conv_lstm": {"batch": 1},
+    "bag_of_words": {"batch": 16},
+    "custom_gradients": {},
+    "loops": {"batch": 8},
+    "codebook": {},
+    "dynamic_shapes": {"batch": 32},
+    "module": {"batch": 16},
+    "gan": {"batch": 2},
+}
+
+
+def zoo_model(name, **sizes):
+    """The training step of a model of the zoo, and its arguments."""
+    import keras
+
+    from checkmate.bench import zoo
+    from checkmate.bench.zoo_programs import Task
+    from checkmate.tf2.step import training_step
+
+    keras.utils.set_random_seed(0)
+    work = zoo.models()[name](**sizes)
+    if isinstance(work, Task):
+        return work.step, work.batch
+    return training_step(work.model, work.loss, work.optimizer, work.inputs, work.labels)[0], (work.inputs, work.labels)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_two_steps_are_bit_equal_with_all_repeated(name):
+    """Values that may be had again are evaluated again for every reader."""
+    import tensorflow as tf
+    from training import assert_equal
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.trace import analyse
+
+    step, batch = zoo_model(name, **SMALL[name])
+    plain = tf.function(step)
+    traced = analyse(plain.get_concrete_function(*batch), name=name)
+    plan = repeating(traced.graph)
+    assert plan.recomputed
+    run = replayed(traced, plan)
+    variables = traced.function.variables
+    start = [variable.numpy() for variable in variables]
+    expected = [plain(*batch) for _ in range(2)]
+    expected_state = [variable.numpy() for variable in variables]
+    for variable, value in zip(variables, start, strict=True):
+        variable.assign(value)
+    assert_equal([run(*tf.nest.flatten(batch)) for _ in range(2)], expected)
+    assert_equal([variable.numpy() for variable in variables], expected_state)
+
+
+def loop_step(weight, rounds, rows):
+    """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight."""
+    import tensorflow as tf
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, state = tf.while_loop(lambda k, state: k < rounds, lambda k, state: (k + 1, tf.sin(state @ weight)), (0, x))
+            loss = tf.reduce_sum(state)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return tf.function(step).get_concrete_function(tf.TensorSpec((rows, 64)))
+
+
+@pytest.mark.parametrize("rounds", [3, 50])
+def test_a_loop_keeps_an_entry_per_round(rounds):
+    import tensorflow as tf
+
+    from checkmate.tf2.trace import analyse
+
+    entry, weight = 32 * 64 * 4, tf.Variable(tf.eye(64))
+    loops = [op for op in analyse(loop_step(weight, rounds, 32), name="loop").graph.ops if "While" in op.kind and not op.is_backward]
+    assert len(loops) == 1
+    assert 2 * rounds * entry <= loops[0].output_bytes <= (2 * rounds + 2) * entry
+
+
+def test_recurrent_models_are_predicted_to_need_what_they_take():
+    import tensorflow as tf
+
+    from checkmate import replay
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.trace import analyse
+
+    step, batch = zoo_model("bidirectional_gru", batch=16, length=20)
+    plain = tf.function(step)
+    traced = analyse(plain.get_concrete_function(*batch), name="gru")
+    for _ in range(2):
+        result = plain(*batch)
+    _, before, peak = devices.peak_above("CPU:0", lambda: plain(*batch))
+    del result
+    predicted = replay(traced.graph, traced.plain_plan()).peak_bytes - traced.graph.fixed_bytes
+    assert 0.7 < predicted / (peak - before) < 1.6
+
+
+def test_smallest_budgets_are_those_of_plans_within_the_cost():
+    from checkmate.bench.zoo import smallest_budgets
+
+    forward = [Op(f"f{k}", (k - 1,) if k else (), 1, 100) for k in range(10)]
+    backward = [Op(f"b{k}", tuple({k, 18 - k}), 1, 100, is_backward=True) for k in range(9, -1, -1)]
+    graph = DFGraph((*forward, *backward), outputs=(19,))
+    found = smallest_budgets(graph, (1.0, 1.1, 1.3))
+    assert found["1.0"] == 1
+    assert found["1.3"] < found["1.1"] < 1
+
+
+def test_a_model_that_fails_is_a_row(monkeypatch):
+    from checkmate.bench import zoo
+
+    def failing(*arguments, **options):
+        raise CheckmateError("it died\nof hunger")
+
+    monkeypatch.setattr(zoo, "fresh_process", failing)
+    row = zoo.measure("vit", 2)
+    assert row["error"] == "of hunger"
+    assert not zoo.trained(row)
+    assert len(zoo.cells(row)) == len(zoo.COLUMNS)
+
+
+def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
+    """The command writes them; compile() and fit take them without measuring or solving."""
+    import keras
+    import keras_models
+    from click.testing import CliRunner
+
+    import checkmate
+    from checkmate.cli import main
+
+    (tmp_path / "mine.py").write_text(
+        "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return case.model, 'mse'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["zoo", "mine:make", "--batch", "512", "--budget", "90%", "--for", "both", "-o", "plans", "--json"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["for"] for row in rows] == ["compile", "fit"]
+    assert {row["file"] for row in rows} == {f"plans/{path.name}" for path in (tmp_path / "plans").iterdir()}
+
+    case = keras_models.mlp(512)
+    labels = keras.ops.zeros((512, 10))
+    step = checkmate.tf2.compile(case.model, "mse", "adam", case.inputs, labels, budget="90%", plan="plans", verbose=False)
+    assert "measuring ops" not in step.report().seconds
+    assert step.plan.recomputed
+    case.model.compile("adam", "mse", jit_compile=False)
+    checkmate.tf2.rematerialize(case.model, budget="90%", plan="plans", verbose=False)
+    case.model.fit(case.inputs, labels, batch_size=512, verbose=0)
+    assert "measuring ops" not in checkmate.tf2.planned(case.model).report().seconds
+
+
+def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
+    """Their gradients of filter and bias all read one tensor; oneDNN takes any two of them for a pair."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.trace import analyse
+
+    layers, image = keras.layers, keras.Input((8, 8, 4))
+    x = image
+    for _ in range(2):
+        y = layers.Conv2D(8, 3, padding="same", activation="swish")(x)
+        x = layers.Conv2D(8, 3, padding="same")(layers.Activation("swish")(y)) + layers.Conv2D(8, 1)(x)
+    model = keras.Model(image, x)
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(images, training=True) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    images = np.ones((2, 8, 8, 4), "float32")
+    plain = tf.function(step).get_concrete_function(images)
+    traced = analyse(plain, name="residual")
+    for ours, expected in zip(replayed(traced, repeating(traced.graph))(tf.constant(images)), plain(tf.constant(images)), strict=True):
+        np.testing.assert_array_equal(ours, expected)
