@@ -17,6 +17,7 @@ from checkmate.commands.plan import plan_command
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
+from checkmate.commands.zoo import zoo_command
 
 MISUNDERSTOOD = (
     checkmate.BudgetError,
@@ -57,6 +58,6 @@ def main(verbose: bool) -> None:
 
 
 for command in (
-    demo_command, plan_command, solve_command, show_command, simulate_command, bench, doctor_command, completion_command,
+    demo_command, plan_command, zoo_command, solve_command, show_command, simulate_command, bench, doctor_command, completion_command,
 ):  # fmt: skip
     main.add_command(command)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from checkmate.bench.zoo_layers import convolutions, on_images, on_vectors
 from checkmate.bench.zoo_models import CROSS_ENTROPY, normal, whole
+from checkmate.errors import CheckmateError
 from checkmate.tf2.models import Workload
 
 L = keras.layers
@@ -238,10 +239,59 @@ def gan(batch: int = 32) -> Task:
     return Task(step, (normal(batch, 28, 28, 1), normal(batch, 16, seed=5)))
 
 
+def keras2_images(batch: int = 8) -> Task:
+    """Convolutions, BatchNormalization and Dropout of Keras 2 (the package tf_keras)."""
+    layers = _keras2().layers
+    blocks = [
+        [layers.Conv2D(w, 3, padding="same", use_bias=False), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.1)]
+        for w in (16, 32)
+    ]
+    top = [layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    return _keras2_task(
+        [layers.Input((48, 48, 3)), *itertools.chain.from_iterable(blocks), *top], normal(batch, 48, 48, 3), whole(batch, below=10)
+    )
+
+
+def keras2_lstm(batch: int = 32) -> Task:
+    """An LSTM and a bidirectional GRU of Keras 2 between dense layers."""
+    layers = _keras2().layers
+    stack = [
+        layers.Input((32, 16)), layers.Dense(256, activation="tanh"), layers.LSTM(32, return_sequences=True), layers.Dense(256, activation="tanh"),
+        layers.Bidirectional(layers.GRU(32)), layers.Dense(10),
+    ]  # fmt: skip
+    return _keras2_task(stack, normal(batch, 32, 16), whole(batch, below=10))
+
+
+def _keras2() -> Any:
+    try:
+        import tf_keras
+    except ImportError as error:
+        raise CheckmateError("The package tf_keras, which has Keras 2, is not installed. Install it to train its models.") from error
+    tf_keras.utils.set_random_seed(0)
+    return tf_keras
+
+
+def _keras2_task(layers: list[Any], inputs: Any, labels: Any) -> Task:
+    """The usual step of a model of Keras 2."""
+    keras2 = _keras2()
+    model, optimizer = keras2.Sequential(layers), keras2.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+
+    def step(inputs: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = model(inputs, training=True)
+            loss = tf.reduce_mean(keras2.losses.sparse_categorical_crossentropy(labels, found, from_logits=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+        return found, loss
+
+    return Task(step, (inputs, labels))
+
+
 MODELS = {
     each.__name__: each
     for each in (
         branching, custom_gradients, loops, codebook, linear_algebra, dynamic_shapes, python_calls, module, gan,
+        keras2_images, keras2_lstm,
     )
 }  # fmt: skip
 """Name -> what makes the workload or the task."""

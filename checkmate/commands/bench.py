@@ -115,6 +115,44 @@ def bench_rivals(models: tuple[str, ...], budgets: str, methods: str | None, ste
     stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model", "method"))
 
 
+@bench.command("xla")
+@json_option
+def bench_xla(as_json: bool) -> None:
+    """Can recomputation survive XLA?
+
+    A chain of dense layers, plain and recomputed, with and without XLA and its optimization barriers.
+
+    JSON: way, peak_bytes, plain_bytes, step_s, and of the compiled program tanh and barriers (null without XLA).
+    """
+    from checkmate.bench import xla
+
+    title = "memory is the allocator's peak above the resting level; tanh are those in the compiled program"
+    stream(xla.measure(), title, xla.COLUMNS, xla.cells, as_json=as_json, left=("way",))
+
+
+@bench.command("zoo")
+@click.argument("models", nargs=-1)
+@click.option("--steps", default=2, show_default=True, type=click.IntRange(1), help="Training steps of each kind.")
+@json_option
+def bench_zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Does every model train under a budget, and what does each save?
+
+    MODELS are names of the zoo; all by default, which takes a minute for each. The budget is 60% of the plain step's measured peak,
+    everything resident included, or the lowest of some larger shares that has a plan.
+
+    JSON: model, plain_bytes, budget_bytes, refused, peak_bytes, predicted_bytes, values, verified, not_run, run_again, recomputed, ops,
+    tracing_s, phases, notes, smallest, seconds; or error.
+    """
+    from checkmate.bench import zoo
+
+    title = (
+        "two steps within 60% of the plain step's peak; the smallest budgets whose predicted time is 1.10 and 1.30 times the plain step's"
+    )
+    done = stream(zoo.rows(models, steps), title, zoo.COLUMNS, zoo.cells, as_json=as_json, left=("model",))
+    if not as_json:
+        click.echo(f"{sum(map(zoo.trained, done))} of {len(done)} models trained within their budget, with the plain step's values.")
+
+
 @bench.command("solvers")
 @click.argument("graphs", nargs=-1)
 @click.option(
@@ -122,17 +160,17 @@ def bench_rivals(models: tuple[str, ...], budgets: str, methods: str | None, ste
     help="Budgets, as shares of the way from floor to plain peak.",
 )  # fmt: skip
 @click.option(
-    "--solvers", default="auto", show_default=True, metavar="NAMES", callback=listed(SOLVERS, also="paper:"),
-    help="Solvers with commas between them, see `checkmate solve --help`; paper:ENGINE is the paper's program alone.",
+    "--solvers", default="auto", show_default=True, metavar="NAMES", callback=listed(SOLVERS, also=("paper:", "grouped:")),
+    help="Solvers with commas between them, see `checkmate solve --help`; paper:ENGINE is the paper's program alone, grouped:N the graph in N groups.",
 )  # fmt: skip
 @time_limit_option
 @json_option
 def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: list[str], time_limit: float, as_json: bool) -> None:
     """Cost, bound, gap and times of solvers.
 
-    GRAPHS are names of packaged ones (all by default), or layeredN and encoderN, which are made by rule.
+    GRAPHS are names of packaged ones (all by default), or layeredN, chainN and encoderN, which are made by rule.
 
-    JSON: graph, ops, share, solver, overhead, bound, gap, first_s, small_gap_s, proof_s, total_s, found_by, refusal.
+    JSON: graph, ops, share, solver, overhead, bound, gap, first_s, gap_s, small_gap_s, proof_s, total_s, found_by, refusal.
     """
     from checkmate.bench import problems
     from checkmate.bench import solvers as benchmark
@@ -192,7 +230,7 @@ def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: list[str],
 @click.option("--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within one cap of memory.")
 @json_option
 def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, as_json: bool) -> None:
-    """Eager training steps under checkmate.tf2.dtr against the plain tape.
+    """Eager training steps under dtr() against plain ones.
 
     WORKLOADS are mlp, cnn, lstm, treelstm, unrolled and attention; all by default.
 

@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.tf2.step import training_step
+from checkmate.tf2.fit import planned, rematerialize
+from checkmate.tf2.step import PlannedStep, compile, training_step
 from checkmate.tf2.trace import TracedStep, trace
 
 
@@ -47,9 +48,32 @@ def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, o
     Raises:
       TraceError: There is no such model, or it cannot be had.
     """
-    work = _from_function(model, batch, size, loss) if ":" in model and not os.path.exists(model) else _from_keras(model, batch, size, loss)
+    work = workload(model, batch=batch, size=size, loss=loss)
     step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
     return trace(step, *specs, name=work.model.name)
+
+
+def workload(model: str, *, batch: int, size: int | None = None, loss: str | None = None) -> Workload:
+    """Returns the model with its loss and the specs of a batch; see `traced_step`."""
+    if ":" in model and not os.path.exists(model):
+        return _from_function(model, batch, size, loss)
+    return _from_keras(model, batch, size, loss)
+
+
+def plan_into(
+    folder: str | os.PathLike, model: str, *, fit: bool, batch: int, size: int | None, budget: str, optimizer: str, verbose: bool = True
+) -> PlannedStep:
+    """Plans a model ahead of time, into a folder that `plan=` of `compile`, or where `fit` is set of `rematerialize`, looks into.
+
+    Args: see `traced_step`; `budget` as it will be asked for.
+    """
+    keras.backend.clear_session()
+    work = workload(model, batch=batch, size=size)
+    if not fit:
+        return compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, plan=folder, verbose=verbose)
+    work.model.compile(optimizer, work.loss, jit_compile=False)
+    rematerialize(work.model, budget=budget, plan=folder, verbose=verbose)
+    return planned(work.model).plan_for((work.inputs, work.labels))
 
 
 def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Workload:

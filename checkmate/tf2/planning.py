@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +32,7 @@ class Planner:
 
     Attributes:
       kept: A file with the plan to run, or a folder where plans are looked up and left; None to plan anew.
+      explains: Whether a refusal says what would fit, which takes some seconds to find out.
       budget_bytes: The budget in bytes, known once the first shapes are planned.
     """
 
@@ -42,6 +44,7 @@ class Planner:
     time_limit_s: float
     verbose: bool
     kept: str | os.PathLike | None = None
+    explains: bool = True
     budget_bytes: int = 0
 
     def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None) -> Planned:
@@ -70,10 +73,14 @@ class Planner:
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
             planned = replace(planned, run=tf.function(planned.run, autograph=False))
         log.info("%s", planned.report)
-        if self.kept and like is None and (path := plan_files.path_in(self.kept, traced, self._asked)):
+        if like is None and (path := self.path_of(traced)):
             path.parent.mkdir(parents=True, exist_ok=True)
             save(path, planned)
         return planned
+
+    def path_of(self, traced: TracedStep) -> Path | None:
+        """Where the folder `kept` has the plan of a step with these options; None without a folder."""
+        return plan_files.path_in(self.kept, traced, self._asked) if self.kept else None
 
     @property
     def _asked(self) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -152,6 +153,11 @@ class PlannedStep:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan for the planned batch as a .json file, for `plan=path` of another run."""
         save(path, self._main)
+
+    @property
+    def kept_at(self) -> Path | None:
+        """Where the plan lies in the folder that was given as `plan`; None without a folder."""
+        return self._planner.path_of(self._main.traced)
 
     def _ipython_display_(self) -> None:
         self.report()._ipython_display_()
