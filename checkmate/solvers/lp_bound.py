@@ -6,7 +6,8 @@ accuracy, or one that ran out of time, gives a weaker bound but never a wrong on
 
 Source: Checkmate (Jain et al., MLSys 2020), section 5, which starts its rounding from such a relaxation.
 Guarantee: the bound holds for every plan in the graph's order of first evaluations, however often and in whatever order it recomputes. It
-has columns for every pair of ops, about n^2: 74 ops take 0.1 s, 354 ops a minute or more.
+has about n^2 columns. Halfway between floor and plain peak, on one core: VGG16 (74 ops) 0.4 s with CLP, 0.7 s with GLOP, 1.2 s with PDLP;
+MobileNet (180 ops) 1.6 s with CLP.
 """
 
 from __future__ import annotations
