@@ -65,7 +65,7 @@ def numbers(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
     return read
 
 
-def listed(known: Collection[str], also: str = "") -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
+def listed(known: Collection[str], also: tuple[str, ...] = ()) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
     """Returns what reads an option that is a list of names with commas between them.
 
     Args:
@@ -79,7 +79,7 @@ def listed(known: Collection[str], also: str = "") -> Callable[[click.Context, c
         if found == ["all"]:
             return list(known)
         for name in found:
-            if name not in known and not (also and name.startswith(also)):
+            if name not in known and not name.startswith(also):
                 raise click.BadParameter(f"There is no {name!r}. There are {', '.join(known)}.")
         return found
 

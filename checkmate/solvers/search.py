@@ -57,7 +57,7 @@ class Search:
     ):
         self.graph = graph
         self.budget_bytes = budget_bytes
-        self.time_limit_s = FOREVER if deterministic else time_limit_s
+        self.time_limit_s = FOREVER if deterministic else min(time_limit_s, FOREVER)
         self.deterministic = deterministic
         self.reorder = reorder
         self.plan: Plan | None = None

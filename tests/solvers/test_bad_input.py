@@ -120,6 +120,12 @@ def test_sizes_of_terabytes():
         assert (result.plan is None) == (alike.plan is None), name
 
 
+@pytest.mark.parametrize("solver", ["auto", "milp_scip", "lp_rounding", Retention(start_share=0)], ids=str)
+def test_all_the_time_there_is(solver):
+    graph = training_chain(5, sizes=(4, 9, 2))
+    assert solve(graph, "85%", solver=solver, time_limit_s=float("inf"), throw=False).status is not SolveStatus.INFEASIBLE
+
+
 def test_interval_engine_that_breaks(monkeypatch):
     from checkmate.solvers.backends import engines, ortools_intervals
 
