@@ -8,18 +8,10 @@ import pytest
 from checkmate import PlanError, PlanFileError, TraceError
 from checkmate.solvers.snapshot import Snapshot
 
-pytestmark = pytest.mark.usefixtures("tensorflow")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH, DEPTH = 1024, 32, 5
 FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone(tensorflow):
-    """What else this process holds is not counted: here the numbers matter, and the budgets are shares of what a step takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
-        yield
 
 
 def batch(size=BATCH, seed=0):
@@ -234,6 +226,7 @@ def test_a_step_that_calls_python_is_not_run_on_trial():
 
 
 def test_parts_that_recompute_by_themselves():
+    """They do, the report says so, and the rest is planned."""
     import tensorflow as tf
 
     def make():
@@ -242,12 +235,28 @@ def test_parts_that_recompute_by_themselves():
         def step(x):
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                loss = tf.reduce_sum(second(tf.recompute_grad(lambda x: first(x))(x)))
+                loss = tf.reduce_sum(second(tf.recompute_grad(lambda x: tf.tanh(x @ first.weights[0]))(x)))
             return tape.gradient(loss, [x, *second.weights])
 
         return step, lambda: second.weights
 
-    same(make, lambda step: [step(batch()[0])], budget="64GiB", recomputes=False)
+    step = same(make, lambda step: [step(batch()[0])], budget="80%")
+    assert any("1 part again by itself" in note for note in step.report().notes)
+    assert not any("by itself" in note for note in planned(batch()[0]).report().notes)
+
+
+def test_numbers_are_checked_as_tensorflow_does():
+    import tensorflow as tf
+
+    tf.debugging.enable_check_numerics()
+    try:
+        step = same(sgd_step, lambda step: [step(nest(), rate=tf.constant(0.5)) for _ in range(2)])
+        bad = nest()
+        bad["x"][3, 4] = np.inf
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Inf"):
+            step(bad, rate=tf.constant(0.5))
+    finally:
+        tf.debugging.disable_check_numerics()
 
 
 def test_python_state_that_tracing_would_lose():
@@ -278,6 +287,13 @@ def test_what_cannot_be_planned():
     step = checkmate.tf2.function(lambda x: tf.sparse.to_dense(x), budget="1GiB", **FAST)
     with pytest.raises(TraceError, match=r"SparseTensor.*to_dense"):
         step(tf.sparse.from_dense([[1.0, 0.0]]))
+    with pytest.raises(TraceError, match=r"RaggedTensor.*to_tensor"):
+        step(tf.ragged.constant([[1.0], [1.0, 0.0]]))
+    for text in (tf.constant(["a", "b"]), np.array(["a", "b"])):
+        with pytest.raises(TraceError, match="those of text"):
+            step(text)
+    with pytest.raises(TypeError, match="bugdet"):
+        checkmate.tf2.function(step, bugdet="1GiB")
 
 
 def gradients_of(net):
