@@ -14,6 +14,7 @@ from checkmate.commands.completion import completion_command
 from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
 from checkmate.commands.plan import plan_command
+from checkmate.commands.quiet import QUIET
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
@@ -51,7 +52,7 @@ class _Group(click.Group):
 @click.option("--verbose", "-v", is_flag=True, help="Show the library's log on standard error.")
 def main(verbose: bool) -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")  # TensorFlow reads it when a command loads it
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else QUIET)  # TensorFlow reads it when a command loads it
     if verbose:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
         logging.getLogger("checkmate").setLevel(logging.INFO)

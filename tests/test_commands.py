@@ -81,7 +81,8 @@ def test_reorder_looks_at_other_orders(tmp_path):
     ops = tuple(checkmate.Op(name, deps, 5, 1 if name.startswith("use") or name == "end" else 10) for name, deps in facts)
     DFGraph(ops, (4,)).save(tmp_path / "two.json")
     kept, moved = (
-        lines_of_json(invoke("solve", tmp_path / "two.json", "-b", "12", "--json", "--time-limit", "1", *more).stdout)[0] for more in ((), ("--reorder",))
+        lines_of_json(invoke("solve", tmp_path / "two.json", "-b", "12", "--json", "--time-limit", "1", *more).stdout)[0]
+        for more in ((), ("--reorder",))
     )
     assert kept["cost"] is None or kept["cost"] > 25
     assert (moved["cost"], moved["bound_covers"]) == (25, "any order")
@@ -374,6 +375,16 @@ def test_doctor_finds_what_is_here_and_what_is_not(monkeypatch):
     assert findings["pip install no-such-package"] == "missing"
     assert findings["pip install no-such-package, for the solvers none"] == "note"
     assert "pip install no-such-package" in invoke("doctor").stdout
+
+
+def test_what_libraries_say_while_they_load_is_shown_only_if_that_fails():
+    say = "import os, sys; from checkmate.commands.quiet import quietly\nwith quietly():\n    os.write(2, b'noise\\n'); print('progress', file=sys.stderr)"
+    for level, failure, expected in (("3", "", "progress"), ("3", "; 1 / 0", "noise"), ("0", "", "noise\nprogress")):
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": level}
+        done = subprocess.run([sys.executable, "-c", say + failure], capture_output=True, text=True, env=environment)
+        assert expected in done.stderr
+        assert ("noise" in done.stderr) == ("noise" in expected)
+        assert ("ZeroDivisionError" in done.stderr) == bool(failure)
 
 
 def test_doctor_survives_what_it_finds(monkeypatch):

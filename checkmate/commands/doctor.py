@@ -14,6 +14,7 @@ import click
 
 import checkmate
 from checkmate.commands.options import json_option
+from checkmate.commands.quiet import quietly
 from checkmate.commands.table import print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
@@ -92,9 +93,10 @@ def _attempt(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findi
 
 
 def _devices() -> Iterator[Finding]:
-    from checkmate.tf2 import device as devices
+    with quietly():
+        from checkmate.tf2 import device as devices
 
-    backend = devices.keras_backend()
+        backend = devices.keras_backend()
     if backend != "tensorflow":
         yield Finding("Keras backend", "missing", backend, "Set KERAS_BACKEND=tensorflow before Keras is imported.")
     training = devices.training_device()

@@ -11,6 +11,7 @@ import click
 
 from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
 from checkmate.commands.output import print_found, solve_each, status_of
+from checkmate.commands.quiet import quietly
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.progress import Progress
@@ -53,7 +54,7 @@ def plan_command(
     name = f"{re.sub('[^0-9A-Za-z]+', '-', Path(model).stem if model.endswith('.keras') else model).strip('-').lower()}-b{batch}"
     output.mkdir(parents=True, exist_ok=True)
     with Progress(name) as progress:
-        with progress.phase("loading TensorFlow"):
+        with progress.phase("loading TensorFlow"), quietly():
             from checkmate.tf2 import plan_files
             from checkmate.tf2.models import traced_step
             from checkmate.tf2.profile import with_costs
