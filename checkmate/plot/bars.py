@@ -108,6 +108,9 @@ def batch_sizes(largest: Mapping[str, Mapping[str, int]], *, title: str = "Large
                 _say(axis, place, row[method], row[methods[0]] if k else 0)
         axis.set_xticks(range(len(largest)), [shorten(model, 24) for model in largest])
         axis.tick_params(axis="x", length=0)
+        beside = max(0, 4 - len(largest)) / 2  # bars of one or two models stay bars
+        axis.set_xlim(-0.5 - beside, len(largest) - 0.5 + beside)
+        axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("examples")
         axis.margins(y=0.16)
         figure.legend(loc="outside lower center", ncols=len(methods), handlelength=1.2)

@@ -167,6 +167,11 @@ def test_batch_size_bars():
     assert labels(picture) == ["plain", "planned"]
 
 
+def test_few_batches_are_counted_in_whole_examples():
+    axis = plot.batch_sizes({"a": {"plain": 8, "planned": 19}}).figure.axes[0]
+    assert all(tick == round(tick) for tick in axis.get_yticks())
+
+
 @pytest.mark.parametrize("data", [{}, {"a": {}}, {"a": {"x": 1}, "b": {"y": 1}}])
 def test_batch_sizes_that_cannot_be_compared(data):
     with pytest.raises(checkmate.CheckmateError, match="same methods"):
