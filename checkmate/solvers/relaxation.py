@@ -52,6 +52,7 @@ closure behind min-cut rematerialization, and several are its time-expanded form
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class SnapshotModel:
         self.room = budget_bytes - graph.fixed_bytes
         self.fixed_cost = graph.total_cost
         self._scale = SCALE / graph.total_cost if graph.total_cost > 0 else 1.0
+        self._unit = _unit(graph.costs)
         self._objective: list[float] = []
         self._binary: list[bool] = []
         self._size = 0
@@ -200,10 +202,11 @@ class SnapshotModel:
         )
 
     def _cost_of(self, proven: float | None) -> float:
-        """The cost that HiGHS' bound on the objective stands for, less what its tolerances may hide."""
+        """The cost that HiGHS' bound on the objective stands for, less what its tolerances may hide, and up to the next that a plan can have."""
         if proven is None or not np.isfinite(proven):
             return self.fixed_cost
-        return self.fixed_cost + max(0.0, proven - 1e-7 * SCALE) / self._scale
+        again = max(0.0, proven - 1e-7 * SCALE) / self._scale
+        return self.fixed_cost + (self._unit * math.ceil(again / self._unit - 1e-9) if self._unit else again)
 
     def _add_variables(self) -> None:
         graph, n, K = self.graph, len(self.graph), len(self.snapshots)
@@ -354,6 +357,12 @@ class SnapshotModel:
             return column == ZERO or (column >= 0 and x[column] < 0.5)
 
         return tuple(tuple(i for i in range(t) if absent(P[i])) for t, P in zip(self.snapshots, self.P, strict=True))
+
+
+def _unit(costs: np.ndarray) -> int:
+    """What divides all costs, where they are whole numbers: then it divides the cost of every plan. 0 where they are not."""
+    whole = costs.size and costs.max() < 2**40 and bool((costs == np.floor(costs)).all())
+    return math.gcd(*costs.astype(np.int64).tolist()) if whole else 0
 
 
 def _stands_for(graph: DFGraph) -> list[int]:

@@ -37,7 +37,7 @@ from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
 from checkmate.solvers.search import Search, Solver
-from checkmate.solvers.timetable import Timetable
+from checkmate.solvers.timetable import Timetable, moves_of
 from checkmate.units import format_bytes
 
 GOOD_ENOUGH = 1e-4
@@ -61,10 +61,13 @@ FEW = 4
 NODES = (200, 20, 1000)
 """Branch-and-bound nodes for one snapshot, for several, and while deepening."""
 
-CANDIDATES = 4
-"""Stages among which linear programs choose the next snapshot while deepening."""
+DEEP_MODEL, QUICK_MODEL = 12000, 2500
+"""Variables beyond which deepening ends, and up to which it sets several snapshots at once."""
 
-FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 1.0, 3.0
+CANDIDATES = 4
+"""Stages among which linear programs choose the next snapshot while deepening; all of them are taken where the model stays quick."""
+
+FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 4.0, 4.0
 """Longest call of HiGHS for one snapshot, for several, and the first while deepening; each further one may take half as long again."""
 
 WORTH, PATIENCE = 0.02, 2
@@ -106,7 +109,7 @@ class Snapshot:
       seed: Of local search.
     """
 
-    snapshots: int = 16
+    snapshots: int = 64
     proposals: int = 100
     rounds: int = 8
     seed: int = 0
@@ -255,7 +258,7 @@ class _Run:
             better = search.timeline is None or inner.timeline.cost < search.timeline.cost
             search.offer(inner.plan, by=inner.found_by)
             if better and not self._finished():
-                self.timetable.move_to(_moves(inner.plan))
+                self.timetable.move_to(moves_of(inner.plan))
                 self._settle(by=f"{inner.found_by}, trimmed")
 
     def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
@@ -316,20 +319,24 @@ class _Run:
         return SOONEST * self._missing() / (self.search.graph.total_cost or 1.0) if len(model.snapshots) > 1 and self.search.plan else 0.0
 
     def _telling_model(self) -> SnapshotModel | None:
-        """The model with one snapshot more, of those with the best linear bound, among where the lifted plan or the best plan is fullest."""
+        """The model with one snapshot more, or several while it is small, where the lifted plan or the best plan is fullest; that of the best linear bound."""
         search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
         if over.max(initial=0) <= 0:
             self.timetable.move_to(min(self.starts)[1] if self.starts else ())
             over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
         candidates: list[int] = []
         for t in (int(t) for t in np.argsort(-over, kind="stable")):
-            if over[t] > 0 and all(abs(t - other) > 1 for other in (*chosen, *candidates)):
+            if over[t] > 0 and t not in chosen and all(abs(t - other) > 1 for other in candidates):
                 candidates.append(t)
             if len(candidates) == CANDIDATES:
                 break
+        several = SnapshotModel(search.graph, search.budget_bytes, [*chosen, *candidates])
+        choices = [[*chosen, *candidates]] if candidates and several.size <= QUICK_MODEL else [[*chosen, t] for t in candidates]
         best, best_bound = None, -1.0
-        for t in candidates:
-            model = SnapshotModel(search.graph, search.budget_bytes, [*chosen, t])
+        for choice in choices:
+            model = SnapshotModel(search.graph, search.budget_bytes, choice)
+            if model.size > DEEP_MODEL:
+                return None
             bound = None if self._finished() else self._linear_bound(model, SECONDS)
             if bound is not None and bound > best_bound:
                 best, best_bound = model, bound
@@ -387,15 +394,3 @@ class _Run:
 
 def _many(model: SnapshotModel) -> str:
     return f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}"
-
-
-def _moves(plan: Plan) -> Moves:
-    """The repeated evaluations of a plan whose first ones come in the graph's order, each once per stage."""
-    moves: dict[tuple[int, int], None] = {}
-    stage = 0
-    for i in plan.computed:
-        if i == stage:
-            stage += 1
-        else:
-            moves[i, stage] = None
-    return list(moves)

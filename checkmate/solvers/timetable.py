@@ -232,6 +232,18 @@ class Timetable:
         return peak
 
 
+def moves_of(plan: Plan) -> list[tuple[int, int]]:
+    """Returns the repeated evaluations, as pairs (op, stage), of a plan whose first ones come in the graph's order; each once per stage."""
+    moves: dict[tuple[int, int], None] = {}
+    stage = 0
+    for i in plan.computed:
+        if i == stage:
+            stage += 1
+        else:
+            moves[i, stage] = None
+    return list(moves)
+
+
 def last_stages(graph: DFGraph) -> list[int]:
     """Returns for each op the last stage in which it may run: its own when it may run once, and none after it is overwritten.
 

@@ -115,7 +115,8 @@ def test_a_charge_for_what_is_read_late_leaves_a_bound(problem, data):
     model, soonest = SnapshotModel(graph, budget, snapshots), data.draw(st.sampled_from((1e-4, 0.01, 0.3)))
     exact, charged = model.solve(time_limit_s=10), model.solve(time_limit_s=10, soonest=soonest)
     assert charged.cost <= exact.cost * (1 + 1e-6)
-    assert charged.cost >= exact.cost - soonest * graph.total_cost * (1 + 1e-3) or charged.cost == exact.cost
+    unit = 1  # both are rounded up to whole costs
+    assert charged.cost >= exact.cost - unit - soonest * graph.total_cost * (1 + 1e-3) or charged.cost == exact.cost
 
 
 def test_of_solutions_alike_the_one_that_keeps_what_is_read_soon():

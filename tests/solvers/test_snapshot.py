@@ -18,8 +18,8 @@ from checkmate.solvers.dtr import DTR
 from checkmate.solvers.local_search import Repair, trim
 from checkmate.solvers.relaxation import SnapshotModel
 from checkmate.solvers.search import Search
-from checkmate.solvers.snapshot import Snapshot, _moves
-from checkmate.solvers.timetable import Timetable
+from checkmate.solvers.snapshot import Snapshot
+from checkmate.solvers.timetable import Timetable, moves_of
 
 
 def _budget(graph: DFGraph, share: float) -> int:
@@ -65,7 +65,7 @@ def test_training_graphs_against_brute_force(problem):
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
 def test_deep_graph_is_nearly_proven(share):
     graph = _resnet_like(16)
-    result = solve(graph, _budget(graph, share))
+    result = solve(graph, _budget(graph, share), time_limit_s=20)
     assert result.gap < 0.02
     assert result.plan.recomputed
     assert Schedule.from_plan(graph, result.plan) is not None
@@ -74,7 +74,7 @@ def test_deep_graph_is_nearly_proven(share):
 
 def test_tight_budget_of_a_deep_graph():
     graph = _resnet_like(16)
-    result = solve(graph, _budget(graph, 0.08))
+    result = solve(graph, _budget(graph, 0.08), time_limit_s=3)
     assert result.peak_bytes <= result.budget_bytes
     assert result.overhead < 1.5
 
@@ -91,24 +91,17 @@ def test_thousand_ops_in_seconds():
 def test_larger_budget_never_costs_more():
     """Exact where plans are proven; a search may miss by a little, and by how little is said here."""
     graph = _resnet_like(8)
-    costs = [solve(graph, _budget(graph, share / 10)).cost for share in range(2, 11)]
+    costs = [solve(graph, _budget(graph, share / 10), time_limit_s=5).cost for share in range(2, 11)]
     for tighter, looser in pairwise(costs):
         assert looser <= tighter * 1.005
 
 
-def test_same_question_same_plan():
-    graph = _resnet_like(8)
-    budget = _budget(graph, 0.2)
-    assert solve(graph, budget).plan == solve(graph, budget).plan
-
-
-@pytest.mark.parametrize("share", [0.3, 0.1])
-def test_deterministic_reads_no_clock(share, monkeypatch):
-    graph = _resnet_like(10)
-    quick = Snapshot(snapshots=5, rounds=2)
+def test_deterministic_reads_no_clock(monkeypatch):
+    graph = _resnet_like(6)
+    quick = Snapshot(snapshots=3, rounds=1)
 
     def ask(time_limit_s):
-        result = solve(graph, _budget(graph, share), solver=quick, deterministic=True, time_limit_s=time_limit_s)
+        result = solve(graph, _budget(graph, 0.2), solver=quick, deterministic=True, time_limit_s=time_limit_s)
         return result.plan, result.bound, [(cost, bound) for _, cost, bound in result.stats.history]
 
     expected = ask(60)
@@ -158,8 +151,8 @@ def test_plans_of_others_are_starts(problem):
     DTR(budgets=4).run(search)
     assume(search.plan is not None)
     timetable = Timetable(graph)
-    timetable.move_to(_moves(search.plan))
-    assert _moves(timetable.plan()) == timetable.moves()
+    timetable.move_to(moves_of(search.plan))
+    assert moves_of(timetable.plan()) == timetable.moves()
     assert timetable.cost <= search.timeline.cost
     replay(graph, timetable.plan())
 
