@@ -57,15 +57,17 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 def _print_paragraphs(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     out.print(title, style="italic", highlight=False, markup=False)
     for row in rows:
-        out.print(Text(row[0], style="bold"))
         facts = [f"{column} {cell}".strip() for column, cell in zip(columns[1:], row[1:], strict=True) if cell not in ("", "-")]
         lines = [""]
         for fact in facts:
             if lines[-1] and len(lines[-1]) + len(fact) + 4 > out.width:
                 lines.append("")
             lines[-1] += f"{fact}, "
-        for line in lines:
-            out.print(Text(f"  {line.strip() if line is not lines[-1] else line.rstrip(', ')}"), soft_wrap=True)
+        paragraph = [line.strip() for line in lines]
+        paragraph[-1] = paragraph[-1].rstrip(",")
+        together = len(paragraph) == 1 and len(row[0]) + len(paragraph[0]) + 2 <= out.width
+        head = Text(f"{row[0]}: " if together else f"{row[0]}\n  ", style="bold")
+        out.print(head.append("\n  ".join(paragraph), style="not bold"), soft_wrap=True)
 
 
 def stream(
