@@ -46,16 +46,16 @@ UNCHECKED_RESERVE = 0.2
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget, and close to it."""
 
-SPARE_SHARE = 0.03
+SPARE_SHARE = 0.01
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
 
 MOST_LOST = 0.25
 """Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
 
-AIM_BELOW = 0.045
+AIM_BELOW = 0.025
 """Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
 
-UNUSED_SHARE = 0.08
+UNUSED_SHARE = 0.06
 """Share of what the budget leaves for activations that a plan with recomputations may leave unused without another one being tried."""
 
 SMALLEST_CORRECTION = 0.02
@@ -233,8 +233,9 @@ class Attempt:
         """Raises the refusal in the user's terms; under budget="auto" the step runs as it is: what trains without us trains with us."""
         if error is None or lowest_measured is not None:  # a plan that was run counts for more than one that was not found
             error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
-        with self.progress.phase("looking for what would fit"):
-            error = explained(error, self, lowest_measured)
+        if self.planner.explains:
+            with self.progress.phase("looking for what would fit"):
+                error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":
             self.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
             log.warning(self.notes[-1])

@@ -20,7 +20,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.attempt import reserve_bytes
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.planning import Planner
-from checkmate.tf2.profile import CostModel, with_costs
+from checkmate.tf2.profile import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.step import PlannedStep, as_spec, training_step
 from checkmate.tf2.trace import TracedStep, trace
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -144,18 +144,22 @@ def max_batch(
     plain = _largest(plain_fits, largest)
     batch = _largest(fits, largest, known=plain)
     while batch:
-        planner = Planner(function, model.name, budget_bytes, solver, cost_model, time_limit_s, verbose)
+        planner = Planner(function, model.name, budget_bytes, solver, growth.cost_model(batch), time_limit_s, verbose, explains=False)
+        smaller = int(batch * (1 - STEP_DOWN))
         try:
             step = PlannedStep(planner, _sized(specs, batch))
-        except (InfeasibleBudgetError, NoPlanFoundError) as error:
+        except InfeasibleBudgetError as error:
             tried.append((batch, f"planned for real: {type(error).__name__}"))
+        except NoPlanFoundError as error:
+            tried.append((batch, f"planned for real: took {format_bytes(error.best_peak_bytes or 0)}"))
+            smaller = min(smaller, growth.scaled(batch, error.best_peak_bytes or 0, budget_bytes))
         else:
             if step.result is None or allowed(step.graph, step.result):
                 overhead = step.result.overhead if step.result else 1.0
                 binding = step.graph.ops[floor(step.graph).op].name
                 return MaxBatch(batch, plain, overhead, budget_bytes, binding, step, tuple(tried))
             tried.append((batch, f"planned for real: cost {step.result.overhead - 1:+.1%}"))
-        batch = min(batch - 1, int(batch * (1 - STEP_DOWN)))
+        batch = min(batch - 1, smaller)
     single = growth.at(1)
     lowest = floor(single)
     raise InfeasibleBudgetError(
@@ -188,6 +192,22 @@ class _Growth:
                 "follow from another. Compile the batches you consider one by one."
             )
         return cls(with_costs(small, cost_model), with_costs(double, cost_model), small.plain_order)
+
+    def cost_model(self, batch: int) -> CostModel:
+        """Costs and workspaces at a batch, in the form that compiling for it takes."""
+        ops = self.at(batch).ops
+
+        def of_step(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
+            if [op.deps for op in traced.graph.ops] != [op.deps for op in ops]:
+                return profile(traced, on_progress)
+            return [Measurement(op.cost, op.workspace_bytes) for op in ops]
+
+        return of_step
+
+    def scaled(self, batch: int, took_bytes: int, budget_bytes: int) -> int:
+        """The batch that would take the budget, when `batch` took more and what a step takes grows with it in a straight line."""
+        empty = self.at(0).fixed_bytes
+        return int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1)) if took_bytes > budget_bytes else batch
 
     def at(self, batch: int) -> DFGraph:
         """The graph for a batch: sizes and costs on the straight line through the two that are known."""

@@ -18,7 +18,10 @@ from checkmate.tf2.trace import TracedStep
 log = logging.getLogger("checkmate")
 
 CHECK_RUNS = 4
-"""How often a plan is run to be measured. The first run only brings memory into the state in which a training loop has it."""
+"""How often a plan is run at most to be measured: until two runs in a row take the same, which they do unless something else is at work."""
+
+SAME = 0.002
+"""By which share of themselves two peaks may differ and count as the same."""
 
 
 @contextmanager
@@ -49,23 +52,24 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
         return None
     batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
     resting = tf.config.experimental.get_memory_info(device)["current"] - traced.graph.fixed_bytes
-    result, most = None, 0
+    result: Any = None
+    found: list[int] = []
     try:
         with kept_state(traced.function.variables):
             for number in range(CHECK_RUNS):
                 results = [each for each in tf.nest.flatten(result, expand_composites=True) if each is not None]
                 held = sum(devices.held_bytes(each) for each in results)
                 result, _, peak = devices.peak_above(device, lambda: run(*batch))
-                if number:  # the first finds memory as whatever ran before left it, the others as the step itself does
-                    most = max(most, peak - resting - held)  # the results of the run before are in `fixed_bytes`
-                if most > enough:
+                found.append(peak - resting - held)  # the results of the run before are in `fixed_bytes`
+                # The first run finds memory as whatever ran before left it, the others as the step itself does.
+                if number and (found[-1] > enough or abs(found[-1] - found[-2]) <= SAME * found[-1]):
                     break
     except tf.errors.ResourceExhaustedError:
         return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - resting)
     except tf.errors.OpError as error:
         log.info("The step cannot be run on made-up data: %s", error)
         return None
-    return most
+    return max(found[1:])
 
 
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:

@@ -39,7 +39,9 @@ def explained(
         f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; the allocator is expected to lose {format_bytes(lost)}."
     )
     smallest = _smallest(attempt, measured_bytes)
-    advice = _advice(attempt, lowest.bytes + lost, smallest)
+    proven = isinstance(error, InfeasibleBudgetError)
+    # The largest batch that could fit by proof, or else that would by the plans there are.
+    advice = _advice(attempt, lowest.bytes + lost if proven else max(lowest.bytes + lost, smallest or 0, measured_bytes or 0), smallest)
     if isinstance(error, InfeasibleBudgetError):
         needed = max(lowest.bytes, error.floor_bytes) + lost
         message = (
@@ -100,7 +102,7 @@ def _advice(attempt: Attempt, needed_bytes: int, smallest: int | None) -> str:
 
 
 def _batch_that_fits(attempt: Attempt, needed_bytes: int) -> int | None:
-    """The largest batch whose floor is within the budget, floors taken to grow in a straight line; None where that cannot be told."""
+    """The largest batch within the budget, what is needed taken to grow in a straight line from the floor of one example; None where that is unknown."""
     sizes = {spec.shape[0] for spec in tf.nest.flatten(attempt.specs) if spec.shape.rank}
     if len(sizes) != 1:
         return None

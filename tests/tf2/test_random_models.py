@@ -1,0 +1,48 @@
+"""Whatever the model: the planned step is the plain one, and stays within its budget.
+
+A few models run with the other tests; $CHECKMATE_RANDOM_MODELS says how many, for a long run.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from random_models import BATCH, models
+
+import checkmate
+from checkmate import InfeasibleBudgetError, NoPlanFoundError
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@settings(
+    max_examples=int(os.environ.get("CHECKMATE_RANDOM_MODELS", "4")),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(model_and_optimizer=models(), share=st.floats(0.35, 0.95))
+def test_values_and_budget_hold(model_and_optimizer, share):
+    import keras
+
+    model, optimizer = model_and_optimizer
+    chance = np.random.default_rng(0)
+    batch = chance.normal(size=(BATCH, 12, 12, 3)).astype("float32"), chance.normal(size=(BATCH, 4)).astype("float32")
+    options = {"cost_model": "roofline", "time_limit_s": 1, "verbose": False}
+    plain = checkmate.tf2.compile(model, "mse", optimizer, *batch, budget="1000%", **options).report()
+    resident = plain.fixed_bytes + plain.outside_bytes
+    budget = int(resident + share * (plain.plain_peak_bytes - resident))
+    try:
+        step = checkmate.tf2.compile(model, "mse", keras.optimizers.get(optimizer), *batch, budget=budget, **options)
+    except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+        event(type(refusal).__name__)
+        smallest = refusal.smallest_budget_bytes
+        assert smallest is None or smallest > 0
+        return
+    event("planned, with recomputation" if step.plan.recomputed else "planned")
+    result = checkmate.tf2.verify(step, batch)
+    assert all(each.is_rounding for each in result.differences), str(result)
+    assert not result.not_run and not result.run_again, str(result)
+    assert result.measured_peak_bytes is None or result.measured_peak_bytes <= budget, str(result)
