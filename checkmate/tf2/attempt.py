@@ -46,13 +46,13 @@ UNCHECKED_RESERVE = 0.2
 CHECK_ROUNDS = 4
 """How many plans are made at most to bring the measured peak within the budget, and close to it."""
 
-SPARE_SHARE = 0.01
+SPARE_SHARE = 0.02
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
 
 MOST_LOST = 0.25
 """Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
 
-AIM_BELOW = 0.025
+AIM_BELOW = 0.035
 """Share of what the budget leaves for activations by which the next plan shall measure lower than the budget."""
 
 UNUSED_SHARE = 0.06
