@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from checkmate.bench.process import fresh_process
@@ -62,8 +63,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     unused = [1 - row["peak_bytes"] / row["budget_bytes"] for row in ran if row["recomputed"]]
     return (
         f"{len(ran)} of {len(rows)} planned; {broken} over budget; prediction off by {statistics.median(errors):.2%} (median), "
-        f"{max(errors):.2%} (worst); unused while recomputing {statistics.median(unused or [0]):.1%} (median)."
+        f"{max(errors):.2%} (worst); unused while recomputing {statistics.median(unused or [0]):.1%} (median); "
+        f"{not_monotone(ran)} lower budgets that took more memory, or higher ones that cost more."
     )
+
+
+def not_monotone(rows: Sequence[dict[str, Any]]) -> int:
+    """How many budgets of the same model, next to each other, took 1 % more memory for the lower one or have a dearer plan for the higher."""
+    by_budget = sorted(rows, key=lambda row: (row["model"], row["budget_bytes"]))
+    pairs = [(low, high) for low, high in pairwise(by_budget) if low["model"] == high["model"]]
+    return sum(low["peak_bytes"] > 1.01 * high["peak_bytes"] or high["overhead"] > low["overhead"] for low, high in pairs)
 
 
 def off_by(row: dict[str, Any]) -> float:
