@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -98,6 +100,23 @@ def test_evaluations_that_do_not_run_are_seen(trained):
     plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
     found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
     assert not found.ok and len(found.not_run) > 20
+
+
+def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(trained):
+    """A bias is added to few numbers in an op too small for the plan, and TensorFlow multiplies within its kernel."""
+    from checkmate.tf2.execute import EVALUATION_MARK
+    from checkmate.tf2.verify import evaluations
+
+    main = trained[2]._main
+    evaluated = [
+        (operation, k) for i, times in Counter(main.plan.computed).items() for operation in main.traced.groups[i] for k in range(times)
+    ]
+    names = {f"planned/{operation.name}{EVALUATION_MARK}{k}": operation for operation, k in evaluated}
+    product = next(name for name, operation in names.items() if operation.type in ("MatMul", "Conv2D"))
+    ran = Counter({(name, operation.type): 1 for name, operation in names.items() if name != product})
+    assert evaluations(main.traced, main.plan, SimpleNamespace(ran=ran))[1] == (product.removeprefix("planned/"),)
+    ran["planned/head/BiasAdd", "_FusedMatMul"] = 1
+    assert evaluations(main.traced, main.plan, SimpleNamespace(ran=ran))[1] == ()
 
 
 def _packed(step, flat):
