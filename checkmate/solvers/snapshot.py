@@ -44,7 +44,7 @@ GOOD_ENOUGH = 1e-4
 """The search ends when the plan is proven to be within this share of the cheapest."""
 
 WORTH_THE_TIME = 1e-2
-"""With a larger gap than this the search goes on to its limits, whether it makes progress or not."""
+"""With a larger gap than this the search is more patient."""
 
 MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
@@ -70,8 +70,8 @@ CANDIDATES = 4
 FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 4.0, 4.0
 """Longest call of HiGHS for one snapshot, for several, and the first while deepening; each further one may take half as long again."""
 
-WORTH, PATIENCE = 0.02, 2
-"""Deepening ends when so many snapshots in a row each took less than this share of what was missing."""
+WORTH, PATIENCE = 0.02, (2, 4)
+"""Deepening ends when so many models in a row, more when far, each took less than this share of what was missing; annealing when as many rounds took nothing."""
 
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
@@ -141,7 +141,7 @@ class _Run:
         self.starts: list[tuple[float, Moves]] = []
         self.looked = _Look(0.0, (), np.zeros(0))
         self.annealer: Annealer | None = None
-        self.round, self.patience = 0, PATIENCE
+        self.round, self.fruitless = 0, 0
 
     def run(self) -> None:
         n = len(self.search.graph)
@@ -195,8 +195,8 @@ class _Run:
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
         search, options = self.search, self.options
-        seconds, patience = DEEP_SECONDS, PATIENCE
-        while (patience or self._far()) and 0 < len(self.looked.chosen) < options.snapshots and not self._finished():
+        seconds, fruitless = DEEP_SECONDS, 0
+        while fruitless < PATIENCE[self._far()] and 0 < len(self.looked.chosen) < options.snapshots and not self._finished():
             missing = self._missing()
             model = self._telling_model()
             if model is None:
@@ -208,13 +208,13 @@ class _Run:
             if found is None:
                 return
             self._learn(model, found, deeper=True)
-            patience = PATIENCE if self._missing() < (1 - WORTH) * missing else patience - 1
+            fruitless = 0 if self._missing() < (1 - WORTH) * missing else fruitless + 1
             seconds = min(1.5 * seconds, max(DEEP_SECONDS, search.remaining_s))
 
     def _improve(self) -> bool:
         """One round of local search from the best plan, each longer than the last. Returns whether there may be sense in another."""
         search, options = self.search, self.options
-        if search.plan is None or self.round >= options.rounds or not (self.patience or self._far()):
+        if search.plan is None or self.round >= options.rounds or self.fruitless >= PATIENCE[self._far()]:
             return False
         before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
         annealer = self._annealer(search.plan.computed)
@@ -225,7 +225,7 @@ class _Run:
         else:
             self.timetable.move_to(min(self.starts)[1] if self.starts else [])
             self._polish(options.proposals << number)
-        self.patience = PATIENCE if search.timeline is not None and search.timeline.cost < before else max(0, self.patience - 1)
+        self.fruitless = 0 if search.timeline is not None and search.timeline.cost < before else self.fruitless + 1
         return True
 
     def _polish(self, work_per_op: int) -> None:
