@@ -18,6 +18,7 @@ from checkmate.commands.quiet import QUIET
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
+from checkmate.commands.table import complain
 from checkmate.commands.zoo import zoo_command
 
 MISUNDERSTOOD = (
@@ -38,12 +39,12 @@ class _Group(click.Group):
         try:
             super().invoke(context)
         except checkmate.CheckmateError as error:
-            click.echo(f"checkmate: {error}", err=True)
+            complain(str(error))
             sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
         except OSError as error:
             if error.filename is None:  # a closed pipe, which click sees to, or what is no matter of files
                 raise
-            click.echo(f"checkmate: Cannot read or write {error.filename}: {error.strerror}.", err=True)
+            complain(f"Cannot read or write {error.filename}: {error.strerror}.")
             sys.exit(2)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from checkmate.commands.options import json_option
-from checkmate.commands.table import console, print_json, print_table
+from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -49,7 +49,7 @@ def demo_command(model: str, budget: str, steps: int, report: bool, picture: str
     if report:
         click.echo(found.report)
     if not found.losses_agree:
-        click.echo(f"checkmate: the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.", err=True)
+        complain(f"the losses differ by more than {LOSS_TOLERANCE:.0e} of their size.")
     if not found.within_budget:
-        click.echo("checkmate: the measured peak is above the budget.", err=True)
+        complain("the measured peak is above the budget.")
     sys.exit(0 if found.losses_agree and found.within_budget else 1)

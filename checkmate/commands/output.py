@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from checkmate.commands.options import each_budget
-from checkmate.commands.table import console, print_json, print_table
+from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
@@ -123,7 +121,7 @@ def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file
     print_plans(graph, found, plain)
     for one in found:
         if one.message:
-            click.echo(f"checkmate: {one.message}", err=True)
+            complain(one.message)
 
 
 def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:

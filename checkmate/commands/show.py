@@ -176,7 +176,7 @@ def _plan_rows(one: Found) -> list[tuple[str, str]]:
     return [
         *budget,
         ("the planned step needs", format_bytes(facts["peak_bytes"])),
-        ("extra time", f"{facts['overhead'] - 1:.2%} of the plain step, for {sum(again.values())} evaluations more of {len(again)} ops"),
+        ("extra time", f"{facts['overhead'] - 1:+.2%}, for {sum(again.values())} evaluations more of {len(again)} ops"),
         ("proven", proof(facts)),
         *solver,
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from checkmate.commands.options import PICTURE, each_budget, json_option, listed
-from checkmate.commands.table import print_json, print_table
+from checkmate.commands.table import complain, print_json, print_table
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
@@ -102,7 +102,7 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
         ))  # fmt: skip
     print_table(title, columns, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
-        click.echo(f"checkmate: {runs[0].message}", err=True)
+        complain(runs[0].message)
 
 
 def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:

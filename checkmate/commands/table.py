@@ -27,6 +27,15 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
 
 
+def complain(sentence: str) -> None:
+    """Says on standard error what went wrong; in a terminal no word is broken."""
+    out = Console(stderr=True)
+    if out.is_terminal:
+        out.print(Text(f"checkmate: {sentence}"))
+    else:
+        click.echo(f"checkmate: {sentence}", err=True)
+
+
 def print_json(facts: dict[str, Any]) -> None:
     """One line of JSON."""
     click.echo(json.dumps(facts))
