@@ -21,7 +21,10 @@ class Allocator:
     Attributes:
       peak_bytes: The most bytes in use since the beginning, as of the last look.
       recent_peak: The same, since its statistics were last reset.
+      refused: What to do with (a call, the error, how to run it again) when it has no room in one piece.
     """
+
+    refused: Callable[[EagerCall, Exception, Callable[[], Any]], Any]
 
     def __init__(self, device: str, counts: bool):
         self.device, self._counts = device, counts
@@ -46,7 +49,10 @@ class Allocator:
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
         """Runs a call again and takes over the outputs that are not there."""
         assert isinstance(call, EagerCall)
-        made = call.run_again()
+        try:
+            made = call.run_again()
+        except tf.errors.ResourceExhaustedError as error:
+            made = self.refused(call, error, call.run_again)
         for cell in call.outputs:
             if not cell.defined:
                 cell.value = made[cell.index]

@@ -28,7 +28,14 @@ class EagerCall(Call):
     __slots__ = ("arguments", "attrs", "device", "kind", "lengths", "needs", "results")
 
     def __init__(
-        self, number: int, kind: OpKind, arguments: Sequence[Any], lengths: tuple[int | None, ...], attrs: Any, results: int | None, device: str
+        self,
+        number: int,
+        kind: OpKind,
+        arguments: Sequence[Any],
+        lengths: tuple[int | None, ...],
+        attrs: Any,
+        results: int | None,
+        device: str,
     ):
         self.number, self.name, self.kind, self.arguments = number, kind.name, kind, arguments
         self.inputs = tuple([each for each in arguments if type(each) is Cell])

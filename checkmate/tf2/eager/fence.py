@@ -116,6 +116,13 @@ def eager_context() -> Any:
     return context.context()
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether an op failed because the allocator had no room for it."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.ResourceExhaustedError) or getattr(error, "code", None) == tf.errors.RESOURCE_EXHAUSTED
+
+
 class Untaped:
     """A context in which no tape of this thread records."""
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.backward import raising_kept_errors, vector_space
+from checkmate.tf2.eager.backward import gradients_through, vector_space
 from checkmate.tf2.eager.op_kinds import OpKind, kind_of
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
 
@@ -41,7 +41,7 @@ class Interception:
             self._replace(fence.execute, "execute", self._slow)
             self._replace(fence.execute, "execute_with_cancellation", self._cancellable)
             self._replace(fence.execute, "must_record_gradient", lambda: self._elsewhere() and fence.real_must_record())
-            self._replace(fence.imperative_grad, "imperative_grad", raising_kept_errors(runtime))
+            self._replace(fence.imperative_grad, "imperative_grad", gradients_through(runtime))
             fence.tfe.TFE_Py_RegisterVSpace(vector_space(runtime))
             self._undo.callback(fence.tfe.TFE_Py_RegisterVSpace, fence.default_vspace)
             self._refuse_the_impossible()
@@ -164,7 +164,9 @@ def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int
         elif is_list and found in (list, tuple) and all([type(each) in _TENSORS for each in argument]):
             tensors.extend(argument)
             lengths.append(len(argument))
-        elif dtype == _INT32 and not is_list and (found is int or (found in (list, tuple) and all([type(each) is int for each in argument]))):
+        elif (
+            dtype == _INT32 and not is_list and (found is int or (found in (list, tuple) and all([type(each) is int for each in argument])))
+        ):
             tensors.append(tf.constant(argument, tf.int32))
             lengths.append(None)
         else:

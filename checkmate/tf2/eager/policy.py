@@ -8,8 +8,10 @@ the allocator said of its like, with a margin for what the allocator loses in ho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from checkmate.dtr.heuristic import Heuristic
 from checkmate.dtr.neighbourhood import Classes
@@ -17,6 +19,7 @@ from checkmate.dtr.pool import Pool, Search
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import EvictionError, ThrashingError
+from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.allocator import Allocator
 from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.needs import Needs
@@ -65,7 +68,9 @@ class EagerPolicy(Runtime):
     ):
         super().__init__(allocator, budget_bytes=budget_bytes, heuristic=heuristic, deallocation=Deallocation.EAGER, search=search)
         self.allocator = allocator
+        allocator.refused = self.after_refusal
         self.limited = not math.isinf(budget_bytes)
+        self._promised_bytes = budget_bytes
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood, self.pool = Asleep(), Unsorted()
         self._deallocate = self._retire
@@ -214,7 +219,7 @@ class EagerPolicy(Runtime):
         """Learns from an op that has run what the allocator lost on it, and what it took more than was foreseen."""
         if self._at_most_bytes <= PLENTY * self.budget_bytes:
             return
-        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self.budget_bytes
+        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self._promised_bytes
         self.learn_waste(needs, in_use - self._before_bytes)
         if over <= 0:
             return
@@ -224,13 +229,13 @@ class EagerPolicy(Runtime):
         foreseen = needs.bytes
         needs.raise_to(foreseen + int(over))
         if not len(self.pool):
-            raise EvictionError(self._stuck(name, self._before_bytes, int(self.budget_bytes + over) - self._before_bytes))
+            raise EvictionError(self._stuck(name, self._before_bytes, int(self._promised_bytes + over) - self._before_bytes))
         if self._strict:
-            took = int(self.budget_bytes + over) - self._before_bytes
+            took = int(self._promised_bytes + over) - self._before_bytes
             raise EvictionError(
-                f"Memory went {format_bytes(over)} above the budget of {format_bytes(self.budget_bytes)}: {name!r} took {format_bytes(took)} where "
+                f"Memory went {format_bytes(over)} above the budget of {format_bytes(self._promised_bytes)}: {name!r} took {format_bytes(took)} where "
                 f"{format_bytes(foreseen)} were foreseen, beside {format_bytes(self._before_bytes)}. Allocators give out whole holes, and that an op "
-                f"needs scratch memory is known once it ran. The budget must be at least {format_bytes(self.budget_bytes + over)} for what ran so far; "
+                f"needs scratch memory is known once it ran. The budget must be at least {format_bytes(self._promised_bytes + over)} for what ran so far; "
                 "strict=False goes on, and `stats.overshoots` counts."
             )
 
@@ -238,6 +243,20 @@ class EagerPolicy(Runtime):
         """An op's outputs were given holes of `held_bytes` together."""
         if needs.made is not None:
             self._margin_bytes = max(self._margin_bytes, held_bytes - needs.least_bytes)
+
+    def after_refusal(self, call: EagerCall, error: Exception, run: Callable[[], Any]) -> Any:
+        """The allocator has no hole that is large enough, though there is room in all: evicts more and tries again, from now on with less.
+
+        TensorFlow waits ten seconds before it refuses.
+        """
+        while fence.is_refusal(error) and self.limited and not call.kind.stateful and len(self.pool):
+            self.budget_bytes -= max(2 * call.needs.bytes, self.budget_bytes / 8)
+            self.room_for(call.needs, call.name)
+            try:
+                return run()
+            except (fence.NotOkStatusException, tf.errors.ResourceExhaustedError) as again:
+                error = again
+        raise error
 
     def _make_room(self, call: Call) -> None:
         assert isinstance(call, EagerCall)

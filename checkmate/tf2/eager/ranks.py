@@ -29,6 +29,7 @@ class Ranked(Own):
         """Works everything out from what is in memory and what is not."""
 
     def own(self, storage: Storage) -> float:
+        """As without ranks, times that of the rank."""
         if not storage.refs:
             return 0.0
         assert isinstance(storage, EagerStorage)
@@ -36,9 +37,11 @@ class Ranked(Own):
         return cost * GRADIENTS_LAST if storage.is_gradient else cost
 
     def classes(self, storage: Storage) -> Sequence[int]:
+        """None for what goes first anyway."""
         return super().classes(storage) if storage.refs else ()
 
     def cost(self, storage: Storage) -> float:
+        """Nothing for what goes first."""
         return super().cost(storage) if storage.refs else 0.0
 
 

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
 from checkmate.dtr.pool import Search
 from checkmate.dtr.storage import Storage, Tensor
@@ -126,6 +128,8 @@ class EagerRuntime(EagerPolicy):
                     result, used, held = self.allocator.watched(lambda: call.run(values, name))
                     needs.learn(used, held)
                     self.learn_waste(needs, held)
+            except (fence.NotOkStatusException, tf.errors.ResourceExhaustedError) as error:
+                result = self.after_refusal(call, error, lambda: call.run(values, name))
             finally:
                 if taped:
                     fence.tape_restart()
@@ -262,6 +266,14 @@ class EagerRuntime(EagerPolicy):
         """A handle is dying. The one that came out of its op takes the tensor off all tapes, as an EagerTensor does."""
         self._handles.pop(id(handle), None)
         self.soon(self._forget if handle._owner else self.release, cell)
+
+    def abandon(self, first: int) -> None:
+        """Lets go of all handles of calls from number `first` on: whoever holds them still will not ask."""
+        for reference in list(self._handles.values()):
+            handle = reference()
+            if handle is not None and handle._cell.call.number >= first:
+                self.let_go(handle, handle._cell)
+                del handle._cell
 
     def _forget(self, cell: Cell) -> None:
         fence.tape_forget(cell.id)

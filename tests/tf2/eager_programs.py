@@ -1,0 +1,94 @@
+"""What the tests of eager dynamic rematerialization share: a deep net, its gradients, and what memory is in use."""
+
+import gc
+
+import numpy as np
+
+MIB = 2**20
+
+
+def memory():
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info("CPU:0")
+
+
+def dtr(*args, **kwargs):
+    from checkmate import tf2
+
+    return tf2.dtr(*args, **kwargs)
+
+
+def above(count, **options):
+    """A context with a budget of so many bytes above what is in use."""
+    gc.collect()
+    return dtr(memory()["current"] + int(count), **options)
+
+
+def arrays(values):
+    import tensorflow as tf
+
+    return [np.array(tf.convert_to_tensor(value)) for value in values]
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert np.array_equal(a, b, equal_nan=True), f"differs by {np.max(np.abs(a - b))} of {np.max(np.abs(a))}"
+
+
+def normal(*shape, seed=1):
+    import tensorflow as tf
+
+    return tf.random.stateless_normal(shape, (seed, 7))
+
+
+def weights(*shape, seed=1):
+    import tensorflow as tf
+
+    return tf.Variable(normal(*shape, seed=seed) / shape[0] ** 0.5)
+
+
+def chain(depth=10, rows=256, width=64):
+    """A deep net: (variables, loss)."""
+    import tensorflow as tf
+
+    variables, x = [weights(width, width, seed=k) for k in range(depth)], normal(rows, width)
+
+    def loss():
+        h = x
+        for w in variables:
+            h = tf.tanh(h @ w)
+        return tf.reduce_sum(h * h)
+
+    return variables, loss
+
+
+def gradients(variables, loss):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    return [value, *tape.gradient(value, variables)]
+
+
+def plain_peak(variables, loss):
+    import tensorflow as tf
+
+    gc.collect()
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    resting = memory()["current"]
+    result = arrays(gradients(variables, loss))
+    return result, resting, memory()["peak"] - resting
+
+
+def fenced():
+    import importlib
+
+    import tensorflow as tf
+
+    from checkmate.tf2.eager import fence
+
+    names = [getattr(importlib.import_module(module), name) for module, names in fence.PRIVATE.items() for name in names]
+    public = [tf.GradientTape.__dict__, tf.autodiff.ForwardAccumulator.__dict__, tf.distribute.Strategy.__dict__]
+    return names + [dict(each) for each in public]
