@@ -211,6 +211,18 @@ def bag_of_words(batch: int = 256) -> Workload:
     return Workload(model, CROSS_ENTROPY, data, whole(batch, below=10, dtype=tf.int64), "ftrl")
 
 
+def text(batch: int = 64) -> Workload:
+    """Sentences as strings: words looked up within the model, then convolutions and pooling."""
+    words = ["the", "of", "and", "to", "in", "is", "was", "it", "for", "as", "with", "that", "be", "by", "on"]
+    sentences = keras.Input((), dtype="string")
+    x = L.TextVectorization(vocabulary=words, output_sequence_length=40)(sentences)
+    x = L.Conv1D(64, 3, padding="same", activation="relu")(L.Embedding(len(words) + 2, 64)(x))
+    x = L.Conv1D(64, 3, padding="same", activation="relu")(L.SpatialDropout1D(0.1)(x))
+    model = keras.Model(sentences, L.Dense(2)(L.GlobalMaxPooling1D()(x)), name="text")
+    data = tf.constant([" ".join(words[(k + j) % len(words)] for j in range(20 + k % 20)) for k in range(batch)])
+    return Workload(model, CROSS_ENTROPY, data, whole(batch, below=2))
+
+
 def fourier(batch: int = 16) -> Workload:
     """FNet (Lee-Thorp et al., 2021): complex numbers in the middle, sines by hand, einsum dense."""
     tokens = keras.Input((64,), dtype="int32")
@@ -232,7 +244,7 @@ MODELS = {
     each.__name__: each
     for each in (
         conv_lstm, time_distributed, normalizations, conv3d, conv1d, shapes, stateful_rnn, stacked_cells, mixed_float16, mixed_bfloat16,
-        float64, preprocessing, regularized, frozen, bag_of_words, fourier,
+        float64, preprocessing, regularized, frozen, bag_of_words, text, fourier,
     )
 }  # fmt: skip
 """Name -> what makes the workload."""
