@@ -51,14 +51,31 @@ def test_budget_goes_from_floor_to_peak():
 def test_rows_tell_what_the_solvers_said():
     (auto, chen, none) = solvers.measure(["vgg16"], [0.3], ["auto", "chen_sqrt_n", "checkpoint_all"], time_limit_s=30)
     assert auto.overhead == pytest.approx(auto.bound, rel=1e-3)
-    assert 0 <= auto.first_s <= auto.small_gap_s <= auto.total_s
+    assert 0 <= auto.first_s <= auto.gap_s <= auto.small_gap_s <= auto.total_s
     assert chen.overhead is None or chen.overhead >= auto.bound
     assert (none.refusal, none.overhead, none.gap) == ("NOT_FOUND", None, None)
 
 
+def test_the_papers_chain_and_its_program():
+    auto, paper = solvers.measure(["chain8"], [0.3], ["auto", "paper:highs"], time_limit_s=60)
+    assert auto.ops == paper.ops == 17
+    assert paper.proof_s is not None
+    assert auto.overhead == pytest.approx(paper.overhead)
+    (sentence,) = solvers.times_faster([auto, paper])
+    assert "times faster than paper:highs" in sentence
+
+
+def test_what_grouping_loses():
+    graph = problems.load("vgg16")
+    alone, all_ops, grouped = solvers.measure(["vgg16"], [0.2], ["auto", f"grouped:{len(graph)}", "grouped:40"], time_limit_s=30)
+    assert all_ops.overhead == pytest.approx(alone.overhead)
+    assert grouped.overhead > alone.overhead + 1e-3
+    assert (grouped.bound, grouped.proof_s) == (1.0, None)
+
+
 def test_how_much_faster():
     def row(solver, proof_s, total_s):
-        return solvers.Row("g", 9, 0.5, solver, 1.1, 1.1, 0.0, proof_s, proof_s, total_s, "")
+        return solvers.Row("g", 9, 0.5, solver, 1.1, 1.1, 0.0, proof_s, proof_s, proof_s, total_s, "")
 
     rows = [row("auto", 0.5, 0.5), row("paper:scip", 100.0, 100.0), row("paper:cbc", None, 60.0), row("checkpoint_all", None, 0.1)]
     assert list(solvers.times_faster(rows)) == [
