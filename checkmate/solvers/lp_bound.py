@@ -2,7 +2,7 @@
 
 Method: `formulation.relax` without integrality. Its optimum is at most the cost of any plan within the budget, and what the engine says of it is
 not believed: the bound is computed from the multipliers that it ends with (`MatrixProblem.dual_bound`), so that an engine of low
-accuracy, or one that ran out of time, gives a weaker bound but never a wrong one.
+accuracy, or PDLP or GLOP out of time, gives a weaker bound but never a wrong one. CLP out of time gives none.
 
 Source: Checkmate (Jain et al., MLSys 2020), section 5, which starts its rounding from such a relaxation.
 Guarantee: the bound holds for every plan in the graph's order of first evaluations, however often and in whatever order it recomputes. It

@@ -70,7 +70,8 @@ def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
         return Answer(AnswerStatus.INFEASIBLE)
     if status in (statuses.MODEL_INVALID, statuses.INVALID_SOLVER_PARAMETERS, statuses.SOLVER_TYPE_UNAVAILABLE):
         raise _broken(solver, engine)
-    bound = problem.dual_bound(np.array(solver.dual_values())) if solver.has_solution() else -np.inf
+    multipliers = np.array(solver.dual_values() if solver.has_response() else [])
+    bound = problem.dual_bound(multipliers) if len(multipliers) == problem.shape[0] else -np.inf
     if status != statuses.OPTIMAL:
         return Answer(AnswerStatus.UNKNOWN, None, bound)
     return Answer(AnswerStatus.OPTIMAL, np.array(solver.variable_values()), bound)
