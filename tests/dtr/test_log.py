@@ -171,3 +171,27 @@ def test_the_log_of_a_graph_runs_as_the_graph(budget):
 def test_lines_are_json():
     for line in OpLog.from_graph(training_chain(3)).to_lines():
         assert isinstance(json.loads(line)["INSTRUCTION"], str)
+
+
+def test_what_comes_before_the_start_need_not_be_of_the_format():
+    start = '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}'
+    lines = [
+        "garbage",
+        '{"INSTRUCTION":"CALL","NAME":"f"}',
+        '{"INSTRUCTION":"NEW"}',
+        '["START"]',
+        start,
+        *OpLog((Constant("w", 3),)).to_lines(),
+    ]
+    log = OpLog.from_lines(lines)
+    assert log == OpLog((Annotate("START"), Constant("w", 3)))
+    assert log.lines[-1] == len(lines) - 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n"])
+def test_lines_end_as_they_like_and_names_have_any_letters(tmp_path, end):
+    names = ("a\u2028b", "c\x85d", "e\x0cf")
+    log = OpLog(tuple(Constant(name, k) for k, name in enumerate(names)))
+    lines = [json.dumps(json.loads(line) | {"MORE": [1]}, ensure_ascii=False) for line in log.to_lines()]
+    (tmp_path / "log").write_bytes("".join(line + end for line in lines).encode())
+    assert OpLog.load(tmp_path / "log") == log
