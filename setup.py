@@ -33,7 +33,18 @@ setup(
     ],
     extras_require={
         "docs": DOCS,
-        "test": ["pytest>=8", "pytest-timeout", "playwright", "hypothesis>=6.100", "nbclient", "nbformat", "ipykernel", "ruff", "mypy", *DOCS],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout",
+            "playwright",
+            "hypothesis>=6.100",
+            "nbclient",
+            "nbformat",
+            "ipykernel",
+            "ruff",
+            "mypy",
+            *DOCS,
+        ],
         "gpu": ["tensorflow[and-cuda]>=2.18", "nvidia-ml-py"],  # nvidia-ml-py: free GPU memory, for budget="auto"
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
