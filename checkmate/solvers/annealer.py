@@ -13,8 +13,9 @@ from checkmate.core.graph import DFGraph
 HOT, WARM, COLD = 1.0, 0.3, 0.05
 """Temperatures in mean costs of an op: where a round begins from any order, where it begins from a good one, and where it ends."""
 
-PRICE, PRICES = 1.0, (0.01, 100.0)
-"""What a byte above the budget at one position costs at first, in mean costs of a byte of an op, and how far the search may change that."""
+PRICE, PRICES = 10.0, (0.0001, 100.0)
+"""What a byte above the budget at one position costs at first, in mean costs of a byte of an op over the number of ops, as values are held for
+the longer the more ops there are; and how far the search may change that, in mean costs of a byte."""
 
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
@@ -39,20 +40,22 @@ class Annealer:
     """
 
     def __init__(self, graph: DFGraph, budget_bytes: int, start: Sequence[int], *, free_order: bool = False, seed: int = 0):
-        from checkmate.solvers import annealing
+        from checkmate.solvers import annealing, evaluation_order
 
-        self._kernel = annealing
+        if not annealing.anneal.signatures:
+            forget_stale_code()
+        self._kernel, self._state = annealing, evaluation_order
         self._graph, self._free_order, self._budget = graph, free_order, budget_bytes
-        self._problem = annealing.make_problem(graph)
+        self._problem = evaluation_order.make_problem(graph)
         self._room = ROOM_PER_OP * len(graph) + 64
         self._best = np.full(len(start) + self._room + 1, -1, np.int64)
         self._best_cost = np.array([np.inf])
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         self._mean = graph.total_cost / len(graph) or 1.0
-        price = PRICE * (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
-        self._price = np.array([price, PRICES[0] * price, PRICES[1] * price])
+        unit = (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
+        self._price = np.array([min(1.0, PRICE / len(graph)) * unit, PRICES[0] * unit, PRICES[1] * unit, 0.0, 0.0])
         self._evaluated = 0
-        self._order = self._kernel.make_order(graph, self._problem, start, budget_bytes, self._room)
+        self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
 
     @property
@@ -68,12 +71,12 @@ class Annealer:
     @property
     def evaluated(self) -> int:
         """Changes of the order so far, made or undone, after each of which cost and memory were exact."""
-        return self._evaluated + int(self._order.counts[self._kernel.EVALUATED])
+        return self._evaluated + int(self._order.counts[self._state.EVALUATED])
 
     def restart(self, start: Sequence[int]) -> None:
         """Goes on from another order, as far as there is room for it."""
         self._evaluated = self.evaluated
-        self._order = self._kernel.make_order(self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start))
+        self._order = self._state.make_order(self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start))
 
     def run(
         self,
@@ -114,6 +117,29 @@ def is_compiled() -> bool:
     """Whether numba's cache holds the machine code of this version already: a call is then ready in a second."""
     from checkmate.solvers import annealing
 
-    source = Path(annealing.__file__)
-    cached = Path(annealing.anneal.stats.cache_path or ".").glob(f"{source.stem}.anneal-*.nbc")
-    return bool(annealing.anneal.signatures) or any(code.stat().st_mtime >= source.stat().st_mtime for code in cached)
+    changed = _last_change()
+    return bool(annealing.anneal.signatures) or any(code.stat().st_mtime >= changed for code in _cached("nbc"))
+
+
+def forget_stale_code() -> None:
+    """Deletes machine code in numba's cache that is older than its sources. Numba itself looks at the file of `anneal` only, not at what that calls."""
+    changed = _last_change()
+    for code in [*_cached("nbi"), *_cached("nbc")]:
+        if code.stat().st_mtime < changed:
+            code.unlink(missing_ok=True)
+
+
+def _last_change() -> float:
+    from checkmate.solvers import annealing, evaluation_order
+
+    return max(Path(file).stat().st_mtime for file in (annealing.__file__, evaluation_order.__file__))
+
+
+def _cached(ending: str) -> list[Path]:
+    from checkmate.solvers import annealing, evaluation_order
+
+    found: list[Path] = []
+    for function in (annealing.anneal, evaluation_order.append):
+        folder, name = function.stats.cache_path, f"{function.py_func.__module__.rpartition('.')[2]}.{function.py_func.__name__}"
+        found.extend(Path(folder).glob(f"{name}-*.{ending}") if folder else ())
+    return found

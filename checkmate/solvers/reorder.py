@@ -1,12 +1,14 @@
 """Reorder: plans that run ops in another order than the graph's, where that is cheaper.
 
     bound    what is proven for every order (`any_order`)
-    move     anneal over orders without recomputation; an order that fits costs nothing more, and is optimal
+    greedy   the order that, op by op, adds least to what is in memory; when it fits it costs nothing more, and is optimal
+    move     anneal over orders without recomputation; an order that fits is optimal, too
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
     anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far
     ask      the solver again, in the order of the best plan
 
-A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is.
+A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. In a process
+without the seconds to compile the annealer, the solver is asked in the graph's order and in the greedy one.
 
 Guarantee: the plan is legal and within the budget; it costs no more than what the solver finds in the graph's order in its share of the
 time. The bound covers any order.
@@ -14,17 +16,27 @@ time. The bound covers any order.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
-from checkmate.solvers.annealer import WARM, Annealer
+from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 
-SHARES = (0.1, 0.15, 0.75)
-"""Shares of the time that is left, for moves alone, for the solver in an order, and for annealing."""
+BOUND, MOVE, ASK, ANNEAL = 0.1, 0.1, 0.15, 0.6
+"""Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for a round of annealing."""
+
+MOVING = (10.0, 0.5)
+"""Temperatures of moves alone, in mean costs of an op."""
+
+ANNEALING, AGAIN = (0.3, 0.05), (0.15, 0.03)
+"""Temperatures of the first round of annealing and of later ones, which start from the best plan."""
+
+PATIENCE = 2
+"""It ends when so many rounds in a row found nothing cheaper than the best plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +51,8 @@ class Reorder:
     """
 
     solver: Solver
-    proposals: int = 400
-    rounds: int = 8
+    proposals: int = 4000
+    rounds: int = 6
     seed: int = 0
 
     @property
@@ -50,38 +62,57 @@ class Reorder:
 
     def run(self, search: Search) -> None:
         """Offers plans and bounds until they meet, or the rounds or the time are over."""
-        graph = search.graph
-        raise_any_order_bound(search)
+        raise_any_order_bound(search, share=BOUND)
+        greedy = greedy_order(search.graph)
+        search.offer(Plan.from_order(search.graph, greedy), by="re-ordering")
         if _finished(search):
             return
-        annealer = Annealer(graph, search.budget_bytes, range(len(graph)), free_order=True, seed=self.seed)
-        self._round(search, annealer, 0, only_move=True, share=SHARES[0])
-        if not _finished(search):
-            self._ask(search, range(len(graph)))
-        best_order: list[int] = []
-        waiting = 2
+        if search.remaining_s < COMPILE_SECONDS and not is_compiled():
+            self._ask(search, range(len(greedy)), share=0.5)
+            self._ask(search, greedy, share=1.0)
+            return
+        annealer = Annealer(search.graph, search.budget_bytes, range(len(greedy)), free_order=True, seed=self.seed)
+        self._anneal(search, annealer, self.proposals, MOVING, share=MOVE, only_move=True)
+        self._ask(search, range(len(greedy)), share=ASK)
+        self._improve(search, annealer)
+
+    def _improve(self, search: Search, annealer: Annealer) -> None:
+        """Anneals in rounds, each twice as long as the one before, and asks the solver in each better order that they find."""
+        asked: list[int] = []
+        waiting = PATIENCE
         for number in range(self.rounds):
             if _finished(search) or not waiting:
                 return
+            before = search.timeline.cost if search.timeline else float("inf")
             if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
-            before = search.timeline.cost if search.timeline else float("inf")
-            self._round(search, annealer, number, share=SHARES[2])
-            order = _first_evaluations(search.plan) if search.plan else []
-            if order != best_order and not _finished(search):
-                best_order = order
-                self._ask(search, order)
-            waiting = 2 if search.timeline and search.timeline.cost < before else waiting - 1
+            self._anneal(search, annealer, self.proposals << number, AGAIN if number else ANNEALING, share=ANNEAL)
+            order = _first_evaluations(search.plan) if search.plan else greedy_order(search.graph)
+            if order != asked:
+                asked = order
+                self._ask(search, order, share=ASK)
+            waiting = PATIENCE if search.timeline is None or search.timeline.cost < before else waiting - 1
 
-    def _round(self, search: Search, annealer: Annealer, number: int, *, share: float, only_move: bool = False) -> None:
-        stop = search.remaining_s * (1 - share)
-        proposals = self.proposals * len(search.graph) << number
-        annealer.run(proposals, hot=WARM, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
+    def _anneal(
+        self,
+        search: Search,
+        annealer: Annealer,
+        proposals: int,
+        temperatures: tuple[float, float],
+        *,
+        share: float,
+        only_move: bool = False,
+    ) -> None:
+        stop, (hot, cold) = search.remaining_s * (1 - share), temperatures
+        proposals *= len(search.graph)
+        annealer.run(proposals, hot=hot, cold=cold, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
             search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
 
-    def _ask(self, search: Search, order: Sequence[int]) -> None:
+    def _ask(self, search: Search, order: Sequence[int], *, share: float) -> None:
         """Has the solver look for plans whose first evaluations come in this order, and offers what it finds."""
+        if _finished(search):
+            return
         order = list(order)
         own = order == list(range(len(order)))
         by = "" if own else ", re-ordered"
@@ -93,11 +124,46 @@ class Reorder:
                 search.offer(in_numbers_of(inner.plan, order), by=inner.found_by + by)
 
         graph = search.graph if own else renumbered(search.graph, order)
-        limit = SHARES[1] * search.remaining_s
-        inner = Search(graph, search.budget_bytes, time_limit_s=limit, on_progress=pass_on)
+        inner = Search(
+            graph, search.budget_bytes, time_limit_s=share * search.remaining_s, deterministic=search.deterministic, on_progress=pass_on
+        )
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
+
+
+def greedy_order(graph: DFGraph) -> list[int]:
+    """Returns a legal order of first evaluations: of the ops that can run, always the one that then leaves least in memory."""
+    before = [{*op.deps, *op.control_deps, *op.overwrites} for op in graph.ops]
+    after: list[list[int]] = [[] for _ in before]
+    for i, ops in enumerate(before):
+        for d in ops:
+            after[d].append(i)
+    missing = [len(ops) for ops in before]
+    kept = set(graph.outputs)
+    unread = [len(users) + (i in kept) for i, users in enumerate(graph.users)]
+    sizes = graph.output_bytes.tolist()
+    growth = [size - sum(sizes[d] for d in graph.deps[i] if unread[d] == 1) for i, size in enumerate(sizes)]
+    ready = [(growth[i], i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order: dict[int, None] = {}
+    while ready:
+        grows, i = heapq.heappop(ready)
+        if i in order or grows != growth[i]:
+            continue
+        order[i] = None
+        for d in graph.deps[i]:
+            unread[d] -= 1
+            if unread[d] == 1 and d not in kept:
+                (last,) = (u for u in graph.users[d] if u not in order)
+                growth[last] -= sizes[d]
+                if not missing[last]:
+                    heapq.heappush(ready, (growth[last], last))
+        for j in after[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(ready, (growth[j], j))
+    return list(order)
 
 
 def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import oracles
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 
 from checkmate import DFGraph, Plan, Schedule, floor, replay
 from checkmate.bench.problems import layered
-from checkmate.solvers import annealing
-from checkmate.solvers.annealer import Annealer, is_compiled
+from checkmate.solvers import annealer as annealer_module
+from checkmate.solvers import evaluation_order as eo
+from checkmate.solvers.annealer import Annealer, forget_stale_code, is_compiled
 from checkmate.solvers.timetable import Timetable
 
 
@@ -28,8 +31,8 @@ def _budget(graph: DFGraph, share: float) -> int:
 def _check_counts(graph: DFGraph, annealer: Annealer) -> None:
     """Compares the annealer's own order, over the budget or not, with the judge and with an order built anew."""
     order, problem = annealer._order, annealer._problem
-    length = int(order.counts[annealing.LENGTH])
-    evaluations = order.event[order.sequence[:length], annealing.OP].tolist()
+    length = int(order.counts[eo.LENGTH])
+    evaluations = order.event[order.sequence[:length], eo.OP].tolist()
     memory = order.memory[:length]
     plan = Plan.from_order(graph, evaluations)
     timeline = replay(graph, plan)
@@ -40,11 +43,11 @@ def _check_counts(graph: DFGraph, annealer: Annealer) -> None:
     else:  # the plan leaves out evaluations that nobody reads
         assert timeline.peak_bytes <= memory.max()
         assert timeline.cost <= order.cost[0] + 1e-9
-    budget = int(order.counts[annealing.BUDGET])
-    assert order.counts[annealing.OVERFLOW] == sum(size - budget + (budget >> 7) + 1 for size in memory.tolist() if size > budget)
-    anew = annealing.make_order(graph, problem, evaluations, budget, 64)
+    budget = int(order.counts[eo.BUDGET])
+    assert order.counts[eo.OVERFLOW] == sum(size - budget + (budget >> 7) + 1 for size in memory.tolist() if size > budget)
+    anew = eo.make_order(graph, problem, evaluations, budget, 64)
     assert np.array_equal(anew.memory[:length], memory)
-    assert np.array_equal(order.event[order.sequence[:length], annealing.POSITION], np.arange(length))
+    assert np.array_equal(order.position[order.sequence[:length]], np.arange(length))
 
 
 @settings(max_examples=1200)
@@ -138,3 +141,14 @@ def test_costs_of_all_sizes():
 def test_machine_code_is_there_once_used():
     Annealer(strategies.training_chain(2), 100, range(5))
     assert is_compiled()
+
+
+def test_machine_code_older_than_its_sources_is_forgotten(tmp_path, monkeypatch):
+    old, new = tmp_path / "old.nbi", tmp_path / "new.nbi"
+    for file, time in ((old, 1), (new, 3)):
+        file.touch()
+        os.utime(file, (time, time))
+    monkeypatch.setattr(annealer_module, "_last_change", lambda: 2)
+    monkeypatch.setattr(annealer_module, "_cached", lambda ending: list(tmp_path.glob(f"*.{ending}")))
+    forget_stale_code()
+    assert [file.name for file in tmp_path.iterdir()] == ["new.nbi"]

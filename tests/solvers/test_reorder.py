@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from checkmate import DFGraph, GraphError, InfeasibleBudgetError, Op, Plan, SolveStatus, floor, replay, solve
 from checkmate.bench.problems import layered
+from checkmate.solvers import reorder
 from checkmate.solvers.any_order import comparable, raise_any_order_bound
 from checkmate.solvers.local_search import LocalSearch
-from checkmate.solvers.reorder import Reorder, in_numbers_of, renumbered
+from checkmate.solvers.reorder import Reorder, greedy_order, in_numbers_of, renumbered
 from checkmate.solvers.search import Search
 from checkmate.solvers.snapshot import Snapshot
 
@@ -86,7 +87,7 @@ def test_another_order_for_free():
     assert replay(graph, Plan.keep_all(graph)).peak_bytes == 17
     with_order = solve(graph, 12)
     assert (with_order.cost, with_order.bound_covers) == (6, "given order")  # each of the two is made twice
-    assert with_order.bound == pytest.approx(5)
+    assert 5 - 1e-6 <= with_order.bound <= 6
     free = solve(graph, 12, reorder=True)
     assert (free.status, free.cost, free.bound, free.bound_covers) == (SolveStatus.OPTIMAL, 4, 4, "any order")
     assert free.plan.recomputed == {}
@@ -180,6 +181,53 @@ def test_any_solver_can_be_asked():
         result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=2)
         assert result.peak_bytes <= budget
     assert Reorder(Snapshot()).name == "snapshot"
+
+
+class FindsNothing:
+    """A solver that gives up at once."""
+
+    name = "finds_nothing"
+
+    def run(self, search: Search) -> None:
+        pass
+
+
+def test_no_plan_in_the_given_order_is_no_reason_to_give_up():
+    graph = layered(60)
+    budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    search = Search(graph, budget, time_limit_s=600, reorder=True)
+    Reorder(FindsNothing(), proposals=500, rounds=2).run(search)
+    assert search.plan is not None
+    assert search.timeline.peak_bytes <= budget
+    assert search.plan.recomputed
+
+
+def test_without_compiled_code_the_solver_is_asked_in_both_orders(monkeypatch):
+    monkeypatch.setattr(reorder, "is_compiled", lambda: False)
+    monkeypatch.setattr(reorder, "Annealer", None)
+    asked: list[DFGraph] = []
+
+    class Asked(FindsNothing):
+        def run(self, search: Search) -> None:
+            asked.append(search.graph)
+
+    graph = layered(100, seed=1)
+    solve(graph, "80%", solver=Asked(), reorder=True, time_limit_s=5, throw=False)
+    assert asked == [graph, renumbered(graph, greedy_order(graph))]
+    assert asked[0] != asked[1]
+
+
+@settings(max_examples=200)
+@given(strategies.graphs(max_ops=9) | strategies.training_chains(max_layers=3))
+def test_greedy_order_is_legal(graph):
+    order = greedy_order(graph)
+    assert sorted(order) == list(range(len(graph)))
+    assert len(renumbered(graph, order)) == len(graph)  # raises where an op comes before one it must follow
+
+
+def test_greedy_order_saves_memory():
+    graph = two_pairs()
+    assert replay(graph, Plan.from_order(graph, greedy_order(graph))).peak_bytes == 10
 
 
 def test_same_question_same_answer():
