@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -20,6 +21,7 @@ from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
 from checkmate.commands.table import complain
 from checkmate.commands.zoo import zoo_command
+from checkmate.solvers.beside import working
 
 MISUNDERSTOOD = (
     checkmate.BudgetError,
@@ -34,6 +36,17 @@ MISUNDERSTOOD = (
 
 class _Group(click.Group):
     """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is at fault."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """As a program, ends at once: not even work that was given up is waited for."""
+        try:
+            return super().__call__(*arguments, **options)
+        except SystemExit as end:
+            if working():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(end.code if isinstance(end.code, int) else 1)
+            raise
 
     def invoke(self, context: click.Context) -> None:
         try:

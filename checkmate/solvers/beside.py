@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from typing import Any
+
+
+def working() -> list[Beside]:
+    """The work that was given up and is not done."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, Beside)]
+
+
+@atexit.register
+def _wait() -> None:
+    """A process that ends while HiGHS works in it is aborted by HiGHS's own threads; it works no longer than its time limit."""
+    for thread in working():
+        thread.join()
 
 
 class Beside(threading.Thread):

@@ -249,3 +249,24 @@ def test_packages_in_every_order(order, tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr[-2000:]
+
+
+GIVEN_UP = """
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+from checkmate.solvers import beside
+from checkmate.solvers.formulation import formulate
+from test_backends import hard
+p = formulate(*hard()).problem
+rows = LinearConstraint(csr_matrix((p.value, p.column, p.start), shape=p.shape), p.row_lower, p.row_upper)
+options = {"time_limit": 2.0}
+work = beside.Beside(lambda: milp(p.cost, integrality=p.integer.astype(int), bounds=Bounds(p.lower, p.upper), constraints=rows, options=options))
+assert work.answer(0.5) is None
+assert beside.working() == [work]
+"""
+
+
+def test_a_process_that_ends_while_an_engine_works_in_it_ends_well():
+    path = os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (0, "")
