@@ -171,7 +171,41 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
     }
 
 
+def per_op(width: int = 36, ops: int = 150, rounds: int = 8) -> dict[str, Any]:
+    """Seconds per op of a chain of tanh on `width` x `width` values, forward and backward: plain, under dtr(), and with a budget far away."""
+    import tensorflow as tf
+
+    from checkmate import tf2
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    start = tf.Variable(tf.random.stateless_normal((width, width), (1, 2)))
+
+    def step() -> tuple[float, float]:
+        began = time.thread_time()
+        with tf.GradientTape() as tape:
+            value = tf.convert_to_tensor(start)
+            for _ in range(ops):
+                value = tf.tanh(value)
+            loss = tf.reduce_sum(value)
+        between = time.thread_time()
+        tape.gradient(loss, start)
+        return (between - began) / ops, (time.thread_time() - between) / ops
+
+    def least() -> tuple[float, ...]:
+        step()
+        return tuple(map(min, zip(*[step() for _ in range(rounds)], strict=True)))
+
+    found = {"plain": least()}
+    for name, budget in (("none", None), ("far", "4GiB")):
+        with tf2.dtr(budget):
+            found[name] = least()
+    return found
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "per_op":
+        print(json.dumps(per_op(*map(int, sys.argv[2:]))))
+        sys.exit()
     if sys.argv[1] == "tree":
         print(json.dumps(run_tree(sys.argv[2], int(sys.argv[3]))))
         sys.exit()

@@ -60,19 +60,19 @@ class Mutate:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class _Naming:
+    """A name and the name of the tensor that it is for."""
+
+    name: str
+    source: str
+
+
+class Copy(_Naming):
     """`name` is a new name of the tensor called `source`."""
 
-    name: str
-    source: str
 
-
-@dataclass(frozen=True, slots=True)
-class CopyFrom:
+class CopyFrom(_Naming):
     """The existing name `name` means the tensor called `source` from here."""
-
-    name: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)

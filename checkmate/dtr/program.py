@@ -30,31 +30,26 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Retain:
+class _Of:
+    """Something to do with one tensor."""
+
+    tensor: int
+
+
+class Retain(_Of):
     """Hold one more reference to a tensor."""
 
-    tensor: int
 
-
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(_Of):
     """Give back a reference to a tensor."""
 
-    tensor: int
 
-
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(_Of):
     """Have a tensor in memory from here."""
 
-    tensor: int
 
-
-@dataclass(frozen=True, slots=True)
-class Unpin:
+class Unpin(_Of):
     """Have no need of a pinned tensor any more."""
-
-    tensor: int
 
 
 Step: TypeAlias = Run | Retain | Drop | Pin | Unpin

@@ -70,7 +70,7 @@ class EagerPolicy(Runtime):
         self.allocator = allocator
         allocator.refused = self.after_refusal
         self.limited = not math.isinf(budget_bytes)
-        self._promised_bytes = budget_bytes
+        self._promised_bytes = budget_bytes  # of which `budget_bytes` is what the allocator can give
         self._heuristic, self._search = heuristic, search or Search()
         self.neighbourhood, self.pool = Asleep(), Unsorted()
         self._deallocate = self._retire
@@ -181,7 +181,7 @@ class EagerPolicy(Runtime):
         except ThrashingError:
             raise ThrashingError(
                 f"Recomputation has cost {self.recomputed_cost / self.first_cost:.1f} times what ran first, more than the overhead limit of "
-                f"{self._overhead_limit:g} allows, within {format_bytes(self.budget_bytes)}. With {format_bytes(self.demand_bytes)} nothing "
+                f"{self._overhead_limit:g} allows, within {format_bytes(self._promised_bytes)}. With {format_bytes(self.demand_bytes)} nothing "
                 "would have been recomputed so far; raise the budget towards that, or the overhead limit."
             ) from None
         finally:
@@ -212,7 +212,7 @@ class EagerPolicy(Runtime):
             in_use = self.allocator.in_use
         self._before_bytes, self._at_most_bytes = in_use, in_use + needs.bytes
         certain = needs.bytes if needs.measured else needs.least_bytes
-        if in_use + certain > self.budget_bytes:
+        if in_use + certain > self._promised_bytes:
             raise EvictionError(self._stuck(name, in_use, certain))
 
     def settle(self, needs: Needs, name: str) -> None:
@@ -250,7 +250,7 @@ class EagerPolicy(Runtime):
         TensorFlow waits ten seconds before it refuses.
         """
         while fence.is_refusal(error) and self.limited and not call.kind.stateful and len(self.pool):
-            self.budget_bytes -= max(2 * call.needs.bytes, self.budget_bytes / 8)
+            self.budget_bytes -= max(call.needs.bytes, self.budget_bytes / 16)
             self.room_for(call.needs, call.name)
             try:
                 return run()
@@ -282,8 +282,8 @@ class EagerPolicy(Runtime):
         held = sum(storage.bytes for storage in locked)
         return (
             f"{name!r} needs {format_bytes(needed)} beside {format_bytes(in_use)} that cannot be evicted: together "
-            f"{format_bytes(in_use + needed)}, {format_bytes(in_use + needed - self.budget_bytes)} more than the budget of "
-            f"{format_bytes(self.budget_bytes)}. Of it, {format_bytes(held)} are inputs of running ops"
+            f"{format_bytes(in_use + needed)}, {format_bytes(in_use + needed - self._promised_bytes)} more than the budget of "
+            f"{format_bytes(self._promised_bytes)}. Of it, {format_bytes(held)} are inputs of running ops"
             + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")
             + f", {format_bytes(max(0, in_use - held))} are variables, data and other tensors that cannot be recomputed. "
             f"The budget must be at least {format_bytes(in_use + needed)}; or make the batch smaller."

@@ -1,0 +1,253 @@
+"""Eager dynamic rematerialization keeps the budget, or says what does not fit."""
+
+import gc
+
+import pytest
+from eager_programs import MIB, above, arrays, chain, dtr, gradients, memory, normal, plain_peak, same
+
+from checkmate import BudgetError, CheckmateError, EvictionError
+from checkmate.errors import ThrashingError
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.mark.parametrize("heuristic", ["dtr_eq", "dtr", "lru", "size", "local", "msps"])
+def test_peak_is_within_the_budget(heuristic):
+    variables, loss = chain()
+    plain, _, peak = plain_peak(variables, loss)
+    with above(0.7 * peak, heuristic=heuristic, overhead_limit=1e9) as context:
+        for _ in range(2):
+            same(arrays(gradients(variables, loss)), plain)
+    stats = context.stats
+    assert stats.peak_bytes <= stats.budget_bytes and not stats.overshoots
+    assert stats.rematerializations > 0 and stats.overhead > 1
+    assert stats.demand_bytes > stats.budget_bytes
+
+
+def test_without_a_budget_nothing_runs_again_and_memory_is_the_plain_tapes():
+    import tensorflow as tf
+
+    variables, loss = chain()
+    with dtr():
+        gradients(variables, loss)  # what gradients read is known from here on
+    _, _, peak = plain_peak(variables, loss)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    resting = memory()["current"]
+    with dtr() as context:
+        gradients(variables, loss)
+        found = memory()["peak"] - resting
+    assert context.stats.rematerializations == 0
+    assert found <= 1.01 * peak
+
+
+def test_nothing_is_left_behind():
+    variables, loss = chain(depth=4)
+    gradients(variables, loss)
+    gc.collect()
+    gc.disable()
+    try:
+        resting = memory()["current"]
+        with dtr(resting + 2**19) as context:
+            for _ in range(3):
+                kept = gradients(variables, loss)
+                del kept
+                assert not context._runtime._live and not len(context._runtime.pool)
+                assert memory()["current"] <= resting + 1024
+    finally:
+        gc.enable()
+
+
+def test_the_same_program_makes_the_same_decisions():
+    variables, loss = chain(depth=6)
+    _, _, peak = plain_peak(variables, loss)
+    found = []
+    for _ in range(2):
+        with above(0.7 * peak, heuristic="random") as context:
+            for _ in range(2):
+                gradients(variables, loss)
+        found.append((context.stats.evictions, context.stats.rematerializations))
+    assert found[0] == found[1]
+
+
+def test_notes_put_in_order_change_no_number(monkeypatch):
+    from checkmate.tf2.eager import policy as runtime
+
+    variables, loss = chain()
+    plain, _, peak = plain_peak(variables, loss)
+    tidied = []
+    monkeypatch.setattr(runtime, "CLASSES_AT_MOST", 3)
+    monkeypatch.setattr(runtime, "STALE_AT_MOST", -10_000)
+    tidy = runtime.EagerPolicy.tidy
+    monkeypatch.setattr(runtime.EagerPolicy, "tidy", lambda self: (tidied.append(1), tidy(self)))
+    with above(0.6 * peak) as context:
+        same(arrays(gradients(variables, loss)), plain)
+    assert tidied and context.stats.rematerializations
+
+
+def test_long_chains_come_back_without_recursion():
+    import tensorflow as tf
+
+    with dtr(smallest_bytes=0, overhead_limit=1e9) as context:
+        x = tf.ones((4,))
+        for _ in range(3000):
+            x = x + 1.0
+        context._runtime.evict_all()
+        assert float(x[0]) == 3001
+    assert context.stats.rematerializations >= 3000
+
+
+def test_a_budget_that_no_op_fits():
+    variables, loss = chain(depth=3)
+    with (
+        pytest.raises(
+            EvictionError, match=r"needs .* beside .* that cannot be evicted: together .* more than the budget of .* must be at least"
+        ) as info,
+        above(100_000),
+    ):
+        gradients(variables, loss)
+    assert "MatMul" in str(info.value)
+    same(arrays(gradients(variables, loss))[:1], arrays([loss()]))
+
+
+def test_the_floor_that_is_named_works_in_the_end():
+    import re
+
+    from checkmate.units import parse_bytes
+
+    variables, loss = chain(depth=3)
+    plain, _, _ = plain_peak(variables, loss)
+    budget = memory()["current"] + 100_000
+    for _ in range(20):
+        try:
+            with dtr(budget) as context:
+                same(arrays(gradients(variables, loss)), plain)
+            break
+        except EvictionError as error:
+            named = parse_bytes(re.search(r"must be at least ([\d.]+ \w+)", str(error))[1])
+            assert named > budget - 11_000  # the text is rounded
+            budget = max(named, budget) + 20_000
+    assert context.stats.peak_bytes <= budget
+
+
+def test_what_the_user_holds_and_cannot_be_recomputed_counts():
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    held = []
+    with pytest.raises(EvictionError, match="variables, data and other tensors that cannot be recomputed"), above(MIB):
+        for _ in range(8):
+            held.append(tf.random.uniform((256, 256)))
+    assert 1 <= len(held) <= 4
+
+
+def test_a_budget_that_is_used_up_before():
+    with pytest.raises(EvictionError, match="used up before"):
+        dtr(1).__enter__()
+    with pytest.raises(BudgetError, match="share"):
+        dtr("60%")
+    with pytest.raises(CheckmateError, match="overhead limit"):
+        dtr(overhead_limit=1)
+    with pytest.raises(CheckmateError, match="heuristic"):
+        dtr(heuristic="best")
+
+
+def test_endless_recomputation_is_ended():
+    variables, loss = chain()
+    _, _, peak = plain_peak(variables, loss)
+    with pytest.raises(ThrashingError, match=r"With .* nothing would have been recomputed"), above(0.5 * peak, overhead_limit=1.05):
+        gradients(variables, loss)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
+    from checkmate.tf2.eager import policy
+    from checkmate.tf2.eager.needs import Needs, NeedsTable
+
+    monkeypatch.setattr(policy, "PLENTY", 0)
+    needs = Needs(1e-6, 0, 0)
+    needs.measured = True
+    monkeypatch.setattr(NeedsTable, "of", lambda self, call: needs)
+    monkeypatch.setattr(Needs, "raise_to", lambda self, count: None)
+    variables, loss = chain()
+    with above(300_000, strict=strict, overhead_limit=1e9) as context:
+        if strict:
+            with pytest.raises(EvictionError, match=r"above the budget of .*: '\w+' took .* where 0 B were foreseen.* must be at least"):
+                gradients(variables, loss)
+        else:
+            gradients(variables, loss)
+    assert context.stats.overshoots >= 1
+
+
+@pytest.mark.parametrize("when", ["first", "again"])
+def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.calls import EagerCall
+
+    variables, loss = chain()
+    plain, _, peak = plain_peak(variables, loss)
+    name = {"first": "run", "again": "run_again"}[when]
+    real, refusals = getattr(EagerCall, name), []
+
+    def refusing(call, *args):
+        if call.name == "Tanh" and len(refusals) < 2:
+            refusals.append(call)
+            raise tf.errors.ResourceExhaustedError(None, None, "no hole is large enough")
+        return real(call, *args)
+
+    with above(0.7 * peak, overhead_limit=1e9) as context:
+        gradients(variables, loss)
+        evicted = context.stats.evictions
+        monkeypatch.setattr(EagerCall, name, refusing)
+        same(arrays(gradients(variables, loss)), plain)
+        assert len(refusals) == 2
+        assert context.stats.evictions > evicted
+
+
+def test_nothing_is_left_behind_by_a_gradient_that_fails():
+    variables, loss = chain()
+    w = variables[0]
+    shared = [w] * 10
+    many = lambda: loss() + sum(x[0, 0] * loss() for x in shared)  # noqa: E731
+    _, resting, peak = plain_peak(variables, many)
+    gc.collect()
+    for _ in range(2):
+        with pytest.raises(ThrashingError), above(0.4 * peak, overhead_limit=1.05):
+            gradients(variables, many)
+        gc.collect()
+    assert memory()["current"] <= resting + 2**18
+
+
+def test_needs_are_those_of_the_attributes_too():
+    import tensorflow as tf
+
+    x = normal(64, 64)
+    with above(2**20):
+        for dtype in (tf.float64, tf.float16, tf.int8):
+            found = tf.cast(x, dtype)
+            assert found.dtype == dtype
+            assert found.numpy().dtype == dtype.as_numpy_dtype
+
+
+def test_what_the_context_makes_from_the_start():
+    """The whole program under the context: variables, an optimizer's slots, several models."""
+    import keras
+    import tensorflow as tf
+
+    def program():
+        keras.utils.set_random_seed(4)
+        models = [keras.Sequential([keras.Input((32,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)]) for _ in range(2)]
+        optimizers = [keras.optimizers.Adam(1e-2) for _ in models]
+        x = normal(128, 32)
+        for _ in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) - models[0](x) + 1.0) ** 2)
+                optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+        return [value for model in models for value in model.get_weights()]
+
+    plain = program()
+    with above(2**21) as context:
+        found = program()
+    same(found, plain)
+    assert context.stats.ops
