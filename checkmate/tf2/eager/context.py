@@ -85,10 +85,14 @@ class dtr:
       ...     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
       >>> print(context.stats)  # doctest: +SKIP
 
-    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee ends: the first op of its type and shapes is
-    sized by inference and a guess of its scratch memory; `stats.overshoots` counts what was guessed too low. A `tf.function` is one opaque
-    op: nothing inside is evicted. Gradients equal the plain tape's bit for bit, except that sums of more than four partial gradients are
-    added in another order.
+    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee ends: with `strict` there is always room for
+    twice what an op takes, since allocators give out holes of up to twice what was asked for. The first op of its type, attributes and
+    shapes is sized by inference and a guess of its scratch memory; memory that comes about otherwise (data, variables, inside of functions)
+    is seen afterwards only. Where the allocator has no hole in one piece, more is evicted after the ten seconds that TensorFlow waits. To
+    have the memory in one piece, enter the context before the model is built. A `tf.function` is one opaque op: nothing inside is evicted.
+    Gradients equal the plain tape's bit for bit, except that sums of more than four partial gradients are added in another order.
+
+    Every op costs Python time besides its kernel: see `checkmate.tf2.eager.runtime`.
     """
 
     def __init__(

@@ -2,7 +2,9 @@
 
 What differs from paper: an op's outputs are known after it ran, and objects die at any time and in any thread.
 
-Per op of the program that costs Python time, whatever the kernel does; `checkmate bench dtr-eager` measures it.
+Per op that costs Python time, whatever the kernel does. `python -m checkmate.bench.eager per_op`, on one core of a server that was busy
+otherwise (where all times are several times those of a quiet one): plain, an op of a taped chain of tanh took 37 us forward and 69 us
+backward; under dtr() 102 and 160 us; with a budget far away 111 and 167 us.
 """
 
 from __future__ import annotations
