@@ -127,10 +127,11 @@ def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: 
         low, high = lowest, min(peak for peak, its_cost in found if its_cost <= factor * cost)
         while high - low > CLOSE * plain:
             result = solve(graph, (low + high) // 2, time_limit_s=time_limit_s, throw=False)
-            if result.plan is not None:
-                found.append((result.peak_bytes, result.cost))
-            if result.plan is not None and result.cost <= factor * cost:
-                high = result.peak_bytes
+            timeline = result.timeline
+            if timeline is not None:
+                found.append((timeline.peak_bytes, timeline.cost))
+            if timeline is not None and timeline.cost <= factor * cost:
+                high = timeline.peak_bytes
             else:
                 low = (low + high) // 2
         shares[str(factor)] = high / plain

@@ -103,26 +103,6 @@ def loops(batch: int = 128) -> Workload:
     return on_vectors([L.Dense(128, activation="gelu"), L.Dense(128, activation="gelu"), L.Dense(64), Loops()], name="loops", batch=batch)
 
 
-class KerasLoops(L.Layer):
-    """The same in Keras's own words: cond, switch, fori_loop, scan, associative_scan and vectorized_map."""
-
-    def build(self, shape: Any) -> None:  # noqa: D102
-        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]), initializer="orthogonal")
-
-    def call(self, x: Any) -> Any:  # noqa: D102
-        ops = keras.ops
-        x = ops.cond(ops.sum(x) > 0, lambda: ops.tanh(x @ self.kernel), lambda: x @ self.kernel)
-        x = ops.switch(1, [lambda x: x, lambda x: ops.sin(x) + 1.0], x)
-        x = ops.fori_loop(0, 2, lambda k, x: ops.tanh(x @ self.kernel), x)
-        _, total = ops.scan(lambda carried, row: (0.9 * carried + row, carried), ops.zeros_like(x[0]), x)
-        return x + total + ops.associative_scan(lambda a, b: a + b, x) + ops.vectorized_map(lambda row: row * 2.0, x)
-
-
-def keras_loops(batch: int = 64) -> Workload:
-    """Control flow of Keras's own within dense layers."""
-    return on_vectors([L.Dense(128, activation="gelu"), L.Dense(64), KerasLoops()], name="keras_loops", batch=batch)
-
-
 class Codebook(L.Layer):
     """Vectors replaced by the nearest of a codebook, which moves with an average of its own (van den Oord et al., 2017)."""
 
@@ -310,7 +290,7 @@ def _keras2_task(layers: list[Any], inputs: Any, labels: Any) -> Task:
 MODELS = {
     each.__name__: each
     for each in (
-        branching, custom_gradients, loops, keras_loops, codebook, linear_algebra, dynamic_shapes, python_calls, module, gan,
+        branching, custom_gradients, loops, codebook, linear_algebra, dynamic_shapes, python_calls, module, gan,
         keras2_images, keras2_lstm,
     )
 }  # fmt: skip
