@@ -15,7 +15,8 @@ HOT, WARM, COLD = 1.0, 0.3, 0.05
 
 PRICE, PRICES = 10.0, (0.0001, 100.0)
 """What a byte above the budget at one position costs at first, in mean costs of a byte of an op over the number of ops, as values are held for
-the longer the more ops there are; and how far the search may change that, in mean costs of a byte."""
+the longer the more ops there are (from a start within the budget: one mean cost, to stay near it); and how far the search may change that,
+in mean costs of a byte."""
 
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
@@ -53,9 +54,11 @@ class Annealer:
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         self._mean = graph.total_cost / len(graph) or 1.0
         unit = (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
-        self._price = np.array([min(1.0, PRICE / len(graph)) * unit, PRICES[0] * unit, PRICES[1] * unit, 0.0, 0.0])
         self._evaluated = 0
         self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
+        over = self._order.counts[self._state.OVERFLOW] > 0
+        price = min(1.0, PRICE / len(graph)) if over else 1.0
+        self._price = np.array([price * unit, PRICES[0] * unit, PRICES[1] * unit, 0.0, 0.0])
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
 
     @property
