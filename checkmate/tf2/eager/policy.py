@@ -80,7 +80,7 @@ class EagerPolicy(Runtime):
         self.demand_bytes = 0
         self.overshoots = 0
         self._live: dict[Storage, None] = {}
-        self._away_bytes = 0
+        self._away_bytes = self._passing_bytes = 0
         self._at_most_bytes, self._unasked = math.inf, 0
         self._before_bytes = 0
 
@@ -88,10 +88,11 @@ class EagerPolicy(Runtime):
 
     def retain(self, tensor: Tensor) -> None:
         """The program holds one more reference."""
-        storage = tensor.storage
+        storage: Any = tensor.storage
         tensor.refs += 1
         storage.refs += 1
         if storage.refs == 1:
+            self._passed(storage)
             if not storage.material:
                 self._away_bytes += storage.bytes
             elif storage.slot >= 0:
@@ -128,7 +129,13 @@ class EagerPolicy(Runtime):
             waiting.extend(storage.before)
             self._bury(storage)
 
+    def _passed(self, storage: Any) -> None:
+        if storage.passing:
+            storage.passing = False
+            self._passing_bytes -= storage.bytes
+
     def _bury(self, storage: Storage) -> None:
+        self._passed(storage)
         if storage.material:
             self.pool.discard(storage)
         self.neighbourhood.detach(storage)
@@ -186,6 +193,10 @@ class EagerPolicy(Runtime):
             ) from None
         finally:
             self._away_bytes -= sum(storage.bytes for storage in dict.fromkeys(away) if storage.material)
+        for cell in call.outputs:
+            if cell.storage.material and not cell.storage.refs and not cell.storage.passing:
+                cell.storage.passing = True
+                self._passing_bytes += cell.storage.bytes
         if self.limited:
             self.settle(call.needs, call.name)
 
@@ -204,7 +215,7 @@ class EagerPolicy(Runtime):
     def room_for(self, needs: Needs, name: str) -> None:
         """Evicts until an op fits."""
         in_use = self.allocator.in_use
-        self.demand_bytes = max(self.demand_bytes, in_use + self._away_bytes + needs.bytes)
+        self.demand_bytes = max(self.demand_bytes, in_use - self._passing_bytes + self._away_bytes + needs.bytes)
         while not self._fits(in_use, needs) and len(self.pool):
             if type(self.pool) is Unsorted or len(self.neighbourhood.stale) > STALE_AT_MOST:
                 self.tidy()
@@ -273,6 +284,7 @@ class EagerPolicy(Runtime):
 
     def _evict(self, storage: Storage) -> None:
         super()._evict(storage)
+        self._passed(storage)
         if storage.refs:
             self._away_bytes += storage.bytes
 

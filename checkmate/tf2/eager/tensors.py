@@ -21,16 +21,17 @@ class EagerStorage(Storage):
     Attributes:
       is_gradient: No tape records it, and having it back takes the whole backward pass.
       anchors: How many backward functions may ask for it although they are not known to read it.
+      passing: It came back only so that another could.
     """
 
-    __slots__ = ("anchors", "is_gradient")
+    __slots__ = ("anchors", "is_gradient", "passing")
 
     def __init__(self, count: int, is_gradient: bool):
         # All fields of `Storage`, written out: one is made for every op that runs.
         self.bytes, self.is_gradient = count, is_gradient
         self.cost = self.last_access = 0.0
         self.tensors = []
-        self.material, self.pinned, self.banished = True, False, False
+        self.material, self.pinned, self.banished, self.passing = True, False, False, False
         self.locks = self.refs = self.anchors = 0
         self.before, self.after = {}, {}
         self.around = None
