@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import layers as L
 
 from checkmate.bench.zoo_models import CROSS_ENTROPY, normal, whole
 from checkmate.tf2.models import Workload
-
-L = keras.layers
 
 
 def on_images(layers: list[Any], *, name: str, batch: int = 8, size: int = 48, optimizer: Any = "adam") -> Workload:

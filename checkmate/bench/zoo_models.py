@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from keras import layers as L
 
 from checkmate.tf2.models import Workload
 
-L = keras.layers
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 

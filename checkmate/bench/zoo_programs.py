@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers as L
 
 from checkmate.bench.zoo_layers import convolutions, on_images, on_vectors
 from checkmate.bench.zoo_models import CROSS_ENTROPY, normal, whole
 from checkmate.errors import CheckmateError
 from checkmate.tf2.models import Workload
-
-L = keras.layers
 
 
 @dataclass(frozen=True, slots=True)

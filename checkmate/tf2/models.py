@@ -30,7 +30,7 @@ class Workload:
     """
 
     model: keras.Model
-    loss: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Any] | str
     inputs: Any
     labels: Any
     optimizer: Any = "adam"
