@@ -1,36 +1,15 @@
 """Several replicas: the same losses as plain training under the same strategy, one plan for all."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-import checkmate
+from processes import found, started
 
 PROGRAM = Path(__file__).with_name("distributed.py")
-
-
-def started(*arguments, **environment):
-    search = os.pathsep.join([str(Path(checkmate.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": search, **environment},
-    )
-
-
-def found(process):
-    output, _ = process.communicate(timeout=500)
-    lines = [line for line in output.splitlines() if line.startswith("FOUND ")]
-    assert lines, output[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
 
 
 def check(result):
@@ -44,7 +23,20 @@ def check(result):
 
 def test_two_mirrored_devices():
     """The last batch is smaller, and of equal parts."""
-    check(found(started("mirrored", 1024, 2 * 1024 + 200, 2)))
+    check(found(started(PROGRAM, "mirrored", 1024, 2 * 1024 + 200, 2)))
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_strategies_that_one_plan_cannot_serve():
+    import tensorflow as tf
+
+    import checkmate
+
+    mixed = object.__new__(tf.distribute.MirroredStrategy)  # of devices that this machine need not have
+    mixed._extended = SimpleNamespace(worker_devices=("/device:GPU:0", "/device:CPU:0"))
+    for strategy, text in ((mixed, r"unequal devices \(CPU, GPU\)"), (tf.distribute.OneDeviceStrategy("CPU:0"), "OneDeviceStrategy")):
+        with pytest.raises(checkmate.TraceError, match=text):
+            checkmate.tf2.function(tf.reduce_sum, budget="1GiB", strategy=strategy)
 
 
 def free_ports(count):
@@ -61,7 +53,12 @@ def test_two_workers():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = [
         started(
-            "workers", 1024, 1024 * 10, 2, TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})
+            PROGRAM,
+            "workers",
+            1024,
+            1024 * 10,
+            2,
+            TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}}),
         )
         for k in range(2)
     ]

@@ -1,6 +1,7 @@
 """rematerialize(): `fit` as Keras has it, bit for bit, with recomputation underneath."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,19 +9,11 @@ import pytest
 from checkmate import BudgetError, SolverUnavailableError, TraceError
 from checkmate.solvers.snapshot import Snapshot
 
-pytestmark = pytest.mark.usefixtures("tensorflow")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH = 1024, 32
 EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
 FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone(tensorflow):
-    """What else this process holds is not counted: here the numbers matter, and the budgets are shares of what a step takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0, raising=False)
-        yield
 
 
 def data(seed=0, size=EXAMPLES):
@@ -37,23 +30,29 @@ def blocks(x, depth=2, **options):
     return x
 
 
-def classifier(optimizer=None, **options):
+def margin(labels, logits):
+    """A metric of one's own."""
+    import keras
+
+    return keras.ops.max(logits, -1) - keras.ops.mean(logits, -1)
+
+
+def classifier(depth=2, **options):
     import keras
 
     inputs = keras.Input((WIDTH,))
-    model = keras.Model(inputs, keras.layers.Dense(4)(blocks(inputs)), name="classifier")
-    optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=1.0) if optimizer is None else optimizer
+    model = keras.Model(inputs, keras.layers.Dense(4)(blocks(inputs, depth)), name="classifier")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, **{"metrics": ["accuracy"], **options})
+    model.compile(keras.optimizers.Adam(1e-2, global_clipnorm=1.0), loss, metrics=["accuracy", margin], **options)
     return model
 
 
-def small():
+def small(depth=4):
     """Quick to trace, for what does not depend on the model."""
     import keras
 
     inputs = x = keras.Input((WIDTH,))
-    for _ in range(4):
+    for _ in range(depth):
         x = keras.layers.Dense(2 * WIDTH, activation="gelu")(x)
     model = keras.Model(inputs, keras.layers.Dense(4)(x), name="small")
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -74,19 +73,29 @@ def left_behind(model):
 
 def assert_same(make, train, *, budget="85%"):
     """`train(make())` gives the same history and leaves the same model behind with a budget as without; returns the model that had it."""
+    import checkmate
+
+    def train_one(planned):
+        model = under_budget(make(), budget) if planned else make()
+        return model, train(model)
+
+    model = assert_same_training(train_one)
+    assert checkmate.tf2.planned(model).plan.recomputed
+    return model
+
+
+def assert_same_training(train):
+    """`train(planned)` returns a model that it made and what it found, which are the same whether `planned` or not."""
     import keras
     import tensorflow as tf
     from training import assert_equal
 
-    import checkmate
-
     found = []
-    for wrap in (lambda model: model, lambda model: under_budget(model, budget)):
+    for planned in (False, True):
         keras.utils.set_random_seed(3)
-        model = wrap(make())
-        found.append((train(model), left_behind(model)))
+        model, seen = train(planned)
+        found.append((seen, left_behind(model)))
     assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in found))
-    assert checkmate.tf2.planned(model).plan.recomputed
     return model
 
 
@@ -117,14 +126,14 @@ def test_three_epochs_with_all_that_belongs_to_a_script(tmp_path):
 
 
 def test_a_train_step_of_ones_own():
-    """With a loop in Python, losses of layers, a metric of its own and three steps at a time."""
+    """With a loop in Python, losses of layers, a metric of its own, two steps at a time, from a dataset."""
     import keras
     import tensorflow as tf
 
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
-            self.blocks = [keras.layers.Dense(2 * WIDTH) for _ in range(5)]
+            self.blocks = [keras.layers.Dense(2 * WIDTH) for _ in range(3)]
             self.head = keras.layers.Dense(4)
             self.seen = keras.metrics.Mean(name="seen")
 
@@ -149,7 +158,7 @@ def test_a_train_step_of_ones_own():
         return model
 
     batches = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH)
-    assert_same(make, lambda model: history(model, batches, batch_size=None, epochs=2))
+    assert_same(make, lambda model: history(model, batches, batch_size=None, epochs=1))
 
 
 def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
@@ -283,6 +292,55 @@ def test_the_batch_size_that_is_planned_for():
     history(model, x, y, epochs=1)
 
 
+def test_scalars_for_tensorboard(tmp_path, monkeypatch):
+    """What was planned, and what training batches took but for those that were planned."""
+    from types import SimpleNamespace
+
+    import tensorflow as tf
+
+    import checkmate
+
+    plan = SimpleNamespace(recomputed={3: 1, 5: 2})
+    report = SimpleNamespace(
+        budget_bytes=2**30, peak_bytes=2**29, plain_peak_bytes=2**31, result=SimpleNamespace(plan=plan, overhead=1.125)
+    )
+    step = SimpleNamespace(kinds=0, report=lambda: report)
+    monkeypatch.setattr("checkmate.tf2.tensorboard.planned", lambda model: step)
+    callback = checkmate.tf2.TensorBoardScalars(tmp_path)
+    callback.on_train_begin()
+    for epoch in range(2):
+        callback.on_epoch_begin(epoch)
+        step.kinds = 1
+        callback.on_train_batch_end(0)
+        held = tf.zeros([2**20 * (epoch + 1)])
+        callback.on_train_batch_end(1)
+        del held
+        callback.on_epoch_end(epoch)
+    callback.on_train_end()
+    found = {}
+    for file in (tmp_path / "train").iterdir():
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                found[value.tag.removeprefix("checkmate/"), event.step] = float(tf.make_ndarray(value.tensor))
+    expected = {"budget_GiB": 1.0, "planned_peak_GiB": 0.5, "plain_peak_GiB": 2.0, "recomputations": 3.0, "predicted_overhead": 0.125}
+    for epoch in range(2):
+        assert {tag: found[tag, epoch] for tag in expected} == expected
+        assert found["measured_peak_GiB", epoch] * 2**30 >= 2**22 * (epoch + 1)
+
+
+def test_a_large_budget_costs_no_memory():
+    """Each step of `fit` under a budget that holds all takes no more than Keras's own, by the allocator's count."""
+    from processes import found, started
+
+    program = Path(__file__).with_name("large_budget.py")
+    plain, planned = (found(started(program, kind)) for kind in ("plain", "planned"))
+    assert planned["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    after_planning = slice(2, None)
+    assert max(planned["peaks"][after_planning]) <= max(plain["peaks"][after_planning])
+
+
 def test_xla_is_told_once_and_how_to_silence_it():
     model = small()
     model._jit_compile = True  # as Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be compiled for XLA
@@ -321,6 +379,11 @@ def test_bad_input():
     under_budget(model)
     with pytest.raises(TraceError, match="already"):
         under_budget(model)
+    callback = checkmate.tf2.Rematerialize(budget="1GiB")
+    callback.set_model(model)
+    callback.on_train_begin()  # as after a fit that was broken off
+    callback.on_train_end()
+    assert "make_train_function" not in vars(model)
 
     class Own(keras.Sequential):
         def make_train_function(self, force=False):
@@ -330,3 +393,54 @@ def test_bad_input():
     own.compile("sgd", "mse")
     with pytest.raises(TraceError, match="itself"):
         under_budget(own)
+
+
+def test_batches_that_have_no_exact_size():
+    import keras
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    under_budget(model)
+    labels = [[1.0], [2.0]]
+    for batch, kind in (
+        (tf.ragged.constant([[1.0], [1.0, 2.0]]), "RaggedTensor.*to_tensor"),
+        (tf.sparse.from_dense([[1.0, 0.0], [0.0, 1.0]]), "SparseTensor.*to_dense"),
+        (tf.constant([["a"], ["b"]]), "those of text"),
+    ):
+        with pytest.raises(TraceError, match=kind):
+            model.fit(tf.data.Dataset.from_tensors((batch, labels)), verbose=0)
+
+
+def test_what_python_does_in_a_step_is_told_to_be_lost():
+    """As it is without a budget, so that it is a warning."""
+    import keras
+
+    class Counting(keras.Sequential):
+        steps = 0
+
+        def train_step(self, batch):
+            self.steps += 1
+            return super().train_step(batch)
+
+    model = Counting([keras.layers.Dense(1)])
+    model.steps = 0
+    model.compile("sgd", "mse")
+    under_budget(model, "1GiB")
+    x, y = data(size=8)
+    with pytest.warns(UserWarning, match=r"changed self\.steps.*tf\.Variable"):
+        model.fit(x, y, batch_size=4, verbose=0)
+
+
+def test_devices_that_only_keras_knows():
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
+    try:
+        with pytest.raises(TraceError, match="MirroredStrategy"):
+            under_budget(model)
+    finally:
+        keras.distribution.set_distribution(None)
