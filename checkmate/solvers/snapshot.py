@@ -3,7 +3,7 @@
     snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
                 Where it overflows, repair it, set one more snapshot there, and solve again
-    greedy      evict from the plain step until it fits
+    greedy      evict from the plain step until it fits; where that takes milliseconds, it comes first
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
     improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
@@ -83,7 +83,7 @@ APART = 1 / 40
 """Least distance of snapshots set before local search, as a share of the stages: neighbours tell much the same."""
 
 SCAN, SCAN_OPS = 24, 500
-"""Stages scanned for the best single snapshot, and ops up to which that is done."""
+"""Stages scanned for the best single snapshot, and ops up to which that is done, and up to which greed comes first."""
 
 POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
@@ -147,10 +147,13 @@ class _Run:
         n = len(self.search.graph)
         if n > LARGE:
             self._ask(ChenGreedy())
+        elif n <= SCAN_OPS:  # an answer before SciPy is loaded
+            self._settle(by="greedy")
         import scipy.optimize  # noqa: F401 - that takes a moment, which is none of HiGHS' own
 
-        self._refine(self.peak)
         if not self._finished():
+            self._refine(self.peak)
+        if not self._finished() and n > SCAN_OPS:
             self.timetable.move_to(())
             self._settle(by="greedy")
         if not self._finished() and not self.looked.chosen:  # it was late
