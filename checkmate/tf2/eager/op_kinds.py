@@ -15,6 +15,18 @@ _PASSED_ON = frozenset({
 })  # fmt: skip
 _UNTYPED = 0
 
+# What the gradients of common ops read, so that the first step holds no more than later ones. A gradient that reads something else gets it, too.
+_NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+_OUTPUT = (frozenset(), frozenset({0}))
+_INPUTS = (frozenset({0, 1}), frozenset())
+_READS = {
+    **dict.fromkeys(
+        ("Add", "AddN", "AddV2", "BiasAdd", "ConcatV2", "Mean", "Neg", "Pack", "Reshape", "Split", "Sub", "Sum", "Transpose"), _NONE
+    ),
+    **dict.fromkeys(("Exp", "Relu", "Sigmoid", "Softmax", "Tanh"), _OUTPUT),
+    **dict.fromkeys(("BatchMatMulV2", "Conv2D", "MatMul", "Mul", "SquaredDifference"), _INPUTS),
+}
+
 
 class OpKind:
     """One op type.
@@ -27,7 +39,7 @@ class OpKind:
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
       one_each: The lengths of its inputs when none of them is a list.
-      reads: (inputs, outputs) that its gradient has been seen to read, by index; None before the first gradient.
+      reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None before the first gradient.
     """
 
     __slots__ = ("inputs", "is_list", "is_view", "lists", "name", "one_each", "passed_on", "reads", "stateful", "types")
@@ -45,7 +57,7 @@ class OpKind:
         self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
         self.stateful = definition is not None and definition.is_stateful
         self.is_view = name in _VIEWS
-        self.reads: tuple[frozenset[int], frozenset[int]] | None = None
+        self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from the attributes of the slow path."""
