@@ -14,8 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import kept_by_loops as loops
-from checkmate.tf2 import op_rules
+from checkmate.tf2.bodies import CONDITIONS, LOOPS
 from checkmate.tf2.graph_writer import reachable
 from checkmate.tf2.op_rules import Role
 
@@ -79,6 +80,11 @@ class FlatGraph:
         self.backward: set[tf.Operation] = set()
         for operation in self.operations:
             self._classify(operation)
+        others = (o for o in self.operations if o.type not in op_rules.PURE_READS)
+        handed_on = {op_rules.source(tensor).op for o in others for tensor in o.inputs if tensor.dtype == tf.resource}
+        self._reading = {
+            o for o in self.operations if o.type in LOOPS | CONDITIONS and o not in handed_on and bodies.only_reads(traced.graph, o)
+        }
         self._find_overwrites()
         self._find_readers()
 
@@ -89,6 +95,14 @@ class FlatGraph:
     def planned_behind(self, tensor: tf.Tensor) -> set[tf.Operation]:
         """The planned ops that must be in memory to have this tensor."""
         return self._behind[op_rules.source(tensor).op]
+
+    def only_reads(self, operation: tf.Operation) -> bool:
+        """True for an op that takes variables and changes none of them."""
+        return operation.type in op_rules.PURE_READS or operation in self._reading
+
+    def may_repeat(self, operation: tf.Operation) -> bool:
+        """True when running it again on the same inputs gives the same outputs and nothing else happens."""
+        return op_rules.may_repeat(operation) or operation in self._reading
 
     def fixed_bytes(self) -> int:
         """What is resident all the time.
@@ -153,7 +167,7 @@ class FlatGraph:
         """Bytes of all outputs; what shapes do not tell is estimated, for each output on its own."""
         total = 0
         for k, tensor in enumerate(operation.outputs):
-            if operation.type in loops.LOOPS and not tensor.consumers():
+            if operation.type in LOOPS and not tensor.consumers():
                 continue  # goes through the loop for the next iteration's sake, and is gone with the last
             if (size := tensor_bytes(tensor)) is None:
                 size = self._estimates[tensor.ref()] = self._estimated(operation, k)
@@ -167,7 +181,7 @@ class FlatGraph:
             return 0
         if operation.type in op_rules.SHAPES_OF_ANY:
             return ALLOCATION_GRANULE
-        if operation.type in loops.LOOPS | loops.CONDITIONS and (size := self._kept.bytes_of(operation, output)) is not None:
+        if operation.type in LOOPS | CONDITIONS and (size := self._kept.bytes_of(operation, output)) is not None:
             return size
         if operation.type == "Fill" and op_rules.source(operation.inputs[0]).op.type == "Shape":
             return self._size_of(op_rules.source(operation.inputs[0]).op.inputs[0])
@@ -210,17 +224,16 @@ class FlatGraph:
         self.overwritten: dict[tf.Operation, set[tf.Operation]] = {}
         read_by: dict[tf.Operation, set[int]] = {}  # op -> handles whose content its value is read from directly
         small_writes: set[int] = set()
-        direct_reads: dict[tf.Operation, int] = {}
+        direct_reads: dict[tf.Operation, set[int]] = {}
         planned = set(self.planned)
         for operation in self.operations:
             handles = {_handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource}
             through = set()
             for tensor in operation.inputs:
                 through |= read_by.get(tensor.op, set())
-            if operation.type in op_rules.PURE_READS:
+            if self.only_reads(operation):
                 through |= handles
-                if operation in planned:
-                    direct_reads[operation] = next(iter(handles))
+                direct_reads[operation] = handles
             elif operation in planned:
                 overwritten = set().union(*(readers.get(handle, set()) for handle in handles)) - {operation}
                 if overwritten:
@@ -234,7 +247,7 @@ class FlatGraph:
                 read_by[operation] = through
         # Only forward ops: a chain of recomputed gradients would tie every update of a variable to the end of the step.
         self.recomputable = {
-            o for o in self.planned if op_rules.may_repeat(o) and o not in self.backward and direct_reads.get(o) not in small_writes
+            o for o in self.planned if self.may_repeat(o) and o not in self.backward and small_writes.isdisjoint(direct_reads.get(o, ()))
         }
 
 

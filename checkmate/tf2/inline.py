@@ -10,18 +10,14 @@ in its body, so that variables are read and written in the order in which they w
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2 import bodies
+from checkmate.tf2.bodies import CALLS
 from checkmate.tf2.graph_writer import GraphWriter, names_of_inputs, reachable
-
-log = logging.getLogger("checkmate")
-
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-"""Ops that call one function once."""
 
 KEPT = ("_XlaMustCompile", "_noinline", "api_implements")
 """Attributes of a function, or of its call, with which it stays one op."""
@@ -95,16 +91,4 @@ class _Inliner:
         if definition is None or any(found[name].b or found[name].s for found in attributes for name in KEPT if name in found):
             return None
         shapes = [None if tensor.dtype == tf.resource else tensor.shape.as_proto() for tensor in operation.inputs]
-        return _graph_of(definition, shapes)
-
-
-def _graph_of(definition: Any, shapes: list[Any]) -> Any:
-    """A graph with the ops of a function, or None where this TensorFlow does not let us have it: it then stays one op."""
-    try:
-        from tensorflow.python.framework.function_def_to_graph import function_def_to_graph  # private: there is no public way
-
-        with tf.init_scope():
-            return function_def_to_graph(definition, input_shapes=shapes)
-    except (ImportError, AttributeError, TypeError) as error:
-        log.info("The function %s is planned as one op: %s", definition.signature.name, error)
-        return None
+        return bodies.from_definition(definition, shapes)

@@ -12,10 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
+from checkmate.tf2.bodies import CONDITIONS, LOOPS, body_of
 
-LOOPS = frozenset({"While", "StatelessWhile"})
-CONDITIONS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 EMPTY_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
+_ENTRY_OF = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Which input of an op that makes a list longer, or fills it, is the entry."""
+
 _HANDED_ON = frozenset({"Identity", "TensorListPopBack", "TensorListResize"})
 
 Sizes = Callable[[tf.Tensor], "int | None"]
@@ -36,11 +38,17 @@ class Kept:
         """Bytes of an output of a loop or condition, or None where nothing tells."""
         if operation.type in CONDITIONS:
             names = ["then_branch", "else_branch"] if "If" in operation.type else []
-            bodies = [self._body(operation, name) for name in names]
+            bodies = [body_of(self._graph, operation, name) for name in names]
             sizes = [self._size(body.outputs[output]) for body in bodies if body is not None]
             return None if not sizes or None in sizes else max(sizes)
-        body = self._body(operation, "body")
-        return None if body is None else self._in_list(operation, body, body.outputs[output])
+        body = body_of(self._graph, operation, "body")
+        if body is None:
+            return None
+        entry = _entry(body, body.outputs[output])
+        others = (k for k in range(output) if operation.outputs[k].consumers())
+        if entry is not None and any(_entry(body, body.outputs[k]) is entry for k in others):
+            return 0  # another list holds the same tensors
+        return self._in_list(operation, body, body.outputs[output])
 
     def _in_list(self, loop: tf.Operation, body: Any, tensor: tf.Tensor) -> int | None:
         """Bytes of a value at the end of a loop's last iteration, given what it is at the end of one."""
@@ -51,8 +59,8 @@ class Kept:
             return self._size(loop.inputs[_number(body, tensor)])
         if operation.type in EMPTY_LISTS:
             return 0
-        if operation.type in ("TensorListPushBack", "TensorListSetItem"):
-            entry = operation.inputs[1 if operation.type == "TensorListPushBack" else 2]
+        if operation.type in _ENTRY_OF:
+            entry = operation.inputs[_ENTRY_OF[operation.type]]
             rounds, size = self.rounds(loop), 0 if _is_shared(body, entry) else self._size(entry)
             return None if rounds is None or size is None else rounds * size
         if operation.type in _HANDED_ON:
@@ -64,7 +72,7 @@ class Kept:
 
     def rounds(self, loop: tf.Operation) -> int | None:
         """How often a loop runs at most, where its condition compares a counter with a number that is known."""
-        condition = self._body(loop, "cond")
+        condition = body_of(self._graph, loop, "cond")
         if condition is None:
             return None
         bounds = []
@@ -89,17 +97,23 @@ class Kept:
         value = tf.get_static_value(tensor)
         return None if value is None or value.ndim else int(value)
 
-    def _body(self, operation: tf.Operation, attribute: str) -> Any:
-        """The graph of a function that an op calls, or None where this TensorFlow does not let us have it: there is no public way."""
-        function = getattr(self._graph, "_get_function", lambda name: None)(operation.get_attr(attribute).name)
-        return getattr(function, "graph", None)
+
+def _entry(body: Any, tensor: tf.Tensor) -> tf.Tensor | None:
+    """What an iteration adds to a list, as the tensor of the body that made it in this iteration or the one before; None for other outputs."""
+    tensor = op_rules.source(tensor)
+    if tensor.op.type not in _ENTRY_OF:
+        return None
+    entry = op_rules.source(tensor.op.inputs[_ENTRY_OF[tensor.op.type]])
+    return op_rules.source(body.outputs[_number(body, entry)]) if entry.op.type == "Placeholder" else entry
 
 
 def _is_shared(body: Any, tensor: tf.Tensor) -> bool:
-    """True for what is the same in all rounds: a variable's content, or what goes through unchanged. All entries then share its memory."""
+    """True for what is the same in all rounds: a variable's content, an entry of a list, or what goes through unchanged. All entries then share its memory."""
     tensor = op_rules.source(tensor)
     if tensor.op.type == "ReadVariableOp":
         return True
+    if tensor.op.type == "TensorListGetItem":
+        return _is_shared(body, tensor.op.inputs[0])
     return tensor.op.type == "Placeholder" and op_rules.source(body.outputs[_number(body, tensor)]) is tensor
 
 

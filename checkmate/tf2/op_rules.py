@@ -41,6 +41,9 @@ _ROLES: dict[str, Role] = {
 # A few whole numbers, however large what they are told of.
 SHAPES_OF_ANY = frozenset({"BroadcastGradientArgs", "Rank", "Shape", "ShapeN", "Size", "TensorListElementShape", "TensorListLength"})
 
+# Make lists of tensors, which are values as tensors are.
+LISTS = frozenset({"EmptyTensorList", "TensorListFromTensor", "TensorListReserve"})
+
 # These only read their resource, although they are registered as stateful (as every op is that takes a handle).
 PURE_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 
@@ -124,14 +127,15 @@ def is_known(operation: tf.Operation) -> bool:
     return hasattr(tf.raw_ops, operation.type)
 
 
-def may_repeat(operation: tf.Operation) -> bool:
+def may_run_again(operation: tf.Operation) -> bool:
     """True when running it again on the same inputs gives the same outputs and nothing else happens."""
-    return (
-        is_known(operation)
-        and not is_stateful(operation)
-        and operation.type not in _NEVER_AGAIN
-        and not any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
-    )
+    return is_known(operation) and not is_stateful(operation) and operation.type not in _NEVER_AGAIN
+
+
+def may_repeat(operation: tf.Operation) -> bool:
+    """True when a plan may have it run again: nothing else happens, and what it makes are tensors or lists of tensors."""
+    opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
+    return may_run_again(operation) and (not opaque or operation.type in LISTS)
 
 
 def static_shape(operation: tf.Operation, output: int):

@@ -70,7 +70,7 @@ def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping
     for writer, overwritten in flat.overwritten.items():
         ends.update((o, min(ends[o], position[writer])) for o in overwritten)
     for number, operation in enumerate(reversed(order)):
-        if operation in fixed or not flat.readers[operation] or not op_rules.may_repeat(operation):
+        if operation in fixed or not flat.readers[operation] or not flat.may_repeat(operation):
             continue
         first = min(flat.readers[operation], key=position.__getitem__)
         wanted = position[first]
@@ -124,7 +124,11 @@ def _update_only(flat: FlatGraph) -> set[tf.Operation]:
     for operation in reversed(flat.planned):
         if in_backward_scope(operation) or operation in flat.read_once:
             continue
-        writes = any(tensor.dtype == tf.resource for tensor in operation.inputs) and op_rules.is_stateful(operation)
+        writes = (
+            any(tensor.dtype == tf.resource for tensor in operation.inputs)
+            and op_rules.is_stateful(operation)
+            and not flat.only_reads(operation)
+        )
         if writes or (flat.readers[operation] and flat.readers[operation] <= update):
             update.add(operation)
     return update

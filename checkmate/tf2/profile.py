@@ -25,8 +25,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
+from checkmate.tf2.bodies import LOOPS, body_of
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph_writer import GraphWriter
+from checkmate.tf2.kept_by_loops import Kept
 from checkmate.tf2.observe import observe
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
@@ -37,6 +39,7 @@ REPEATS, REPEAT_FOR_S = 3, 0.03
 
 # A roofline needs two figures of a device. Only their ratio matters to a plan; seconds from it are rough.
 _ROOFLINE = {"CPU": (5e10, 8e9), "GPU": (1e13, 7e11)}  # FLOP/s, bytes/s
+_FREE = frozenset({"Placeholder", "Const", "Identity", "NoOp", "ReadVariableOp"})
 _LAUNCH_S = {"CPU": 5e-6, "GPU": 5e-6}
 
 
@@ -78,18 +81,29 @@ def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Me
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
-    """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op."""
+    """Seconds = the larger of FLOPs / peak FLOP rate and bytes touched / memory bandwidth, plus a launch, for each TensorFlow op.
+
+    A loop costs what the ops in it do, as often as it runs where that is known, and once where it is not.
+    """
     kind = devices.training_device().split(":")[0]
+    kept = Kept(traced.function.graph, tensor_bytes)
+
+    def seconds(operation: tf.Operation) -> float:
+        body = body_of(traced.function.graph, operation, "body") if operation.type in LOOPS else None
+        if body is None:
+            return roofline_s(operation, kind)
+        return (kept.rounds(operation) or 1) * sum(seconds(inner) for inner in body.get_operations() if inner.type not in _FREE)
+
     return [
-        Measurement(sum(roofline_s(operation, kind) for operation in group), _inner_bytes(group, values, taken))
+        Measurement(sum(seconds(operation) for operation in group), _inner_bytes(group, values, taken))
         for group, values, taken in zip(traced.groups, traced.values, traced.taken, strict=True)
     ]
 
 
 def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
-    """Runs every distinct op on the training device; falls back to the roofline for what cannot be run on its own.
+    """Runs every distinct op on the training device; what cannot be run on its own is estimated.
 
-    Ops with a variable, a list or a string among their inputs are not run. Figures are kept per process and on disk,
+    Ops with a variable, a list or a string among their inputs are not run: for them it is the roofline, times what the others took of theirs. Figures are kept per process and on disk,
     by device and TensorFlow version, in the user's cache folder (or $CHECKMATE_CACHE_DIR); a file that is damaged is
     ignored and written anew.
     """
@@ -106,11 +120,12 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
             cache.entries[key] = each.measure(device, reports, overhead)
         if missing:
             on_progress(len(missing), len(missing))
-        found = []
-        for key, estimate in zip(keys, estimates, strict=True):
-            measured = cache.entries.get(key) if key is not None else None
-            found.append(measured or estimate)
-        return found
+        found = [cache.entries.get(key) if key is not None else None for key in keys]
+        known = [(measured.seconds, estimate.seconds) for measured, estimate in zip(found, estimates, strict=True) if measured]
+        factor = sum(m for m, _ in known) / sum(e for _, e in known) if known else 1.0
+        return [
+            measured or replace(estimate, seconds=factor * estimate.seconds) for measured, estimate in zip(found, estimates, strict=True)
+        ]
 
 
 class _Isolated:

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.core.plan import Plan
+from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import op_rules
 from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
 from checkmate.tf2.execute import EVALUATION_MARK
@@ -239,7 +239,7 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
     for i, times in Counter(plan.computed).items():
         for operation in traced.groups[i]:
             expected.update({f"{operation.name}{EVALUATION_MARK}{k}": operation for k in range(times)})
-            if times > 1 and op_rules.is_stateful(operation):
+            if times > 1 and op_rules.is_stateful(operation) and not bodies.only_reads(traced.function.graph, operation):
                 again.append(operation.name)
     ran: Counter[str] = Counter()
     fused_kernels = 0
@@ -258,7 +258,10 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
 
 
 def _may_vanish(operation: tf.Operation) -> bool:
-    """True for what TensorFlow's own optimizer takes out: constants are folded; a product with one, a sum with zero do nothing."""
+    """True for what TensorFlow's own optimizer takes out: constants are folded; a product with one, a sum with zero, two transpositions do nothing."""
+    if operation.type == "Transpose":
+        around = [op_rules.source(operation.inputs[0]).op, *_readers(operation)]
+        return any(other.type == "Transpose" for other in around)
     return operation.type in op_rules.IN_PLACE or (
         bool(operation.inputs)
         and all(
@@ -266,3 +269,11 @@ def _may_vanish(operation: tf.Operation) -> bool:
             for tensor in operation.inputs
         )
     )
+
+
+def _readers(operation: tf.Operation) -> list[tf.Operation]:
+    """The ops that read the first output, through aliases."""
+    found = []
+    for reader in operation.outputs[0].consumers():
+        found += _readers(reader) if op_rules.role(reader) is op_rules.Role.ALIAS else [reader]
+    return found

@@ -69,6 +69,24 @@ def loops():
     return step, (square(1),), []
 
 
+def recurrent_layers():
+    import keras
+    import tensorflow as tf
+
+    layers = [keras.layers.LSTM(16, return_sequences=True, name="lstm"), keras.layers.Bidirectional(keras.layers.GRU(16), name="gru")]
+    for layer, shape in zip(layers, [(32, 8, 16), (32, 8, 16)], strict=True):
+        layer.build(shape)
+    weights = [variable.value for layer in layers for variable in layer.trainable_variables]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layers[1](layers[0](x))
+            value = tf.reduce_sum(tf.sin(y))
+        return tape.gradient(value, weights), y
+
+    return step, (square(1, (32, 8, 16)),), []
+
+
 def branches():
     import tensorflow as tf
 
@@ -198,7 +216,7 @@ def convolutions():
 
 STEPS = (
     nests, inner_functions, loops, branches, writes, writes_in_an_inner_function, captures, gradients_of_an_embedding, seeded_dropout,
-    states_drawn_in_the_step, convolutions,
+    states_drawn_in_the_step, convolutions, recurrent_layers,
 )  # fmt: skip
 
 
