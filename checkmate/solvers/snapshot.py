@@ -215,12 +215,12 @@ class _Run:
             seconds = min(1.5 * seconds, max(DEEP_SECONDS, search.remaining_s))
 
     def _improve(self) -> bool:
-        """One round of local search from the best plan, each longer than the last. Returns whether there may be sense in another."""
+        """One round of local search from the best plan, or what is nearest to one, each longer than the last. Returns whether there may be sense in another."""
         search, options = self.search, self.options
-        if search.plan is None or self.round >= options.rounds or self.fruitless >= PATIENCE[self._far()]:
+        if self.round >= options.rounds or self.fruitless >= PATIENCE[self._far()]:
             return False
         before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
-        annealer = self._annealer(search.plan.computed)
+        annealer = self._annealer(search.plan.computed if search.plan is not None else self.timetable.evaluations())
         if annealer is not None:
             annealer.run(options.proposals * len(search.graph) << number, remaining_s=lambda: search.remaining_s)
             if annealer.best is not None and annealer.best_cost < before:
