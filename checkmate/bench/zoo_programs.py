@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -263,7 +264,7 @@ def keras2_lstm(batch: int = 32) -> Task:
 
 def _keras2() -> Any:
     try:
-        import tf_keras
+        tf_keras = importlib.import_module("tf_keras")  # nothing that we require
     except ImportError as error:
         raise CheckmateError("The package tf_keras, which has Keras 2, is not installed. Install it to train its models.") from error
     tf_keras.utils.set_random_seed(0)

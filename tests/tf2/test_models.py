@@ -102,7 +102,7 @@ def test_recurrent_models_are_predicted_to_need_what_they_take():
     _, before, peak = devices.peak_above("CPU:0", lambda: plain(*batch))
     del result
     predicted = replay(traced.graph, traced.plain_plan()).peak_bytes - traced.graph.fixed_bytes
-    assert 0.7 < predicted / (peak - before) < 1.6
+    assert 0.5 < predicted / (peak - before) < 2
 
 
 def test_smallest_budgets_are_those_of_plans_within_the_cost():
