@@ -44,7 +44,10 @@ UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
 CHECK_ROUNDS = 4
-"""How many plans are made at most to bring the measured peak within the budget, and close to it."""
+"""How many plans are made at most to come close to the budget, once one is within it."""
+
+MOST_ROUNDS = 9
+"""How many plans are made at most to come within the budget at all."""
 
 SPARE_SHARE = 0.02
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
@@ -131,7 +134,10 @@ class Attempt:
         close: Planned | None = None  # within the budget, with less to spare than we like: better than none
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
         lowest_measured: int | None = None
-        for _ in range(CHECK_ROUNDS):
+        misses = 0
+        for number in range(MOST_ROUNDS):
+            if number >= CHECK_ROUNDS and best:
+                break
             try:
                 result = self._solve(target)
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
@@ -152,13 +158,16 @@ class Attempt:
                 if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
                     break
             else:
+                misses += 1
                 too_high, lowest_measured = target, min(measured, lowest_measured or measured)
                 close = planned if measured == lowest_measured <= budget else close
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
-            # What the allocator adds grows with what is allocated. A step that is too small would measure the same again.
+            # What the allocator adds grows with what is allocated, and differs by some percent from plan to plan: each miss makes us aim lower.
+            # A step that is too small would measure the same again.
             dynamic = result.peak_bytes - self.graph.fixed_bytes
-            target = self.graph.fixed_bytes + int(dynamic * (1 - AIM_BELOW) * room / max(1, measured - fixed))
+            aim = 1 - AIM_BELOW * max(1, misses)
+            target = self.graph.fixed_bytes + int(dynamic * aim * room / max(1, measured - fixed))
             step = int(SMALLEST_CORRECTION * room)
             target = min(max(target, too_low + step), too_high - step, most)
             if not too_low < target < too_high:

@@ -290,7 +290,7 @@ def made_of_constants(operation):
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_what_runs_is_what_the_plan_says(make):
-    from checkmate.tf2 import op_rules
+    from checkmate.tf2 import bodies, op_rules
     from checkmate.tf2.observe import observe
 
     step, arguments, _ = make()
@@ -305,7 +305,7 @@ def test_what_runs_is_what_the_plan_says(make):
         for operation in found.groups[i]:
             names = {f"{operation.name}/evaluation_{k}" for k in range(times)}
             (folded if made_of_constants(operation) else expected).update(names)
-            assert times == 1 or not op_rules.is_stateful(operation)
+            assert times == 1 or not op_rules.is_stateful(operation) or bodies.only_reads(found.function.graph, operation)
     # A call of a function is replaced by the ops inside of it: X/evaluation_k/op.
     ran = {re.match(r"(?:planned/)?(.*?/evaluation_[0-9]+)", name)[1] for name, _ in seen} - folded
     # oneDNN runs a convolution within the kernel of its bias where nobody else reads that evaluation.
