@@ -90,9 +90,7 @@ class DFGraph:
             for key in ("deps", "control_deps", "overwrites"):
                 for d in getattr(op, key):
                     if not 0 <= d < i:
-                        raise GraphError(
-                            f"Op {i} {op.name!r} has op {d} in {key}; every op may only refer to ops before it."
-                        )
+                        raise GraphError(f"Op {i} {op.name!r} has op {d} in {key}; every op may only refer to ops before it.")
         for i in self.outputs:
             if not 0 <= i < len(self.ops):
                 raise GraphError(f"Output {i} is no op of this graph, which has ops 0 to {len(self.ops) - 1}.")

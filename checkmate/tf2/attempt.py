@@ -24,9 +24,8 @@ from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.check import measured_peak
+from checkmate.tf2.check import measured_peak, resident_bytes
 from checkmate.tf2.execute import replay_in_graph
-from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep
@@ -261,8 +260,7 @@ def outside_bytes(traced: TracedStep) -> int:
     if not devices.allocator_reports(device):
         return 0
     gc.collect()  # models that nobody has any more hold their variables in cycles
-    results = sum(tensor_bytes(tensor) or 0 for tensor in traced.flat.outputs)  # counted as resident, but not there yet
-    beyond = tf.config.experimental.get_memory_info(device)["current"] - (traced.graph.fixed_bytes - results)
+    beyond = tf.config.experimental.get_memory_info(device)["current"] - resident_bytes(traced)
     return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
 
 

@@ -96,6 +96,7 @@ class Planner:
 
     def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: Clock, outside: int) -> Planned:
         """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
+        self._make_room(traced, outside)
         attempt = Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside)
         attempt.notes.append(f"The plan is from {known.path}.")
         plan = known.plan or traced.plain_plan()
