@@ -1,7 +1,8 @@
 """Replays a Plan inside the graph that TensorFlow is tracing: the same ops with the same attributes, in the plan's order.
 
 Ordering is by control edges: every evaluation waits for the one before it. Without that chain TensorFlow's executor would start
-a recomputation as soon as its inputs are there, and nothing would be saved. Views, constants and reads stay off the chain.
+a recomputation as soon as its inputs are there, and nothing would be saved. Small ops are in the chain, too: where their values lie in
+memory decides what is left in one piece, and so every step has the same peak. Views, constants and reads stay off it.
 
 oneDNN fuses two kernels after all of this, without a look at what the chain has between them: that would close a cycle. It
 does so only where both wait for the same control edges. Hence no edge beside a data edge (Conv2D and its BiasAdd are then
@@ -59,8 +60,7 @@ class _Replayer:
         self.writer = GraphWriter()
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
-        of_handle = {id(variable.handle): variable for variable in traced.function.variables}
-        self.variables = {name: of_handle.get(id(value)) for name, value in _captured(traced.flat)}  # placeholder of a handle -> variable
+        self.captured = dict(_captured(traced.flat))
         self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
         self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
@@ -70,6 +70,9 @@ class _Replayer:
 
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
+        for operation in self.traced.groups[i]:  # before the group: its ops may be run within one kernel, which nothing can come between
+            for tensor in operation.inputs:
+                self.prepare(tensor)
         for operation in self.traced.groups[i]:
             inputs = [self.tensor(tensor) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
@@ -90,6 +93,18 @@ class _Replayer:
             return name
         rows = self.writer.constant([-1, tensor.shape[-1]], tf.int32)
         return self.writer.add("Reshape", [name, rows], tensor.dtype, name="rows")
+
+    def prepare(self, tensor: tf.Tensor) -> None:
+        """Makes the ops that run once and that a tensor is made of."""
+        tensor = op_rules.source(tensor)
+        operation, role = tensor.op, op_rules.role(tensor.op)
+        if tensor.ref() in self.given or operation in self.planned:
+            return
+        if role is Role.VIEW:
+            for each in operation.inputs:
+                self.prepare(each)
+        elif role is not Role.SHAPE or op_rules.static_shape(operation, tensor.value_index) is None:
+            self.made(operation)
 
     def tensor(self, tensor: tf.Tensor) -> str:
         """The name of the tensor's value now. A view of a planned value is made afresh for whoever asks."""
@@ -140,7 +155,10 @@ class _Replayer:
                 continue
             pending.pop()
             if not self._exists(top):
-                self.once[top] = self.copy(top, [self.tensor(tensor) for tensor in top.inputs], self.befores(top))
+                chained = op_rules.role(top) is Role.KERNEL
+                inputs, after = [self.tensor(tensor) for tensor in top.inputs], self.befores(top)
+                self.once[top] = self.copy(top, inputs, [*after, self.last] if chained and self.last else after)
+                self.last = self.once[top] if chained else self.last
         return self.once.get(operation) or self.current[operation]
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
@@ -162,12 +180,14 @@ class _Replayer:
 
     def _has_room_for(self, assignment: tf.Operation) -> bool:
         """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""
-        variable, value = self.variables.get(op_rules.source(assignment.inputs[0]).ref()), assignment.inputs[1]
-        if variable is None or not variable.shape.is_fully_defined() or variable.shape != value.shape or not _can_be_copied(value.dtype):
-            return False
+        handle, value = self.captured.get(op_rules.source(assignment.inputs[0]).ref()), assignment.inputs[1]
         kernel = value.dtype.is_floating or not devices.training_device().startswith("GPU")
+        if handle is None or not kernel or not value.shape.is_fully_defined() or not _can_be_copied(value.dtype):
+            return False
         with tf.init_scope():  # now, and not when the step runs
-            return kernel and bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+            if not tf.executing_eagerly() or not tf.raw_ops.VarIsInitializedOp(resource=handle):
+                return False
+            return tf.raw_ops.VariableShape(input=handle).numpy().tolist() == value.shape.as_list()
 
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self.once or operation in self.current
