@@ -39,7 +39,8 @@ the last to the first, and where it is above the right of (8), the rows of a, b 
 from floor to peak, six snapshots: without 1.149, all pairs 1.1728.)
 
 Only P is declared binary. For P of zeros and ones, (1) and (2) ask of R no more than R[c, i] >= 0 or 1 or R[c, j]; what is least under such
-rows is binary and cheapest. A follows from R in the same way.
+rows is binary and cheapest. A follows from R in the same way. Where costs are few whole units, R is declared binary, too: HiGHS then sees that
+the objective is whole, and is done a unit before the optimum (49 ops of a residual network, three snapshots: 1 s instead of more than 4).
 
 Two reductions keep the optimum. Ops that no later op, output or snapshot can need get no variable. And where op i is read by op
 j alone, is no output, and j reads nothing else and is not larger, i is never kept once j exists (P[c, i] = 0 for j < t_c) and runs
@@ -111,6 +112,7 @@ class SnapshotModel:
         self.fixed_cost = graph.total_cost
         self._scale = SCALE / graph.total_cost if graph.total_cost > 0 else 1.0
         self._unit = _unit(graph.costs)
+        self._whole = self._unit * self._scale >= 1.0
         self._objective: list[float] = []
         self._binary: list[bool] = []
         self._size = 0
@@ -141,12 +143,14 @@ class SnapshotModel:
           nodes: Branch-and-bound nodes for HiGHS. Unlike a time limit it gives the same answer on every machine.
           precision: Share of the cost of running ops again to which the bound has to be known.
           soonest: Charge so much of the plain step's cost, at most, for keeping what is read late rather than soon. Many solutions cost
-            the same; one that keeps what is read soon is nearer to a plan, and found sooner. The bound is less by as much.
+            the same; one that keeps what is read soon is nearer to a plan, and found sooner. The bound is less by as much. Not charged where costs
+            are few whole units, as the objective would not be whole any more.
         """
         if self.contradiction:
             return Bound(float("inf"), None, True)
         if not self._upper:  # nothing binds: keep everything
             return Bound(self.fixed_cost, self._dropped(np.ones(len(self._objective))), True)
+        soonest = 0.0 if self._whole else soonest
         options = {"time_limit": time_limit_s, "node_limit": nodes, "mip_rel_gap": precision}
         answer = self._ask_highs(self._binary, options, self._lateness() * (soonest * SCALE / len(self.snapshots)) if soonest else 0.0)
         if answer.status == 2:
@@ -237,7 +241,7 @@ class SnapshotModel:
                     if R[i] >= 0:
                         self._objective[R[i]] += costs[i] * self._scale
                 else:
-                    R[i] = self._variable(costs[i], binary=False)
+                    R[i] = self._variable(costs[i], binary=self._whole)
             self.R.append(R)
             if c < K:
                 P = [ZERO] * n

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import oracles
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate import DFGraph, Op
+from checkmate import DFGraph, Op, Plan, replay
 from checkmate.solvers.relaxation import SnapshotModel, _stands_for
 from checkmate.solvers.timetable import Timetable
 
@@ -125,3 +127,14 @@ def test_of_solutions_alike_the_one_that_keeps_what_is_read_soon():
         (dropped,) = SnapshotModel(graph, int(0.6 * Timetable(graph).peak_bytes), [t]).solve(time_limit_s=10, soonest=0.01).dropped
         kept = [i for i in range(t) if i not in dropped]
         assert kept == list(range(t - len(kept), t))
+
+
+def test_whole_costs_end_the_search_a_unit_early():
+    """Proving the last unit one branch after the other takes many times as long."""
+    graph = strategies.training_chain(16, skip=2, costs=(10, 1, 1), sizes=(4,))
+    peak = int(replay(graph, Plan.keep_all(graph)).peak_bytes)
+    whole = SnapshotModel(graph, peak * 6 // 10, (16, 19, 22))
+    assert all(whole._binary)
+    assert whole.solve(time_limit_s=60, nodes=20, soonest=0.1).cost % 1 == 0
+    measured = DFGraph(tuple(replace(op, cost=op.cost * 1.0001 + 1e-7) for op in graph.ops), graph.outputs)
+    assert not all(SnapshotModel(measured, peak * 6 // 10, (16, 19, 22))._binary)
