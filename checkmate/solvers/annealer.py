@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
+from checkmate.solvers.beside import Beside
 
 HOT, WARM, COLD = 1.0, 0.3, 0.05
 """Temperatures in mean costs of an op: where a round begins from any order, where it begins from a good one, and where it ends."""
@@ -116,12 +119,25 @@ class Annealer:
         )  # fmt: skip
 
 
-def is_compiled() -> bool:
-    """Whether numba's cache holds the machine code of this version already: a call is then ready in a second."""
-    from checkmate.solvers import annealing
+def load(
+    graph: DFGraph, budget_bytes: int, start: Sequence[int], *, remaining_s: float, free_order: bool = False, seed: int = 0
+) -> Annealer | None:
+    """An annealer, or None where it is not there within so many seconds. Compiling may then go on, for the next who asks."""
+    if remaining_s < COMPILE_SECONDS and not is_compiled():
+        return None
+    make = partial(Annealer, graph, budget_bytes, start, free_order=free_order, seed=seed)
+    return Beside(make, may_be_cut_off=True).answer(remaining_s)
 
+
+def is_compiled() -> bool:
+    """Whether numba's cache holds all machine code of this version already: a call is then ready in a second."""
     changed = _last_change()
-    return bool(annealing.anneal.signatures) or any(code.stat().st_mtime >= changed for code in _cached("nbc"))
+    cached = {code.name.partition("-")[0] for code in _cached("nbc") if code.stat().st_mtime >= changed}
+    return _in_this_process() or len(cached) == len(_functions())
+
+
+def _in_this_process() -> bool:
+    return all(function.signatures for function in _functions())
 
 
 def forget_stale_code() -> None:
@@ -138,11 +154,16 @@ def _last_change() -> float:
     return max(Path(file).stat().st_mtime for file in (annealing.__file__, evaluation_order.__file__))
 
 
-def _cached(ending: str) -> list[Path]:
+def _functions() -> tuple[Any, ...]:
+    """The compiled functions that are called from Python."""
     from checkmate.solvers import annealing, evaluation_order
 
+    return annealing.anneal, evaluation_order.append
+
+
+def _cached(ending: str) -> list[Path]:
     found: list[Path] = []
-    for function in (annealing.anneal, evaluation_order.append):
+    for function in _functions():
         folder, name = function.stats.cache_path, f"{function.py_func.__module__.rpartition('.')[2]}.{function.py_func.__name__}"
         found.extend(Path(folder).glob(f"{name}-*.{ending}") if folder else ())
     return found

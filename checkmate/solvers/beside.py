@@ -9,8 +9,8 @@ from typing import Any
 
 
 def working() -> list[Beside]:
-    """The work that was given up and is not done."""
-    return [thread for thread in threading.enumerate() if isinstance(thread, Beside)]
+    """The work that was given up, is not done, and must be before the process ends."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, Beside) and not thread.may_be_cut_off]
 
 
 @atexit.register
@@ -24,10 +24,15 @@ class Beside(threading.Thread):
     """Does `work` in a thread.
 
     HiGHS leaves Python to other threads while it works, and waiting for a thread can be interrupted: so Ctrl-C comes through.
+
+    Args:
+      work: What to do.
+      may_be_cut_off: The end of the process does not wait for it.
     """
 
-    def __init__(self, work: Callable[[], Any]):
+    def __init__(self, work: Callable[[], Any], *, may_be_cut_off: bool = False):
         super().__init__(daemon=True)
+        self.may_be_cut_off = may_be_cut_off
         self._work = work
         self._answer: Any = None
         self._error: BaseException | None = None

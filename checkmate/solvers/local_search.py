@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealer import COMPILE_SECONDS, HOT, WARM, Annealer, is_compiled
+from checkmate.solvers.annealer import HOT, WARM, Annealer, load
 from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 
@@ -58,13 +58,13 @@ class LocalSearch:
         Repair(timetable, search.budget_bytes, lambda: search.remaining_s <= 0).run()
         trim(timetable, search.budget_bytes)
         search.offer(timetable.plan(), by="greedy")
-        if search.remaining_s < COMPILE_SECONDS and not is_compiled():
+        annealer = load(search.graph, search.budget_bytes, timetable.evaluations(), remaining_s=search.remaining_s, seed=self.seed)
+        if annealer is None:
             if search.timeline is not None:
                 work = self.proposals * len(search.graph)
                 improve(timetable, search.budget_bytes, work=work, seed=self.seed, out_of_time=lambda: search.remaining_s <= 0)
                 search.offer(timetable.plan(), by="ruin and recreate")
             return
-        annealer = Annealer(search.graph, search.budget_bytes, timetable.evaluations(), seed=self.seed)
         anneal_in_rounds(annealer, search, self.proposals * len(search.graph), self.rounds)
 
 

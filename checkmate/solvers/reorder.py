@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
-from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
+from checkmate.solvers.annealer import Annealer, load
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 
@@ -67,11 +67,12 @@ class Reorder:
         search.offer(Plan.from_order(search.graph, greedy), by="re-ordering")
         if _finished(search):
             return
-        if search.remaining_s < COMPILE_SECONDS and not is_compiled():
+        order, seconds = range(len(greedy)), search.remaining_s
+        annealer = load(search.graph, search.budget_bytes, order, remaining_s=seconds, free_order=True, seed=self.seed)
+        if annealer is None:
             self._ask(search, range(len(greedy)), share=0.5)
             self._ask(search, greedy, share=1.0)
             return
-        annealer = Annealer(search.graph, search.budget_bytes, range(len(greedy)), free_order=True, seed=self.seed)
         self._anneal(search, annealer, self.proposals, MOVING, share=MOVE, only_move=True)
         self._ask(search, range(len(greedy)), share=ASK)
         self._improve(search, annealer)

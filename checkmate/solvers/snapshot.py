@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealer import COMPILE_SECONDS, Annealer, is_compiled
+from checkmate.solvers import annealer
 from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
@@ -140,7 +140,7 @@ class _Run:
         self.peak = int(self.timetable.bytes_in[: len(search.graph)].argmax())
         self.starts: list[tuple[float, Moves]] = []
         self.looked = _Look(0.0, (), np.zeros(0))
-        self.annealer: Annealer | None = None
+        self.annealer: annealer.Annealer | None = None
         self.round, self.fruitless = 0, 0
 
     def run(self) -> None:
@@ -220,11 +220,11 @@ class _Run:
         if self.round >= options.rounds or self.fruitless >= PATIENCE[self._far()]:
             return False
         before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
-        annealer = self._annealer(search.plan.computed if search.plan is not None else self.timetable.evaluations())
-        if annealer is not None:
-            annealer.run(options.proposals * len(search.graph) << number, remaining_s=lambda: search.remaining_s)
-            if annealer.best is not None and annealer.best_cost < before:
-                search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
+        annealing = self._annealer(search.plan.computed if search.plan is not None else self.timetable.evaluations())
+        if annealing is not None:
+            annealing.run(options.proposals * len(search.graph) << number, remaining_s=lambda: search.remaining_s)
+            if annealing.best is not None and annealing.best_cost < before:
+                search.offer(Plan.from_order(search.graph, annealing.best), by="annealing")
         else:
             self.timetable.move_to(min(self.starts)[1] if self.starts else [])
             self._polish(options.proposals << number)
@@ -239,16 +239,15 @@ class _Run:
             improve(self.timetable, search.budget_bytes, work=work, seed=seed, out_of_time=self._out_of_time)
             self._offer(by="ruin and recreate")
 
-    def _annealer(self, start: Sequence[int]) -> Annealer | None:
+    def _annealer(self, start: Sequence[int]) -> annealer.Annealer | None:
         """The annealer, set to a plan; None where there is not the time to load it."""
         search = self.search
         if self.annealer is not None:
             self.annealer.restart(start)
             return self.annealer
-        loaded = "checkmate.solvers.annealing" in sys.modules
-        if not loaded and (search.remaining_s < LOAD_SECONDS or (search.remaining_s < COMPILE_SECONDS and not is_compiled())):
-            return None
-        self.annealer = Annealer(search.graph, search.budget_bytes, start, seed=self.options.seed)
+        if search.remaining_s >= LOAD_SECONDS or "checkmate.solvers.annealing" in sys.modules:
+            seconds, seed = search.remaining_s, self.options.seed
+            self.annealer = annealer.load(search.graph, search.budget_bytes, start, remaining_s=seconds, seed=seed)
         return self.annealer
 
     def _ask(self, solver: Solver) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import oracles
@@ -16,6 +17,7 @@ from checkmate.bench.problems import layered
 from checkmate.solvers import annealer as annealer_module
 from checkmate.solvers import evaluation_order as eo
 from checkmate.solvers.annealer import Annealer, forget_stale_code, is_compiled
+from checkmate.solvers.beside import working
 from checkmate.solvers.timetable import Timetable
 
 
@@ -152,3 +154,22 @@ def test_machine_code_older_than_its_sources_is_forgotten(tmp_path, monkeypatch)
     monkeypatch.setattr(annealer_module, "_cached", lambda ending: list(tmp_path.glob(f"*.{ending}")))
     forget_stale_code()
     assert [file.name for file in tmp_path.iterdir()] == ["new.nbi"]
+
+
+def test_machine_code_that_is_late_is_not_waited_for(monkeypatch):
+    free = threading.Event()
+    monkeypatch.setattr(annealer_module, "is_compiled", lambda: True)
+    monkeypatch.setattr(annealer_module, "Annealer", lambda *_, **__: free.wait())
+    assert annealer_module.load(strategies.training_chain(2), 100, range(5), remaining_s=0.1) is None
+    assert working() == []  # nor does the end of the process
+    free.set()
+
+
+def test_half_of_the_machine_code_is_none(monkeypatch):
+    Annealer(strategies.training_chain(2), 100, range(5))
+    codes = annealer_module._cached("nbc")
+    monkeypatch.setattr(annealer_module, "_cached", lambda ending: [code for code in codes if code.name.startswith("annealing")])
+    monkeypatch.setattr(annealer_module, "_in_this_process", lambda: False)
+    assert not is_compiled()
+    monkeypatch.setattr(annealer_module, "_cached", lambda ending: codes)
+    assert is_compiled()
