@@ -36,7 +36,7 @@ class MILP:
     """Solves the paper's program.
 
     Args:
-      engine: "cbc", "scip", "highs" or "cp_sat".
+      engine: "cbc", "scip", "highs", "cp_sat" or "scipy".
       partitioned: Whether the program is the one of frontier-advancing stages. The other is there to compare with: its optimum can be
         cheaper, as an op runs for the first time in any stage, but it is out of reach beyond some ten ops.
       max_ops: Graphs with more ops are grouped into at most this many.

@@ -4,6 +4,7 @@
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
                 Where it overflows, repair it, set one more snapshot there, and solve again
     greedy      evict from the plain step until it fits; where that takes milliseconds, it comes first
+    exact       the paper's program while ops are few; nothing is left to do after that where they are very few
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
     improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
@@ -34,6 +35,7 @@ from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
 from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
+from checkmate.solvers.milp import MILP
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
 from checkmate.solvers.search import Search, Solver
@@ -93,6 +95,12 @@ LOAD_SECONDS = 4.0
 
 OTHERS_SHARE, LARGE = 0.1, 2000
 """Share of the time for another solver's plan, and ops beyond which one is asked first, as repairs take long there."""
+
+FEW_OPS, VERY_FEW_OPS = 24, 12
+"""Ops up to which the paper's program is solved, and up to which nothing is left to do after that."""
+
+EXACT_SHARE = (0.5, 1.0)
+"""Share of the time for it."""
 
 GRACE = 0.05
 """Share of the time limit by which HiGHS may be late."""
@@ -156,6 +164,10 @@ class _Run:
         if not self._finished() and n > SCAN_OPS:
             self.timetable.move_to(())
             self._settle(by="greedy")
+        if not self._finished() and n <= FEW_OPS:
+            self._ask(MILP("scipy"), share=EXACT_SHARE[n <= VERY_FEW_OPS])
+            if n <= VERY_FEW_OPS:
+                return
         if not self._finished() and not self.looked.chosen:  # it was late
             self._refine(self.peak)
         if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
@@ -250,12 +262,15 @@ class _Run:
             self.annealer = annealer.load(search.graph, search.budget_bytes, start, remaining_s=seconds, seed=seed)
         return self.annealer
 
-    def _ask(self, solver: Solver) -> None:
-        """Another solver's plan, as it is and as a start: repaired, trimmed and polished."""
+    def _ask(self, solver: Solver, share: float = OTHERS_SHARE) -> None:
+        """Another solver's bound, and its plan, as it is and as a start: repaired, trimmed and polished."""
         search = self.search
-        share = OTHERS_SHARE * search.remaining_s
-        inner = Search(search.graph, search.budget_bytes, time_limit_s=share, deterministic=search.deterministic)
+        seconds = share * search.remaining_s
+        inner = Search(search.graph, search.budget_bytes, time_limit_s=seconds, deterministic=search.deterministic)
         solver.run(inner)
+        search.raise_bound(inner.bound, by=inner.proven_by)
+        if inner.infeasible:
+            search.prove_infeasible(inner.infeasible)
         if inner.plan is not None and inner.timeline is not None:
             better = search.timeline is None or inner.timeline.cost < search.timeline.cost
             search.offer(inner.plan, by=inner.found_by)

@@ -90,7 +90,7 @@ def test_missing_package_names_the_installed_engines(engine, package, others, mo
     monkeypatch.setitem(sys.modules, package, None)  # what makes `import` raise ImportError
     with pytest.raises(SolverUnavailableError, match=f"needs the package '{package}'") as caught:
         solve_matrices(knapsack(), engine=engine, time_limit_s=1)
-    installed = str(caught.value).split("Installed: ")[1]
+    installed = str(caught.value).split("Installed: ")[1].rstrip(".").split(", ")
     assert others in installed and engine not in installed
     assert isinstance(caught.value.__cause__, ImportError)
     assert engine not in installed_engines()

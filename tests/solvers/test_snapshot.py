@@ -221,6 +221,13 @@ def test_repair_and_trim_keep_what_they_promise():
     assert timetable.cost <= repaired
 
 
+@pytest.mark.parametrize("budget", range(24, 40, 2))
+def test_few_ops_are_solved_exactly(budget):
+    graph = strategies.training_chain(3, costs=(3, 2, 1), sizes=(7, 10, 3))
+    result = solve(graph, budget, throw=False)
+    assert result.cost == oracles.cheapest(graph, budget)
+
+
 def test_options_are_fields():
     graph = _resnet_like(6)
     quick = solve(graph, _budget(graph, 0.3), solver=Snapshot(snapshots=1, rounds=0))

@@ -31,6 +31,7 @@ ENGINES: dict[str, tuple[str, str]] = {
     "scip": ("ortools", "checkmate.solvers.backends.ortools"),
     "highs": ("ortools", "checkmate.solvers.backends.ortools"),
     "cp_sat": ("ortools", "checkmate.solvers.backends.ortools"),
+    "scipy": ("scipy", "checkmate.solvers.backends.scipy"),
     "glop": ("ortools", "checkmate.solvers.backends.ortools"),
     "pdlp": ("ortools", "checkmate.solvers.backends.ortools"),
 }
