@@ -36,6 +36,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-timeout",
+            "pytest-xdist",  # one process per core
             "playwright",
             "hypothesis>=6.100",
             "nbclient",

@@ -43,10 +43,10 @@ UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
 CHECK_ROUNDS = 4
-"""How many plans are made at most to come close to the budget, once one is within it."""
+"""How many plans are made at most to come close to the budget once one is within it, or to find one at all."""
 
 MOST_ROUNDS = 9
-"""How many plans are made at most to come within the budget at all."""
+"""How many plans are made at most while those that were found took more than the budget."""
 
 SPARE_SHARE = 0.02
 """Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
@@ -135,7 +135,7 @@ class Attempt:
         lowest_measured: int | None = None
         misses = 0
         for number in range(MOST_ROUNDS):
-            if number >= CHECK_ROUNDS and best:
+            if number >= CHECK_ROUNDS and (best or not misses):
                 break
             try:
                 result = self._solve(target)

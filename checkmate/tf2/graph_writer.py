@@ -55,7 +55,9 @@ class GraphWriter:
         node.attr["T"].type = like.dtype.as_datatype_enum
         node.attr["Index"].type = tf.int32.as_datatype_enum
         node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
-        return self._graph_def.node.add(name=self._unique(f"{node.name}/shared"), op="DisableCopyOnRead", input=[handle, f"^{node.name}"]).name
+        return self._graph_def.node.add(
+            name=self._unique(f"{node.name}/shared"), op="DisableCopyOnRead", input=[handle, f"^{node.name}"]
+        ).name
 
     def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, after: Sequence[str] = (), name: str) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns the name of its tensor."""

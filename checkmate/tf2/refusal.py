@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAMED = 3
 """How many of the tensors that bind are named, the largest."""
 
-LOOK_FOR_S = 1.0
+LOOK_FOR_S = 0.3
 """Seconds for each budget that is tried in search of the smallest one that has a plan."""
 
 

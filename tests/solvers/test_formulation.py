@@ -48,14 +48,14 @@ def assert_optimum(program, expected: float | None, budget_bytes: int) -> None:
         assert timeline.cost == pytest.approx(expected)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(problems(graphs(max_ops=5)))
 def test_optimum_is_the_cheapest_plan_in_stages(problem):
     graph, budget_bytes = problem
     assert_optimum(formulate(graph, budget_bytes), cheapest_in_stages(graph, budget_bytes), budget_bytes)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(problems(graphs(max_ops=7)))
 def test_relaxation_bounds_every_plan(problem):
     graph, budget_bytes = problem
@@ -66,7 +66,7 @@ def test_relaxation_bounds_every_plan(problem):
         assert relax(graph, budget_bytes).cost(answer.bound) <= least + 1e-5
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(problems(training_chains()))
 def test_relaxation_is_no_dearer_than_the_program(problem):
     graph, budget_bytes = problem
@@ -75,7 +75,7 @@ def test_relaxation_is_no_dearer_than_the_program(problem):
         assert relaxation.bound <= program.bound + 1e-6
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(graphs(max_ops=4))
 def test_every_plan_in_stages_solves_the_program_at_its_own_peak_and_not_below(graph):
     for plan, timeline in list(stage_plans(graph))[:40]:
@@ -205,7 +205,7 @@ def loose_plans(graph: DFGraph):
                 continue
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(problems(graphs(min_ops=2, max_ops=3)))
 def test_unpartitioned_optimum_is_the_cheapest_plan_of_any_stages(problem):
     graph, budget_bytes = problem
@@ -213,7 +213,7 @@ def test_unpartitioned_optimum_is_the_cheapest_plan_of_any_stages(problem):
     assert_optimum(formulate(graph, budget_bytes, partitioned=False), expected, budget_bytes)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(problems(graphs(min_ops=4, max_ops=5)))
 def test_unpartitioned_optimum_lies_between_any_plan_and_the_partitioned_one(problem):
     graph, budget_bytes = problem
@@ -228,7 +228,7 @@ def test_unpartitioned_optimum_lies_between_any_plan_and_the_partitioned_one(pro
         assert least - 1e-6 <= timeline.cost <= (np.inf if in_stages is None else in_stages + 1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(graphs(max_ops=4))
 def test_every_plan_in_stages_solves_the_unpartitioned_program(graph):
     for plan, timeline in list(stage_plans(graph))[:20]:

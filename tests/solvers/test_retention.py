@@ -11,7 +11,7 @@ from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.retention import Retention, intervals_of, plan_of, retention_problem, turn
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(problems(graphs(max_ops=5)))
 def test_the_optimum_in_stages(problem):
     graph, budget_bytes = problem
