@@ -79,7 +79,7 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "mobilenet": (partial(application, "MobileNet"), 16),
     "resnet50": (partial(application, "ResNet50"), 8),
     "unet": (unet, 4),
-    "vgg16": (partial(application, "VGG16"), 4),
+    "vgg16": (partial(application, "VGG16"), 16),
     "transformer": (transformer, 16),
     "densenet121": (partial(application, "DenseNet121"), 4),
     "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
