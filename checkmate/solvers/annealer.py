@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.beside import Beside
+from checkmate.solvers.machine_code import forget_stale_code, wait_until_compiled
+
+IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
+"""How freely evaluations are placed."""
 
 HOT, WARM, COLD = 1.0, 0.3, 0.05
 """Temperatures in mean costs of an op: where a round begins from any order, where it begins from a good one, and where it ends."""
@@ -24,9 +25,6 @@ in mean costs of a byte."""
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
 
-COMPILE_SECONDS = 30.0
-"""Time that the first process ever may take to compile, on a busy machine."""
-
 
 class Annealer:
     """Looks for cheap orders of evaluations within a budget.
@@ -35,21 +33,23 @@ class Annealer:
       graph: The problem.
       budget_bytes: The limit, which counts the fixed bytes.
       start: Ops in the order of their evaluations, with repeats, as in `Plan.from_order`; it may be over the budget.
-      free_order: First evaluations may change places. Otherwise they and `start` come in stage form, and stay so: see `Timetable`.
+      freedom: How freely evaluations are placed. IN_STAGES, `start` comes in stage form, and stays so: see `Timetable`; otherwise repeated ones
+        can stand anywhere, and with IN_ANY_ORDER first ones may change places, too.
       seed: Of the chances taken. The same arguments give the same answer as long as no round runs out of time.
 
     Attributes:
+      freedom: As above; it may change between rounds.
       best: The cheapest order within the budget so far, or None.
       best_cost: Its cost; infinity while there is none.
     """
 
-    def __init__(self, graph: DFGraph, budget_bytes: int, start: Sequence[int], *, free_order: bool = False, seed: int = 0):
+    def __init__(self, graph: DFGraph, budget_bytes: int, start: Sequence[int], *, freedom: int = IN_STAGES, seed: int = 0):
         from checkmate.solvers import annealing, evaluation_order
 
         if not annealing.anneal.signatures:
             forget_stale_code()
         self._kernel, self._state = annealing, evaluation_order
-        self._graph, self._free_order, self._budget = graph, free_order, budget_bytes
+        self._graph, self.freedom, self._budget = graph, freedom, budget_bytes
         self._problem = evaluation_order.make_problem(graph)
         self._room = ROOM_PER_OP * len(graph) + 64
         self._best = np.full(len(start) + self._room + 1, -1, np.int64)
@@ -115,55 +115,24 @@ class Annealer:
     def _anneal(self, temperature: float, proposals: int, only_move: bool) -> None:
         self._kernel.anneal(
             self._problem, self._order, self._best, self._best_cost, self._random, self._price,
-            temperature * self._mean, self._free_order, only_move, proposals,
+            temperature * self._mean, self.freedom, only_move, proposals,
         )  # fmt: skip
 
 
-def load(
-    graph: DFGraph, budget_bytes: int, start: Sequence[int], *, remaining_s: float, free_order: bool = False, seed: int = 0
-) -> Annealer | None:
-    """An annealer, or None where it is not there within so many seconds. Compiling may then go on, for the next who asks."""
-    if remaining_s < COMPILE_SECONDS and not is_compiled():
-        return None
-    make = partial(Annealer, graph, budget_bytes, start, free_order=free_order, seed=seed)
-    return Beside(make, may_be_cut_off=True).answer(remaining_s)
+class Loading:
+    """An annealer in the making, beside other work: it takes a second, and much longer where the machine code was never compiled.
 
+    Args:
+      graph, budget_bytes, start, freedom, seed: Those of the annealer.
+    """
 
-def is_compiled() -> bool:
-    """Whether numba's cache holds all machine code of this version already: a call is then ready in a second."""
-    changed = _last_change()
-    cached = {code.name.partition("-")[0] for code in _cached("nbc") if code.stat().st_mtime >= changed}
-    return _in_this_process() or len(cached) == len(_functions())
+    def __init__(self, graph: DFGraph, budget_bytes: int, start: Sequence[int], *, freedom: int = IN_STAGES, seed: int = 0):
+        def make() -> Annealer:
+            wait_until_compiled()
+            return Annealer(graph, budget_bytes, start, freedom=freedom, seed=seed)
 
+        self._making = Beside(make, may_be_cut_off=True)
 
-def _in_this_process() -> bool:
-    return all(function.signatures for function in _functions())
-
-
-def forget_stale_code() -> None:
-    """Deletes machine code in numba's cache that is older than its sources. Numba itself looks at the file of `anneal` only, not at what that calls."""
-    changed = _last_change()
-    for code in [*_cached("nbi"), *_cached("nbc")]:
-        if code.stat().st_mtime < changed:
-            code.unlink(missing_ok=True)
-
-
-def _last_change() -> float:
-    from checkmate.solvers import annealing, evaluation_order
-
-    return max(Path(file).stat().st_mtime for file in (annealing.__file__, evaluation_order.__file__))
-
-
-def _functions() -> tuple[Any, ...]:
-    """The compiled functions that are called from Python."""
-    from checkmate.solvers import annealing, evaluation_order
-
-    return annealing.anneal, evaluation_order.append
-
-
-def _cached(ending: str) -> list[Path]:
-    found: list[Path] = []
-    for function in _functions():
-        folder, name = function.stats.cache_path, f"{function.py_func.__module__.rpartition('.')[2]}.{function.py_func.__name__}"
-        found.extend(Path(folder).glob(f"{name}-*.{ending}") if folder else ())
-    return found
+    def annealer(self, seconds: float) -> Annealer | None:
+        """The annealer; None where it is not there within so many seconds."""
+        return self._making.answer(seconds)

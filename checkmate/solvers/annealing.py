@@ -9,14 +9,14 @@ memory are taken first, rises slowly until states fit, and then keeps the search
     slide    run a repeated evaluation before another use
     move     shift a first evaluation, away from a full position where there is one, and drag its inputs or readers along
 
-The last one only where the order of first evaluations is free. Where it is not, the state stays in stage form: between two first
-evaluations come repeated ones in index order, as in a `Timetable`.
+How freely: in stages, where between two first evaluations come repeated ones in index order, as in a `Timetable`; with repeated evaluations
+anywhere; or with the last proposal, too, which changes the order of first evaluations.
 
 How much energy a proposal may add is drawn before it is made. So what an eviction costs is known to be too much, most of the time, before
 anything is changed: the overflow that goes away with the value is counted first, and op after op that must run again is paid from it.
 
-This file imports numba: import it inside functions only. The first process ever to call `anneal` compiles for 10 to 20 seconds; later ones
-load machine code from numba's cache (`annealer.forget_stale_code` sees to it that it is of these two files as they are).
+This file imports numba: import it inside functions only. Whoever calls `anneal` first compiles it, for some 15 seconds; later processes
+load machine code from numba's cache (see `machine_code`, which also sees to it that it is of these two files as they are).
 
 Source: simulated annealing for rematerialization with re-ordering is FastSA's idea ("A fast heuristic to optimize time-space tradeoff for large
 models", NeurIPS 2023); moves, prices and the incremental memory are our own. Guarantee: none on the cost. What comes out is legal by
@@ -26,11 +26,13 @@ construction and within the budget by exact count; the judge has the last word a
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES
+from checkmate.solvers.compiled import entry, inner
 
 from checkmate.solvers.evaluation_order import (  # isort: skip
     BUDGET, CHANGES, DEPS, FREE, LAST, LENGTH, NONE, OP, OVERFLOW, PREVIOUS, REPEAT, REPEATS, TOGETHER, USERS,
-    end_of, inner, insert, latest, may_repeat, remove, shift, undo, window,
+    end_of, insert, latest, may_repeat, remove, shift, undo, window,
 )  # fmt: skip
 
 DRAGGED = 16
@@ -155,7 +157,7 @@ def sort(numbers, many):
 
 
 @inner
-def run_again(problem, order, random, i, position, since, free_order, affordable):
+def run_again(problem, order, random, i, position, since, freedom, affordable):
     """Runs op i before a position, with those of its inputs that are gone by then and not better held; False where it may not.
 
     Held instead of recomputed are inputs that were in memory at position `since` or later, or are small, or by chance. Nothing is done
@@ -194,7 +196,7 @@ def run_again(problem, order, random, i, position, since, free_order, affordable
     sort(members, many)
     for k in range(many):
         j = members[k]
-        at = position if free_order else place(order, j, position)
+        at = place(order, j, position) if freedom == IN_STAGES else position
         if at < 0 or not may_repeat(problem, order, j, at):
             if j == i:
                 return False
@@ -248,7 +250,7 @@ def energy(order, price):
 
 
 @inner
-def evict(problem, order, random, free_order, price, ceiling):
+def evict(problem, order, random, freedom, price, ceiling):
     """Drops a value held across a full position until its next use, where the energy can stay below the ceiling."""
     position = full_position(order, random)
     e = held(problem, order, random, position, 48)
@@ -261,13 +263,13 @@ def evict(problem, order, random, free_order, price, ceiling):
     else:
         last = min(use, order.counts[LENGTH]) - 1
         affordable += price[PRICE] * relief(order, since + 1, last, problem.sizes[i])
-    done = run_again(problem, order, random, i, use, position, free_order, affordable)
+    done = run_again(problem, order, random, i, use, position, freedom, affordable)
     if done and order.event[e, LAST] == e and order.event[e, REPEAT] >= 0:
         release(problem, order, e)
 
 
 @inner
-def slide(problem, order, random, free_order, price, ceiling):
+def slide(problem, order, random, freedom, price, ceiling):
     """Runs a repeated evaluation before another use of its value."""
     e = order.repeats[draw(random, order.counts[REPEATS])]
     i, before = order.event[e, OP], order.event[e, PREVIOUS]
@@ -277,7 +279,7 @@ def slide(problem, order, random, free_order, price, ceiling):
     if until > since:
         p = since + draw(random, until - since)
         affordable = ceiling - order.cost[0]
-        run_again(problem, order, random, i, next_use(problem, order, before, p), p, free_order, affordable)
+        run_again(problem, order, random, i, next_use(problem, order, before, p), p, freedom, affordable)
 
 
 @inner
@@ -332,29 +334,29 @@ def move(problem, order, random):
 
 
 @inner
-def propose(problem, order, random, free_order, only_move, price, ceiling):
+def propose(problem, order, random, freedom, only_move, price, ceiling):
     """Changes the order by one of the moves."""
-    if free_order and (only_move or chance(random, 0.4)):
+    if freedom == IN_ANY_ORDER and (only_move or chance(random, 0.4)):
         move(problem, order, random)
         return
     repeats = order.counts[REPEATS]
     u = draw(random, 100)
     if repeats == 0 or u > 95 or (u < 50 and order.counts[OVERFLOW] > 0):
-        evict(problem, order, random, free_order, price, ceiling)
+        evict(problem, order, random, freedom, price, ceiling)
     elif u < 80:
         for _ in range(1 + (u % 3 == 0) * (1 + draw(random, 3))):
             if order.counts[REPEATS] > 0:
                 release(problem, order, order.repeats[draw(random, order.counts[REPEATS])])
         tries = draw(random, 5)
         while order.counts[OVERFLOW] > 0 and tries > 0:
-            evict(problem, order, random, free_order, price, ceiling)
+            evict(problem, order, random, freedom, price, ceiling)
             tries -= 1
     else:
-        slide(problem, order, random, free_order, price, ceiling)
+        slide(problem, order, random, freedom, price, ceiling)
 
 
-@njit(cache=True, nogil=True)
-def anneal(problem, order, best, best_cost, random, price, temperature, free_order, only_move, proposals):
+@entry
+def anneal(problem, order, best, best_cost, random, price, temperature, freedom, only_move, proposals):
     """Makes so many proposals and keeps the cheapest order within the budget in `best`.
 
     Args:
@@ -363,7 +365,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, free_ord
       random: (1,) uint64, not zero. Changed in place.
       price: (5,) see `PRICE`. Changed in place, unless `only_move`.
       temperature: In the unit of costs.
-      free_order: First evaluations may change their order.
+      freedom: That of the annealer.
       only_move: Nothing is recomputed.
     """
     count, event = order.counts, order.event
@@ -375,7 +377,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, free_ord
         cost = order.cost[0]
         ceiling = before - temperature * np.log(1.0 - draw(random, 1 << 30) / (1 << 30))
         count[CHANGES] = 0
-        propose(problem, order, random, free_order, only_move, price, ceiling)
+        propose(problem, order, random, freedom, only_move, price, ceiling)
         if energy(order, price) > ceiling:
             undo(problem, order)
             order.cost[0] = cost

@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from checkmate.core.graph import DFGraph
+from checkmate.solvers.compiled import entry, inner
 
 DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY = range(6)
 """Rows of `Problem.starts`: six relations between ops, each with its reverse."""
@@ -108,11 +108,6 @@ def make_order(graph: DFGraph, problem: Problem, evaluations, budget_bytes: int,
     )  # fmt: skip
     append(problem, order, np.array(evaluations, np.int64))
     return order
-
-
-inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)  # type: ignore[call-overload]
-"""For functions that compiled ones call. Without the parts that let Python call them, they compile in half the time; without counting
-references to arrays, which they neither make nor keep, they run four times as fast."""
 
 
 @inner
@@ -388,7 +383,7 @@ def undo(problem, order):
     order.counts[CHANGES] = 0
 
 
-@njit(cache=True, nogil=True)
+@entry
 def append(problem, order, evaluations):
     """Inserts a list of ops at the end, one after the other."""
     for i in evaluations:

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealer import HOT, WARM, Annealer, load
+from checkmate.solvers.annealer import HOT, WARM, Annealer, Loading
 from checkmate.solvers.search import Search
 from checkmate.solvers.timetable import Timetable
 
 SLACK = 0.05
 """An eviction is taken when none is known to be better by more than this share: it saves most of the second looks."""
+
+LOAD_SHARE = 0.7
+"""Share of the time to wait for the annealer; ruin and recreate has the rest where it does not come."""
 
 RUIN = 40
 """At most so many neighbouring evaluations are taken back at once."""
@@ -58,7 +61,8 @@ class LocalSearch:
         Repair(timetable, search.budget_bytes, lambda: search.remaining_s <= 0).run()
         trim(timetable, search.budget_bytes)
         search.offer(timetable.plan(), by="greedy")
-        annealer = load(search.graph, search.budget_bytes, timetable.evaluations(), remaining_s=search.remaining_s, seed=self.seed)
+        loading = Loading(search.graph, search.budget_bytes, timetable.evaluations(), seed=self.seed)
+        annealer = loading.annealer(search.at_most(LOAD_SHARE * search.remaining_s))
         if annealer is None:
             if search.timeline is not None:
                 work = self.proposals * len(search.graph)

@@ -7,8 +7,8 @@
     anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far
     ask      the solver again, in the order of the best plan
 
-A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. In a process
-without the seconds to compile the annealer, the solver is asked in the graph's order and in the greedy one.
+A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. Where the
+annealer is not there in half of the time, the solver is asked in the graph's order and in the greedy one.
 
 Guarantee: the plan is legal and within the budget; it costs no more than what the solver finds in the graph's order in its share of the
 time. The bound covers any order.
@@ -22,12 +22,15 @@ from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
-from checkmate.solvers.annealer import Annealer, load
+from checkmate.solvers.annealer import IN_ANY_ORDER, Annealer, Loading
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 
 BOUND, MOVE, ASK, ANNEAL = 0.1, 0.1, 0.15, 0.6
 """Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for a round of annealing."""
+
+LOAD = 0.5
+"""Share of the time to wait for the annealer."""
 
 MOVING = (10.0, 0.5)
 """Temperatures of moves alone, in mean costs of an op."""
@@ -67,8 +70,8 @@ class Reorder:
         search.offer(Plan.from_order(search.graph, greedy), by="re-ordering")
         if _finished(search):
             return
-        order, seconds = range(len(greedy)), search.remaining_s
-        annealer = load(search.graph, search.budget_bytes, order, remaining_s=seconds, free_order=True, seed=self.seed)
+        loading = Loading(search.graph, search.budget_bytes, range(len(greedy)), freedom=IN_ANY_ORDER, seed=self.seed)
+        annealer = loading.annealer(search.at_most(LOAD * search.remaining_s))
         if annealer is None:
             self._ask(search, range(len(greedy)), share=0.5)
             self._ask(search, greedy, share=1.0)

@@ -16,6 +16,10 @@ OrderSpace = Literal["given order", "any order"]
 """The plans that a bound speaks of, by the order of their first evaluations."""
 
 
+LEAST_SHOWN = 1e-4
+"""Share down to which a gap is shown as a figure."""
+
+
 class SolveStatus(Enum):
     """The five ways a search can end. The value is the sentence for people."""
 
@@ -124,13 +128,21 @@ class SolveResult:
 
         show_in_notebook(f"<p>{self}</p>", memory(self.graph, self.plan, budget_bytes=self.budget_bytes) if self.plan else None)
 
+    @property
+    def _above(self) -> str:
+        """How far the plan may be from the cheapest one, never rounded to nothing."""
+        gap = self.gap or 0.0
+        if self.status is SolveStatus.OPTIMAL or not gap:
+            return "not above"
+        return f"at most {100 * gap:.2f} % above" if gap >= LEAST_SHOWN else f"less than {100 * LEAST_SHOWN:.2f} % above"
+
     def __str__(self) -> str:
         head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
         sentence = (
             f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, cost "
-            f"{100 * (self.overhead - 1):.2f} % over the plain step, at most {100 * self.gap:.2f} % above the cheapest plan in {self._space}."
+            f"{100 * (self.overhead - 1):.2f} % over the plain step, {self._above} the cheapest plan in {self._space}."
         )
         if self.beats_given_order:
             sentence += " It is cheaper than any plan in the graph's own order."

@@ -1,14 +1,15 @@
 """Snapshot: the default solver. Bounds come from a relaxation, plans from lifting its solutions and from local search.
 
+    greedy      evict from the plain step until it fits; where that takes milliseconds, it comes first
+    exact       the cheapest path through the states of memory (`state_space`), where ops are few: nothing is left to do when it ends
     snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
-                Where it overflows, repair it, set one more snapshot there, and solve again
-    greedy      evict from the plain step until it fits; where that takes milliseconds, it comes first
-    exact       the paper's program while ops are few; nothing is left to do after that where they are very few
+                Where it overflows, repair it, set one more snapshot there, and solve again, with annealing beside that on another core
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
-    improve     simulated annealing from the best plan; ruin and recreate where a process has not the seconds to load its machine code
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
-                time for each, with annealing beside them on another core; then annealing alone, while it pays
+                time for each, with annealing beside them; then annealing alone, while it pays
+
+The annealer is loaded beside all that, once one snapshot was not enough; until it is there, ruin and recreate does what it can.
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap
 (`curve` mends that for many budgets at once).
@@ -22,31 +23,21 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from checkmate.core.plan import Plan
-from checkmate.solvers import annealer
 from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
-from checkmate.solvers.local_search import Moves, Repair, improve, lift, trim
-from checkmate.solvers.milp import MILP
+from checkmate.solvers.finder import GOOD_ENOUGH, Finder
+from checkmate.solvers.local_search import lift
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
-from checkmate.solvers.search import Search, Solver
-from checkmate.solvers.timetable import Timetable, moves_of
+from checkmate.solvers.search import Search
+from checkmate.solvers.state_space import Paths
 from checkmate.units import format_bytes
-
-GOOD_ENOUGH = 1e-4
-"""The search ends when the plan is proven to be within this share of the cheapest."""
-
-WORTH_THE_TIME = 1e-2
-"""With a larger gap than this the search is more patient."""
 
 MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
@@ -73,7 +64,7 @@ FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 4.0, 4.0
 """Longest call of HiGHS for one snapshot, for several, and the first while deepening; each further one may take half as long again."""
 
 WORTH, PATIENCE = 0.02, (2, 4)
-"""Deepening ends when so many models in a row, more when far, each took less than this share of what was missing; annealing when as many rounds took nothing."""
+"""Deepening ends when so many models in a row, more when far, each took less than this share of what was missing."""
 
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
@@ -87,20 +78,14 @@ APART = 1 / 40
 SCAN, SCAN_OPS = 24, 500
 """Stages scanned for the best single snapshot, and ops up to which that is done, and up to which greed comes first."""
 
-POLISH = 160
-"""Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
+LARGE = 2000
+"""Ops beyond which another solver is asked first, as repairs take long there."""
 
-LOAD_SECONDS = 4.0
-"""Time that loading numba and the annealer's machine code may take; with less than this left they are not loaded."""
+FEW_OPS, STATES = 48, (1000, 10_000, 50_000)
+"""Ops up to which states are searched, and how many states: before anything else, while there is a gap, and where one is left at the end."""
 
-OTHERS_SHARE, LARGE = 0.1, 2000
-"""Share of the time for another solver's plan, and ops beyond which one is asked first, as repairs take long there."""
-
-FEW_OPS, VERY_FEW_OPS = 24, 12
-"""Ops up to which the paper's program is solved, and up to which nothing is left to do after that."""
-
-EXACT_SHARE = (0.5, 1.0)
-"""Share of the time for it."""
+STATES_SHARE = 0.3
+"""Share of the time for the second of these."""
 
 GRACE = 0.05
 """Share of the time limit by which HiGHS may be late."""
@@ -139,65 +124,89 @@ class _Look:
 
 
 class _Run:
-    """One call of the solver: the timetable at work, and the plans to start local search from."""
+    """One call of the solver."""
 
     def __init__(self, options: Snapshot, search: Search):
         self.options = options
         self.search = search
-        self.timetable = Timetable(search.graph)
+        self.finder = Finder(search, proposals=options.proposals, rounds=options.rounds, seed=options.seed)
+        self.timetable = self.finder.timetable
         self.peak = int(self.timetable.bytes_in[: len(search.graph)].argmax())
-        self.starts: list[tuple[float, Moves]] = []
         self.looked = _Look(0.0, (), np.zeros(0))
-        self.annealer: annealer.Annealer | None = None
-        self.round, self.fruitless = 0, 0
 
     def run(self) -> None:
+        for part in (self._at_once, self._first_look, self._others, self._to_the_end):
+            if self.finder.finished():
+                return
+            part()
+
+    def _at_once(self) -> None:
+        """What takes milliseconds, before SciPy is loaded; of large graphs, what takes seconds."""
         n = len(self.search.graph)
+        self.paths = Paths(self.search) if n <= FEW_OPS else None
         if n > LARGE:
-            self._ask(ChenGreedy())
-        elif n <= SCAN_OPS:  # an answer before SciPy is loaded
-            self._settle(by="greedy")
+            self.finder.ask(ChenGreedy())
+        elif n <= SCAN_OPS:
+            self.finder.settle(by="greedy")
+        if self.paths is not None:
+            self.paths.advance(STATES[0])
+        if self.search.plan is None and not self.finder.finished():
+            self.finder.load()
+
+    def _first_look(self) -> None:
+        """One snapshot or a few, at the peak of the plain step and where one tells most."""
         import scipy.optimize  # noqa: F401 - that takes a moment, which is none of HiGHS' own
 
-        if not self._finished():
-            self._refine(self.peak)
-        if not self._finished() and n > SCAN_OPS:
+        n, finished = len(self.search.graph), self.finder.finished
+        self._refine(self.peak)
+        if not finished() and n > SCAN_OPS:
             self.timetable.move_to(())
-            self._settle(by="greedy")
-        if not self._finished() and n <= FEW_OPS:
-            self._ask(MILP("scipy"), share=EXACT_SHARE[n <= VERY_FEW_OPS])
-            if n <= VERY_FEW_OPS:
-                return
-        if not self._finished() and not self.looked.chosen:  # it was late
+            self.finder.settle(by="greedy")
+        if not finished() and self.paths is not None:
+            until = (1 - STATES_SHARE) * self.search.remaining_s
+            self.paths.advance(STATES[1], lambda: self.search.remaining_s <= until)
+        if not finished() and not self.looked.chosen:  # it was late
             self._refine(self.peak)
-        if not self._finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
+        if not finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
             self._refine(other)
+
+    def _others(self) -> None:
+        """Plans of other solvers, while there is none, or a poor one."""
         for solver in (ChenGreedy(), DTR(budgets=4), Revolve()):
-            if not self._finished() and (self.search.plan is None or (self._far() and n <= LARGE)):
-                self._ask(solver)
-        if not self._finished():
-            self._improve()
-        if not self._finished():
+            poor = self.finder.far() and len(self.search.graph) <= LARGE
+            if not self.finder.finished() and (self.search.plan is None or poor):
+                self.finder.ask(solver)
+
+    def _to_the_end(self) -> None:
+        """Annealing and deepening in turn, until nothing comes of it any more."""
+        self.finder.improve(wait_s=self.search.remaining_s / 4)
+        if not self.finder.finished():
             self._deepen()
-        while not self._finished() and self._improve():
+        while not self.finder.finished() and self.finder.improve(wait_s=self.search.remaining_s / 2):
             pass
+        if not self.finder.finished() and self.paths is not None:
+            self.paths.advance(STATES[2])
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
         chosen = [first]
-        while not self._finished():
+        while not self.finder.finished():
             model = SnapshotModel(self.search.graph, self.search.budget_bytes, chosen)
             several = len(chosen) > 1
             if several and model.size > MODEL_SIZE:
                 return
-            missing = self._missing()
+            missing = self.finder.missing()
             seconds = SECONDS if several else FIRST_SECONDS
-            if self._linear_bound(model, seconds) is None or self._finished():
+            if self._linear_bound(model, seconds) is None or self.finder.finished():
                 return
             limit = self._limit(seconds)
-            found = self._await(self._begin(model, NODES[several], limit), limit)
+            beside = self._begin(model, NODES[several], limit)
+            if several:
+                self.finder.improve()
+            found = self._await(beside, limit)
             over = found and self._learn(model, found)
-            stuck = self._missing() > 0.97 * missing if several else self._missing() < NEARLY * self.search.bound
+            stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound
+            self.finder.load()
             if over is None or len(chosen) >= min(FEW, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
                 return
             apart = max(1, int(APART * len(over)))
@@ -211,72 +220,20 @@ class _Run:
         """Adds snapshots to those that told most, while it pays."""
         search, options = self.search, self.options
         seconds, fruitless = DEEP_SECONDS, 0
-        while fruitless < PATIENCE[self._far()] and 0 < len(self.looked.chosen) < options.snapshots and not self._finished():
-            missing = self._missing()
+        while fruitless < PATIENCE[self.finder.far()] and 0 < len(self.looked.chosen) < options.snapshots and not self.finder.finished():
+            missing = self.finder.missing()
             model = self._telling_model()
             if model is None:
                 return
             limit = self._limit(seconds)
             beside = self._begin(model, NODES[2], limit)
-            self._improve()
+            self.finder.improve()
             found = self._await(beside, limit)
             if found is None:
                 return
             self._learn(model, found, deeper=True)
-            fruitless = 0 if self._missing() < (1 - WORTH) * missing else fruitless + 1
+            fruitless = 0 if self.finder.missing() < (1 - WORTH) * missing else fruitless + 1
             seconds = min(1.5 * seconds, max(DEEP_SECONDS, search.remaining_s))
-
-    def _improve(self) -> bool:
-        """One round of local search from the best plan, or what is nearest to one, each longer than the last. Returns whether there may be sense in another."""
-        search, options = self.search, self.options
-        if self.round >= options.rounds or self.fruitless >= PATIENCE[self._far()]:
-            return False
-        before, number, self.round = search.timeline.cost if search.timeline else np.inf, self.round, self.round + 1
-        annealing = self._annealer(search.plan.computed if search.plan is not None else self.timetable.evaluations())
-        if annealing is not None:
-            annealing.run(options.proposals * len(search.graph) << number, remaining_s=lambda: search.remaining_s)
-            if annealing.best is not None and annealing.best_cost < before:
-                search.offer(Plan.from_order(search.graph, annealing.best), by="annealing")
-        else:
-            self.timetable.move_to(min(self.starts)[1] if self.starts else [])
-            self._polish(options.proposals << number)
-        self.fruitless = 0 if search.timeline is not None and search.timeline.cost < before else self.fruitless + 1
-        return True
-
-    def _polish(self, work_per_op: int) -> None:
-        """Ruin and recreate on the timetable, where it is within the budget."""
-        search = self.search
-        if self.timetable.peak_bytes <= search.budget_bytes and not self._finished():
-            work, seed = work_per_op * len(search.graph), self.options.seed + self.round
-            improve(self.timetable, search.budget_bytes, work=work, seed=seed, out_of_time=self._out_of_time)
-            self._offer(by="ruin and recreate")
-
-    def _annealer(self, start: Sequence[int]) -> annealer.Annealer | None:
-        """The annealer, set to a plan; None where there is not the time to load it."""
-        search = self.search
-        if self.annealer is not None:
-            self.annealer.restart(start)
-            return self.annealer
-        if search.remaining_s >= LOAD_SECONDS or "checkmate.solvers.annealing" in sys.modules:
-            seconds, seed = search.remaining_s, self.options.seed
-            self.annealer = annealer.load(search.graph, search.budget_bytes, start, remaining_s=seconds, seed=seed)
-        return self.annealer
-
-    def _ask(self, solver: Solver, share: float = OTHERS_SHARE) -> None:
-        """Another solver's bound, and its plan, as it is and as a start: repaired, trimmed and polished."""
-        search = self.search
-        seconds = share * search.remaining_s
-        inner = Search(search.graph, search.budget_bytes, time_limit_s=seconds, deterministic=search.deterministic)
-        solver.run(inner)
-        search.raise_bound(inner.bound, by=inner.proven_by)
-        if inner.infeasible:
-            search.prove_infeasible(inner.infeasible)
-        if inner.plan is not None and inner.timeline is not None:
-            better = search.timeline is None or inner.timeline.cost < search.timeline.cost
-            search.offer(inner.plan, by=inner.found_by)
-            if better and not self._finished():
-                self.timetable.move_to(moves_of(inner.plan))
-                self._settle(by=f"{inner.found_by}, trimmed")
 
     def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
         """Takes the bound of the linear program; None when it does not come back in time."""
@@ -318,28 +275,32 @@ class _Run:
         if found.dropped is None:
             return None
         if self.timetable.peak_bytes <= search.budget_bytes:
-            self._offer(by="lifted snapshot")
+            self.finder.offer(by="lifted snapshot")
             return None
-        self._settle(by="repaired snapshot")
-        self._polish(POLISH)
+        self.finder.settle(by="repaired snapshot")
+        self.finder.polish()
         return over
 
     def _precision(self, model: SnapshotModel) -> float:
         """Share of the recomputed cost to know the bound to. What is good enough, or much is missing, makes it rough, and much sooner there."""
         again = self.search.bound - self.search.graph.total_cost
         if len(model.snapshots) > 1:
-            return max(1e-6, PRECISION * (missing := self._missing()) / (again + missing))
+            return max(1e-6, PRECISION * (missing := self.finder.missing()) / (again + missing))
         return 1e-6 if model.size <= SMALL_MODEL or again <= 0 else max(1e-6, 0.3 * GOOD_ENOUGH * self.search.bound / again)
 
     def _soonest(self, model: SnapshotModel) -> float:
         """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps; little where little is missing."""
-        return SOONEST * self._missing() / (self.search.graph.total_cost or 1.0) if len(model.snapshots) > 1 and self.search.plan else 0.0
+        return (
+            SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0)
+            if len(model.snapshots) > 1 and self.search.plan
+            else 0.0
+        )
 
     def _telling_model(self) -> SnapshotModel | None:
         """The model with one snapshot more, or several while it is small, where the lifted plan or the best plan is fullest; that of the best linear bound."""
         search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
         if over.max(initial=0) <= 0:
-            self.timetable.move_to(min(self.starts)[1] if self.starts else ())
+            self.finder.go_to_best()
             over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
         candidates: list[int] = []
         for t in (int(t) for t in np.argsort(-over, kind="stable")):
@@ -354,7 +315,7 @@ class _Run:
             model = SnapshotModel(search.graph, search.budget_bytes, choice)
             if model.size > DEEP_MODEL:
                 return None
-            bound = None if self._finished() else self._linear_bound(model, SECONDS)
+            bound = None if self.finder.finished() else self._linear_bound(model, SECONDS)
             if bound is not None and bound > best_bound:
                 best, best_bound = model, bound
         return best
@@ -362,7 +323,7 @@ class _Run:
     def _best_stage(self) -> int:
         """The stage whose single snapshot bounds best, by linear programming over stages where the best plan is tight."""
         search = self.search
-        self.timetable.move_to(min(self.starts)[1] if self.starts else ())
+        self.finder.go_to_best()
         fullest = np.argsort(-self.timetable.bytes_in[: len(search.graph)], kind="stable")[: 4 * SCAN]
         scanned = np.unique(fullest)[:: max(1, len(fullest) // SCAN)]
         limit = self._limit(SECONDS)
@@ -372,33 +333,6 @@ class _Run:
             return int(scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))])
 
         return self._await(Beside(scan), 2 * limit) or self.peak
-
-    def _missing(self) -> float:
-        """What the best plan costs more than is proven to be needed."""
-        return (self.search.timeline.cost if self.search.timeline else 2 * self.search.bound) - self.search.bound
-
-    def _far(self) -> bool:
-        """Whether too much is missing to rest."""
-        return self._missing() > WORTH_THE_TIME * self.search.bound
-
-    def _settle(self, *, by: str) -> None:
-        """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""
-        if Repair(self.timetable, self.search.budget_bytes, self._out_of_time).run():
-            trim(self.timetable, self.search.budget_bytes)
-        self._offer(by=by)
-
-    def _offer(self, *, by: str) -> None:
-        timeline = self.search.offer(self.timetable.plan(), by=by)
-        if timeline.peak_bytes <= self.search.budget_bytes:
-            self.starts.append((self.timetable.cost, self.timetable.moves()))
-
-    def _finished(self) -> bool:
-        search = self.search
-        cost = search.timeline.cost if search.timeline else np.inf
-        return bool(search.infeasible) or self._out_of_time() or cost <= search.bound * (1 + GOOD_ENOUGH)
-
-    def _out_of_time(self) -> bool:
-        return self.search.remaining_s <= 0
 
     def _why_none(self, model: SnapshotModel) -> str:
         graph = self.search.graph

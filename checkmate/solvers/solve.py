@@ -19,6 +19,7 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 SOLVERS: dict[str, tuple[str, str, dict]] = {
     "auto": ("checkmate.solvers.snapshot", "Snapshot", {}),
     "snapshot": ("checkmate.solvers.snapshot", "Snapshot", {}),
+    "state_space": ("checkmate.solvers.state_space", "StateSpace", {}),
     "local_search": ("checkmate.solvers.local_search", "LocalSearch", {}),
     "milp": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
     "milp_cbc": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -16,8 +18,10 @@ from checkmate import DFGraph, Plan, Schedule, floor, replay
 from checkmate.bench.problems import layered
 from checkmate.solvers import annealer as annealer_module
 from checkmate.solvers import evaluation_order as eo
-from checkmate.solvers.annealer import Annealer, forget_stale_code, is_compiled
+from checkmate.solvers import machine_code
+from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE, Annealer, Loading
 from checkmate.solvers.beside import working
+from checkmate.solvers.machine_code import forget_stale_code, is_compiled, wait_until_compiled
 from checkmate.solvers.timetable import Timetable
 
 
@@ -53,21 +57,21 @@ def _check_counts(graph: DFGraph, annealer: Annealer) -> None:
 
 
 @settings(max_examples=1200)
-@given(strategies.graphs(max_ops=10), st.integers(0, 99), st.integers(0, 60), st.booleans(), st.integers(0, 1000))
-def test_cost_and_memory_are_the_judges(graph, tightness, proposals, free_order, seed):
+@given(strategies.graphs(max_ops=10), st.integers(0, 99), st.integers(0, 60), st.integers(0, 2), st.integers(0, 1000))
+def test_cost_and_memory_are_the_judges(graph, tightness, proposals, freedom, seed):
     peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-    annealer = Annealer(graph, peak * tightness // 100, _start(graph), free_order=free_order, seed=seed)
+    annealer = Annealer(graph, peak * tightness // 100, _start(graph), freedom=freedom, seed=seed)
     annealer.run(proposals, hot=100.0, cold=50.0)  # so hot that it goes everywhere
     _check_counts(graph, annealer)
 
 
-@pytest.mark.parametrize("free_order", [False, True])
+@pytest.mark.parametrize("freedom", [IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER])
 @pytest.mark.parametrize("hot", [1.0, 30.0])
-def test_larger_graphs_too(free_order, hot):
+def test_larger_graphs_too(freedom, hot):
     graph = strategies.training_chain(
         30, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50), updates=True, gradient_bytes=2, fixed_bytes=300
     )
-    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), free_order=free_order, seed=1)
+    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), freedom=freedom, seed=1)
     for _ in range(5):
         annealer.run(2000, hot=hot)
         _check_counts(graph, annealer)
@@ -105,7 +109,7 @@ def test_stage_form_is_kept():
 def test_order_alone_can_be_enough():
     graph = layered(100)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-    annealer = Annealer(graph, budget, _start(graph), free_order=True)
+    annealer = Annealer(graph, budget, _start(graph), freedom=IN_ANY_ORDER)
     annealer.run(30_000, only_move=True)
     assert annealer.best is not None
     assert sorted(annealer.best) == _start(graph)
@@ -150,26 +154,72 @@ def test_machine_code_older_than_its_sources_is_forgotten(tmp_path, monkeypatch)
     for file, time in ((old, 1), (new, 3)):
         file.touch()
         os.utime(file, (time, time))
-    monkeypatch.setattr(annealer_module, "_last_change", lambda: 2)
-    monkeypatch.setattr(annealer_module, "_cached", lambda ending: list(tmp_path.glob(f"*.{ending}")))
+    monkeypatch.setattr(machine_code, "_last_change", lambda: 2)
+    monkeypatch.setattr(machine_code, "_cached", lambda ending: list(tmp_path.glob(f"*.{ending}")))
     forget_stale_code()
     assert [file.name for file in tmp_path.iterdir()] == ["new.nbi"]
 
 
 def test_machine_code_that_is_late_is_not_waited_for(monkeypatch):
     free = threading.Event()
-    monkeypatch.setattr(annealer_module, "is_compiled", lambda: True)
-    monkeypatch.setattr(annealer_module, "Annealer", lambda *_, **__: free.wait())
-    assert annealer_module.load(strategies.training_chain(2), 100, range(5), remaining_s=0.1) is None
+    monkeypatch.setattr(annealer_module, "wait_until_compiled", free.wait)
+    assert Loading(strategies.training_chain(2), 100, range(5)).annealer(0.1) is None
     assert working() == []  # nor does the end of the process
     free.set()
 
 
 def test_half_of_the_machine_code_is_none(monkeypatch):
     Annealer(strategies.training_chain(2), 100, range(5))
-    codes = annealer_module._cached("nbc")
-    monkeypatch.setattr(annealer_module, "_cached", lambda ending: [code for code in codes if code.name.startswith("annealing")])
-    monkeypatch.setattr(annealer_module, "_in_this_process", lambda: False)
+    codes = machine_code._cached("nbc")
+    monkeypatch.setattr(machine_code, "_cached", lambda ending: [code for code in codes if code.name.startswith("annealing")])
+    monkeypatch.setattr(machine_code, "_in_this_process", lambda: False)
     assert not is_compiled()
-    monkeypatch.setattr(annealer_module, "_cached", lambda ending: codes)
+    monkeypatch.setattr(machine_code, "_cached", lambda ending: codes)
     assert is_compiled()
+
+
+def _compiler(monkeypatch, folder, script):
+    """Lets a script stand for the process that compiles; the code is there when the file `code` is. Returns what was started."""
+    started = []
+
+    def start():
+        started.append(subprocess.Popen([sys.executable, "-c", script], cwd=folder))
+        return started[-1]
+
+    monkeypatch.setattr(machine_code, "_compile_apart", start)
+    monkeypatch.setattr(machine_code, "_folder", lambda: folder)
+    monkeypatch.setattr(machine_code, "is_compiled", (folder / "code").exists)
+    return started
+
+
+def test_code_that_was_never_compiled_is_compiled_by_one_process(tmp_path, monkeypatch):
+    started = _compiler(monkeypatch, tmp_path, "open('code', 'w')")
+    waiting = [threading.Thread(target=wait_until_compiled) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(60)
+    assert (tmp_path / "code").exists()
+    assert len(started) == 1
+
+
+def test_a_process_that_cannot_compile_is_not_waited_for(tmp_path, monkeypatch):
+    started = _compiler(monkeypatch, tmp_path, "raise SystemExit(1)")
+    wait_until_compiled()
+    assert len(started) == 1
+    assert not (tmp_path / "code").exists()
+
+
+def test_a_compiler_that_died_long_ago_is_replaced(tmp_path, monkeypatch):
+    started = _compiler(monkeypatch, tmp_path, "open('code', 'w')")
+    claim = machine_code._claim_of(tmp_path)
+    claim.touch()
+    os.utime(claim, (1, 1))
+    wait_until_compiled()
+    assert len(started) == 1
+
+
+def test_without_a_folder_for_the_code_it_is_compiled_in_this_process(monkeypatch):
+    monkeypatch.setattr(machine_code, "is_compiled", lambda: False)
+    monkeypatch.setattr(machine_code, "_folder", lambda: None)
+    wait_until_compiled()

@@ -27,7 +27,7 @@ VARIANTS = {
 
 MILPS = tuple(name for name in NAMES if name.startswith("milp"))
 # What an exact solver's answer is to equal, by the space that it states.
-EXACT = {name: cheapest_in_stages for name in MILPS}
+EXACT = {name: cheapest_in_stages for name in MILPS} | {"state_space": cheapest}
 # On a chain of equal ops, min_cut saves a run of them at one end and wants all the others at once.
 RECOMPUTING = tuple(name for name in NAMES if name not in ("checkpoint_all", "min_cut") and not name.startswith("lp_bound"))
 

@@ -1,0 +1,257 @@
+"""The cheapest plan as a shortest path: exact where ops are few, and a bound where they are not.
+
+A state is what has run, and which values are in memory. An edge runs one op: the next one for the first time, or an earlier one
+again, after dropping values until it fits. So a plan is a path from nothing to a state in which all has run and the outputs are there,
+and A* finds the cheapest. Unlike integer programs it misses no plan: ops run again in any order, and as often as need be.
+
+What keeps the states few:
+
+    estimate   values that are gone, and that ops which have not run yet will read, have to be made again, with those of their inputs that are gone,
+               and so on. That costs at least the sum over all these ops, and the estimate never falls by more than an edge costs
+    dropping   only what is dropped is needed to make room: leaving out any of it would not do. Keeping more is never worse
+    dominance  a state is left alone when one with the same ops done, at least its values, and no larger cost was looked at before
+    useless    a value that no later run can need is not part of the state
+
+In the graph's order the next op is the one after those that have run; in any order it is each whose predecessors have. The number of states can
+be exponential in the number of ops (as it has to be: the problem is NP-hard); 20 ops of a chain take some thousand at most.
+
+Source: A* is Hart, Nilsson and Raphael, 1968; the states are those of the pebble game behind rematerialization. Guarantee: the answer is a
+cheapest plan, or that there is none, when the search comes to its end; until then the least estimate that is left bounds every plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.solvers.search import Search
+
+ROUNDING = 1e-12
+"""Share by which sums of costs can be wrong."""
+
+STEP = 500
+"""States between two looks at the clock."""
+
+Drop = int
+State = tuple[int, int]
+"""The ops that have run, and the values in memory, each as the bits of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Finds the cheapest plan by A* over states.
+
+    Args:
+      states: It gives up after so many.
+    """
+
+    states: int = 100_000
+
+    name = "state_space"
+
+    def run(self, search: Search) -> None:
+        """Offers the cheapest plan, or tells that there is none; a bound where states or time are used up before."""
+        Paths(search).advance(self.states)
+
+
+class Paths:
+    """A* that can be continued.
+
+    Args:
+      search: The question; in any order where it says so.
+    """
+
+    def __init__(self, search: Search):
+        self.search = search
+        self.ended = False
+        self._rules = _Rules(search.graph, search.budget_bytes - search.graph.fixed_bytes, any_order=search.reorder)
+        self._cost: dict[State, float] = {(0, 0): 0.0}
+        self._from: dict[State, tuple[State, int]] = {}
+        self._queue: list[tuple[float, int, State]] = [(0.0, 0, (0, 0))]
+        self._seen: dict[int, list[tuple[int, float]]] = {}
+
+    def advance(self, states: int, out_of_time: Callable[[], bool] | None = None) -> None:
+        """Looks at so many states more, and tells the search what came of it."""
+        out_of_time = out_of_time or (lambda: self.search.remaining_s <= 0)
+        for number in range(states):
+            if self.ended or (number % STEP == 0 and out_of_time()):
+                break
+            self._step()
+        if not self.ended and self._queue:
+            self._tell(self._queue[0][0])
+
+    def _step(self) -> None:
+        """Looks at the most promising state."""
+        while self._queue:
+            estimate, _, state = heapq.heappop(self._queue)
+            if estimate >= self._affordable():
+                break
+            cost = self._cost[state]
+            if self._dominated(state, cost):
+                continue
+            if self._rules.is_end(state):
+                self._tell(estimate)
+                self.search.offer(Plan.from_order(self.search.graph, self._path_to(state)), by="state space")
+                self.ended = True
+                return
+            self._expand(state, cost)
+            return
+        self.ended = True
+        if self.search.timeline is None:
+            why = "all ways to keep and to drop values were looked at."
+            self.search.prove_infeasible(why, any_order=self.search.reorder)
+        else:
+            self._tell(self._affordable())
+
+    def _expand(self, state: State, cost: float) -> None:
+        affordable = self._affordable()
+        for op, price, after in self._rules.following(state):
+            total = cost + price
+            if total >= self._cost.get(after, affordable):
+                continue
+            estimate = total + self._rules.remaining(after)
+            if estimate < affordable:
+                self._cost[after], self._from[after] = total, (state, op)
+                heapq.heappush(self._queue, (estimate, -after[0].bit_count(), after))
+
+    def _dominated(self, state: State, cost: float) -> bool:
+        """Whether nothing new can come of a state; notes it otherwise."""
+        done, live = state
+        seen = self._seen.setdefault(done, [])
+        if any(not live & ~more and cheaper <= cost for more, cheaper in seen):
+            return True
+        seen.append((live, cost))
+        return False
+
+    def _affordable(self) -> float:
+        """What running ops again may cost to be cheaper than the best plan."""
+        timeline = self.search.timeline
+        return float("inf") if timeline is None else timeline.cost - self.search.graph.total_cost
+
+    def _tell(self, again: float) -> None:
+        bound = (self.search.graph.total_cost + again) * (1 - ROUNDING)
+        self.search.raise_bound(bound, by="state space", any_order=self.search.reorder)
+
+    def _path_to(self, state: State) -> list[int]:
+        order = []
+        while state in self._from:
+            state, op = self._from[state]
+            order.append(op)
+        return order[::-1]
+
+
+class _Rules:
+    """What may follow a state, and what it takes at least from there to the end."""
+
+    def __init__(self, graph: DFGraph, room: int, *, any_order: bool):
+        self._room, self._any_order = room, any_order
+        self._all = (1 << len(graph)) - 1
+        self._outputs = _set_of(graph.outputs)
+        self._deps = [_set_of(op.deps) for op in graph.ops]
+        self._before = [_set_of((*op.deps, *op.control_deps, *op.overwrites)) for op in graph.ops]
+        self._expires = [_set_of(k for k, op in enumerate(graph.ops) if i in op.overwrites) for i in range(len(graph))]
+        self._once = _set_of(i for i, op in enumerate(graph.ops) if not op.recomputable)
+        self._sizes: list[int] = graph.output_bytes.tolist()
+        self._workspaces: list[int] = graph.workspace_bytes.tolist()
+        self._costs: list[float] = graph.costs.tolist()
+        self._known: dict[int, tuple[int, int, int]] = {}
+
+    def is_end(self, state: State) -> bool:
+        """All has run, and the outputs are in memory."""
+        done, live = state
+        return done == self._all and not self._outputs & ~live
+
+    def following(self, state: State) -> Iterator[tuple[int, float, State]]:
+        """Yields the ops that can run now with what that costs more than the plain step, and the state after it."""
+        done, live = state
+        _, useful, again = self._facts(done)
+        held = sum(self._sizes[i] for i in _members(live))
+        for op in (*self._first(done), *_members(useful & again & ~live)):
+            deps = self._deps[op]
+            if deps & ~live:
+                continue
+            known = done >> op & 1
+            after = done | 1 << op
+            kept = self._facts(after)[1]
+            excess = held + self._sizes[op] + self._workspaces[op] - self._room
+            for dropped in self._ways_to_drop(live & ~deps, excess):
+                yield op, self._costs[op] if known else 0.0, (after, (live & ~dropped | 1 << op) & kept)
+
+    def remaining(self, state: State) -> float:
+        """What runs again after this state costs at least this; infinity where an op would have to that may not."""
+        done, live = state
+        needed, _, again = self._facts(done)
+        gone = new = needed & ~live
+        cost = 0.0
+        while new:
+            if new & ~again:
+                return float("inf")
+            reads = 0
+            for i in _members(new):
+                cost += self._costs[i]
+                reads |= self._deps[i]
+            new = reads & ~live & ~gone
+            gone |= new
+        return cost
+
+    def _first(self, done: int) -> Iterator[int]:
+        """The ops that can run for the first time."""
+        if not self._any_order:
+            return iter(() if done == self._all else (done.bit_length(),))
+        return (i for i in _members(self._all & ~done) if not self._before[i] & ~done)
+
+    def _facts(self, done: int) -> tuple[int, int, int]:
+        """Values that ops which have not run will read or that are outputs; those and what may help to make them again; ops that may run again."""
+        if done not in self._known:
+            needed = self._outputs
+            for i in _members(self._all & ~done):
+                needed |= self._deps[i]
+            again = _set_of(i for i in _members(done & ~self._once) if not self._expires[i] & done)
+            needed &= done
+            useful = new = needed
+            while new:
+                reads = 0
+                for i in _members(new & again):
+                    reads |= self._deps[i]
+                new = reads & ~useful
+                useful |= new
+            self._known[done] = needed, useful, again
+        return self._known[done]
+
+    def _ways_to_drop(self, candidates: int, excess: int) -> list[int]:
+        """The smallest sets of values that hold so many bytes: without any one of them it would be less."""
+        if excess <= 0:
+            return [0]
+        items = sorted(((self._sizes[i], 1 << i) for i in _members(candidates) if self._sizes[i]), reverse=True)
+        left = [0]
+        for size, _ in reversed(items):
+            left.append(left[-1] + size)
+        left.reverse()
+        ways: list[int] = []
+
+        def choose(begin: int, missing: int, chosen: int) -> None:
+            for k in range(begin, len(items)):
+                if left[k] < missing:
+                    return
+                size, item = items[k]
+                if size < missing:
+                    choose(k + 1, missing - size, chosen | item)
+                elif all(size - missing < self._sizes[i] for i in _members(chosen)):
+                    ways.append(chosen | item)
+
+        choose(0, excess, 0)
+        return ways
+
+
+def _set_of(numbers) -> int:
+    return sum(1 << i for i in set(numbers))
+
+
+def _members(numbers: int) -> Iterator[int]:
+    while numbers:
+        lowest = numbers & -numbers
+        yield lowest.bit_length() - 1
+        numbers ^= lowest

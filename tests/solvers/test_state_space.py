@@ -1,0 +1,89 @@
+"""The search through states misses no plan, and where it ends early its bound holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from oracles import cheapest, cheapest_in_any_order, run_plan
+from strategies import graphs, problems, training_chain
+
+from checkmate import DFGraph, Op, SolveStatus, solve
+from checkmate.bench.problems import budget_at, layered
+from checkmate.solvers.search import Search
+from checkmate.solvers.state_space import Paths, StateSpace
+
+
+def _check(search, expected):
+    if expected is None:
+        assert search.plan is None
+        assert search.infeasible
+        return
+    assert search.timeline.cost == pytest.approx(expected)
+    assert search.optimal
+    assert search.bound <= expected
+    assert search.timeline.peak_bytes <= search.budget_bytes
+    run_plan(search.graph, search.plan)
+
+
+@settings(max_examples=1500)
+@given(problems(graphs(max_ops=7)))
+def test_the_cheapest_plan_or_none(problem):
+    graph, budget_bytes = problem
+    search = Search(graph, budget_bytes, time_limit_s=60)
+    StateSpace().run(search)
+    _check(search, cheapest(graph, budget_bytes))
+
+
+@settings(max_examples=500)
+@given(problems(graphs(max_ops=6)))
+def test_in_any_order_too(problem):
+    graph, budget_bytes = problem
+    search = Search(graph, budget_bytes, time_limit_s=60, reorder=True)
+    StateSpace().run(search)
+    _check(search, cheapest_in_any_order(graph, budget_bytes))
+
+
+@settings(max_examples=300)
+@given(problems(graphs(max_ops=7)))
+def test_states_that_were_not_looked_at_are_in_the_bound(problem):
+    graph, budget_bytes = problem
+    expected = cheapest(graph, budget_bytes)
+    search = Search(graph, budget_bytes, time_limit_s=60)
+    paths = Paths(search)
+    while not paths.ended:
+        paths.advance(2)
+        assert expected is None or search.bound <= expected
+    _check(search, expected)
+
+
+def test_a_known_plan_only_leaves_proof():
+    graph = training_chain(10)
+    budget_bytes = budget_at(graph, 0.3)
+    search = Search(graph, budget_bytes, time_limit_s=60)
+    search.offer(solve(graph, budget_bytes, solver="state_space").plan, by="known")
+    StateSpace().run(search)
+    assert search.optimal
+    assert search.found_by == "known"
+
+
+def test_layers_that_no_plan_in_stages_fits():
+    """What runs again does so in whatever order needs least, not by index."""
+    graph = layered(20)
+    result = solve(graph, budget_at(graph, 0.5), throw=False)
+    assert result.status is SolveStatus.OPTIMAL
+    assert solve(layered(12), budget_at(layered(12), 0.7), throw=False).status is SolveStatus.INFEASIBLE
+
+
+def test_costs_of_all_sizes():
+    costs = (1e15, 1e3, 1.0)
+    graph = training_chain(3, costs=costs, sizes=(7, 10, 3))
+    for budget_bytes in range(20, 40):
+        expected = cheapest(graph, budget_bytes)
+        result = solve(graph, budget_bytes, solver="state_space", throw=False)
+        assert (result.plan is None) == (expected is None)
+        assert expected is None or result.cost == expected
+
+
+def test_what_needs_nothing_and_gives_nothing():
+    graph = DFGraph(tuple(Op(f"op{i}", (), 1, 3) for i in range(4)))
+    assert solve(graph, 3, solver="state_space").cost == 4
