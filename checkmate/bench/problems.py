@@ -12,7 +12,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 from checkmate.core.graph import DFGraph, Op
 from checkmate.core.memory import floor, replay
@@ -22,6 +24,9 @@ from checkmate.errors import GraphError
 LAYERED_EDGES = {100: 236, 250: 944, 500: 2461, 1000: 5875}
 """Edges of random layered graphs by number of ops, as in the tables of MOCCASIN (Bartan et al., ICML 2023); 6 per op elsewhere."""
 
+FILES = (".json", ".json.gz")
+"""How names of graph files end."""
+
 
 def packaged() -> tuple[str, ...]:
     """Names of the graphs that come with the package, smallest first."""
@@ -30,7 +35,15 @@ def packaged() -> tuple[str, ...]:
 
 
 def load(name: str) -> DFGraph:
-    """Returns the graph of this name: a packaged one, or `layeredN`, `chainN` or `encoderN` by rule. Raises `GraphError` for any other."""
+    """Returns the graph of this name: a packaged one, `layeredN`, `chainN` or `encoderN` by rule, or what a .json or .json.gz file holds.
+
+    Raises:
+      GraphError: There is no such graph, or the file holds no legal one.
+      PlanFileError: The file cannot be read, or holds no graph.
+    """
+    if name.endswith(FILES):
+        graph = DFGraph.load(name)
+        return graph if graph.name else replace(graph, name=Path(name).name.partition(".")[0])
     rule = re.fullmatch(r"(layered|chain|encoder)([1-9]\d*)", name)
     if rule:
         rules: dict[str, Callable[[int], DFGraph]] = {"layered": layered, "chain": chain, "encoder": encoder}

@@ -140,7 +140,7 @@ def bench_zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
     MODELS are names of the zoo; all by default, which takes a minute for each. The budget is 60% of the plain step's measured peak,
     everything resident included, or the lowest of some larger shares that has a plan.
 
-    JSON: model, plain_bytes, budget_bytes, refused, peak_bytes, predicted_bytes, values, verified, not_run, run_again, recomputed, ops,
+    JSON: model, plain_bytes, budget_bytes, peak_bytes, predicted_bytes, values, verified, not_run, run_again, recomputed, ops,
     tracing_s, phases, notes, smallest, seconds; or error.
     """
     from checkmate.bench import zoo
@@ -168,7 +168,7 @@ def bench_zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
 def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: list[str], time_limit: float, as_json: bool) -> None:
     """Cost, bound, gap and times of solvers.
 
-    GRAPHS are names of packaged ones (all by default), or layeredN, chainN and encoderN, which are made by rule.
+    GRAPHS are names of packaged ones (all by default), layeredN, chainN and encoderN, which are made by rule, or graph files (.json, .json.gz).
 
     JSON: graph, ops, share, solver, overhead, bound, gap, first_s, gap_s, small_gap_s, proof_s, total_s, found_by, refusal.
     """

@@ -75,6 +75,12 @@ class Annealer:
         return float(self._best_cost[0])
 
     @property
+    def current(self) -> list[int]:
+        """The order that it is at, within the budget or not."""
+        order = self._order
+        return order.event[order.sequence[: order.counts[self._state.LENGTH]], self._state.OP].tolist()
+
+    @property
     def evaluated(self) -> int:
         """Changes of the order so far, made or undone, after each of which cost and memory were exact."""
         return self._evaluated + int(self._order.counts[self._state.EVALUATED])

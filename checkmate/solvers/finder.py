@@ -12,6 +12,7 @@ import numpy as np
 
 from checkmate.core.plan import Plan
 from checkmate.solvers.annealer import IN_STAGES, REPEATS_ANYWHERE, Annealer, Loading
+from checkmate.solvers.beside import Beside
 from checkmate.solvers.local_search import Moves, Repair, improve, trim
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.timetable import Timetable, moves_of
@@ -93,11 +94,12 @@ class Finder:
             search, start = self.search, self.timetable.evaluations()
             self._loading = Loading(search.graph, search.budget_bytes, start, seed=self._seed)
 
-    def improve(self, *, wait_s: float = 0.0) -> bool:
+    def improve(self, *, wait_s: float = 0.0, beside: Beside | None = None) -> bool:
         """One round of local search from the best plan, or what is nearest to one, each longer than the last.
 
         Args:
           wait_s: For the annealer. A search that reads no clock waits as long as it takes.
+          beside: The work that this goes on beside: it ends with that, unless the search reads no clock.
 
         Returns:
           Whether there may be sense in another.
@@ -110,7 +112,7 @@ class Finder:
         before, number, self._round = search.timeline.cost if search.timeline else np.inf, self._round, self._round + 1
         proposals = self._proposals << number + (PLANLESS if search.plan is None else 0)
         if annealer is not None:
-            self._anneal(annealer, proposals * len(search.graph))
+            self._anneal(annealer, proposals * len(search.graph), beside)
         else:
             self.go_to_best()
             self.polish(proposals)
@@ -152,10 +154,15 @@ class Finder:
                 self._round = self._fruitless = 0
         return self._here
 
-    def _anneal(self, annealer: Annealer, proposals: int) -> None:
+    def _anneal(self, annealer: Annealer, proposals: int, beside: Beside | None) -> None:
         search = self.search
+
+        def remaining_s() -> float:
+            late = beside is not None and not beside.is_alive() and not search.deterministic
+            return 0.0 if late else search.remaining_s
+
         annealer.freedom = REPEATS_ANYWHERE if self._fruitless % 2 else IN_STAGES
         annealer.restart(search.plan.computed if search.plan is not None else self.timetable.evaluations())
-        annealer.run(proposals, remaining_s=lambda: search.remaining_s)
+        annealer.run(proposals, remaining_s=remaining_s)
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
             search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")

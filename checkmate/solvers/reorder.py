@@ -2,6 +2,7 @@
 
     bound    what is proven for every order (`any_order`)
     greedy   the order that, op by op, adds least to what is in memory; when it fits it costs nothing more, and is optimal
+    exact    the cheapest path through the states of memory, where ops are few: nothing is left to do when it ends
     move     anneal over orders without recomputation; an order that fits is optimal, too
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
     anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far
@@ -25,12 +26,16 @@ from checkmate.core.plan import Compute, Free, Plan
 from checkmate.solvers.annealer import IN_ANY_ORDER, Annealer, Loading
 from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
+from checkmate.solvers.state_space import Paths
 
 BOUND, MOVE, ASK, ANNEAL = 0.1, 0.1, 0.15, 0.6
 """Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for a round of annealing."""
 
 LOAD = 0.5
 """Share of the time to wait for the annealer."""
+
+FEW_OPS, STATES = 24, 3000
+"""Ops up to which states are searched, and how many."""
 
 MOVING = (10.0, 0.5)
 """Temperatures of moves alone, in mean costs of an op."""
@@ -68,6 +73,8 @@ class Reorder:
         raise_any_order_bound(search, share=BOUND)
         greedy = greedy_order(search.graph)
         search.offer(Plan.from_order(search.graph, greedy), by="re-ordering")
+        if not _finished(search) and len(search.graph) <= FEW_OPS:
+            Paths(search).advance(STATES)
         if _finished(search):
             return
         loading = Loading(search.graph, search.budget_bytes, range(len(greedy)), freedom=IN_ANY_ORDER, seed=self.seed)
@@ -91,7 +98,7 @@ class Reorder:
             if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
             self._anneal(search, annealer, self.proposals << number, AGAIN if number else ANNEALING, share=ANNEAL)
-            order = _first_evaluations(search.plan) if search.plan else greedy_order(search.graph)
+            order = list(dict.fromkeys(search.plan.computed if search.plan else annealer.current))
             if order != asked:
                 asked = order
                 self._ask(search, order, share=ASK)
@@ -187,10 +194,6 @@ def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
 def in_numbers_of(plan: Plan, order: Sequence[int]) -> Plan:
     """Returns a plan of a renumbered graph in the numbers of the original one."""
     return Plan(tuple(Compute(order[step.op]) if isinstance(step, Compute) else Free(order[step.op]) for step in plan.steps))
-
-
-def _first_evaluations(plan: Plan) -> list[int]:
-    return list(dict.fromkeys(plan.computed))
 
 
 def _finished(search: Search) -> bool:

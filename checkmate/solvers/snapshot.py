@@ -202,7 +202,7 @@ class _Run:
             limit = self._limit(seconds)
             beside = self._begin(model, NODES[several], limit)
             if several:
-                self.finder.improve()
+                self.finder.improve(beside=beside)
             found = self._await(beside, limit)
             over = found and self._learn(model, found)
             stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from checkmate import GraphError, Plan, floor, replay
+from checkmate import DFGraph, GraphError, Plan, PlanFileError, floor, replay
 from checkmate.bench import problems, solvers
 from checkmate.cli import main
 
@@ -91,3 +91,16 @@ def test_the_command_prints_the_table():
     assert found.exit_code == 0, found.output
     assert "layered4" in found.output
     assert "paper:scip" in found.output
+
+
+def test_graph_files_are_problems_too(tmp_path):
+    for file in ("mine.graph.json", "mine.json.gz"):
+        problems.chain(3).save(tmp_path / file)
+        assert problems.load(str(tmp_path / file)) == problems.chain(3)
+    nameless = DFGraph(problems.chain(3).ops)
+    nameless.save(tmp_path / "other.graph.json")
+    assert problems.load(str(tmp_path / "other.graph.json")).name == "other"
+    with pytest.raises(PlanFileError, match="missing.json"):
+        problems.load(str(tmp_path / "missing.json"))
+    (row,) = solvers.measure([str(tmp_path / "mine.graph.json")], [0.3], ["auto"], time_limit_s=5)
+    assert (row.graph, row.ops) == ("chain3", 7)
