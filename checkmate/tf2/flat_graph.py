@@ -181,6 +181,8 @@ class FlatGraph:
             return 0
         if operation.type in op_rules.SHAPES_OF_ANY:
             return ALLOCATION_GRANULE
+        if operation.type in op_rules.MASKS and (numbers := operation.inputs[0].shape.num_elements()) is not None:
+            return rounded_up(numbers // 2)
         if operation.type in LOOPS | CONDITIONS and (size := self._kept.bytes_of(operation, output)) is not None:
             return size
         if operation.type == "Fill" and op_rules.source(operation.inputs[0]).op.type == "Shape":

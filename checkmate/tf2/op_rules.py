@@ -41,6 +41,9 @@ _ROLES: dict[str, Role] = {
 # A few whole numbers, however large what they are told of.
 SHAPES_OF_ANY = frozenset({"BroadcastGradientArgs", "Rank", "Shape", "ShapeN", "Size", "TensorListElementShape", "TensorListLength"})
 
+# Their output of a size that shapes do not tell is a mask: no more than half a byte for each number of the first input.
+MASKS = frozenset({"FusedBatchNormV3"})
+
 # Make lists of tensors, which are values as tensors are.
 LISTS = frozenset({"EmptyTensorList", "TensorListFromTensor", "TensorListReserve"})
 
