@@ -36,7 +36,7 @@ FACTORS = (1.1, 1.3)
 SHARES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Of the plain step's measured peak, tried in turn."""
 
-CLOSE = 0.005
+CLOSE = 0.01
 """The smallest budgets are known to this share of the plain step's peak."""
 
 MIB = 2**20
@@ -95,14 +95,13 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     started = time.perf_counter()
     traced.get_concrete_function(*specs)
     tracing_s = time.perf_counter() - started
-    planned, refused = _lowest(traced, name, specs, plain_bytes)
+    planned = _lowest(traced, name, specs, plain_bytes)
     report = planned.report()
     peak = _peak_of(planned, batch, steps)
     found = checkmate.tf2.verify(planned, batch)
     unequal = [each for each in found.differences if each.planned]
     return {
         "budget_bytes": planned.budget_bytes,
-        "refused": refused,
         "peak_bytes": peak,
         "predicted_bytes": report.expected_peak_bytes,
         "values": "bits" if not unequal else "rounding" if all(each.is_rounding for each in unequal) else "DIFFERENT",
@@ -118,7 +117,7 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     }
 
 
-def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 2) -> dict[str, float]:
+def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 1) -> dict[str, float]:
     """The smallest budget found whose plan costs at most `factor` times the plain step, as a share of what that needs."""
     plain, cost = replay(graph, Plan.keep_all(graph)).peak_bytes, graph.total_cost
     found, lowest = [(plain, cost)], floor(graph).bytes
@@ -184,18 +183,25 @@ def _training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     return step, (work.inputs, work.labels)
 
 
-def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int) -> tuple[Any, str]:
-    """The planned step for the lowest of `SHARES` that has a plan, and why the first of them had none."""
+def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int) -> Any:
+    """The planned step for the lowest of `SHARES` that has a plan."""
     from checkmate.tf2.planning import Planner
     from checkmate.tf2.step import PlannedStep
 
-    refused = ""
-    for share in SHARES:
+    def planned(share: float, explains: bool = False) -> PlannedStep:
+        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False, explains=explains), specs)
+
+    least = 0  # what was proven to be needed
+    for share in SHARES[:-1]:
+        if share * plain_bytes < least:
+            continue
         try:
-            return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False), specs), refused
-        except (InfeasibleBudgetError, NoPlanFoundError) as error:
-            refused = refused or str(error)
-    raise CheckmateError(refused)
+            return planned(share)
+        except InfeasibleBudgetError as error:
+            least = error.floor_bytes
+        except NoPlanFoundError:
+            continue
+    return planned(SHARES[-1], explains=True)
 
 
 def _peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:

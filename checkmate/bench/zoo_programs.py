@@ -200,7 +200,7 @@ def module(batch: int = 1024) -> Task:
     return Task(step, (normal(batch, 64), whole(batch, below=10)))
 
 
-def gan(batch: int = 32) -> Task:
+def gan(batch: int = 256) -> Task:
     """Two networks, two optimizers, and a penalty on gradients of gradients (Gulrajani et al., 2017)."""
     relu = {"padding": "same", "activation": "relu"}
     maker = keras.Sequential(
@@ -244,7 +244,7 @@ def keras2_images(batch: int = 8) -> Task:
     layers = _keras2().layers
     blocks = [
         [layers.Conv2D(w, 3, padding="same", use_bias=False), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.1)]
-        for w in (16, 32)
+        for w in (16, 16, 16, 16)
     ]
     top = [layers.GlobalAveragePooling2D(), layers.Dense(10)]
     return _keras2_task(
