@@ -88,7 +88,12 @@ class Row:
 
 
 def measure(names: Sequence[str], shares: Sequence[float], solvers: Sequence[str], *, time_limit_s: float) -> Iterator[Row]:
-    """Asks every solver about every graph and budget. For "paper:ENGINE" see `prove`, for "grouped:N" `ask_grouped`."""
+    """Asks every solver about every graph and budget. For "paper:ENGINE" see `prove`, for "grouped:N" `ask_grouped`.
+
+    SciPy is loaded before: the first row is not to pay for all.
+    """
+    import scipy.optimize  # noqa: F401
+
     asks = {"paper": prove, "grouped": ask_grouped}
     for name in names:
         graph = load(name)

@@ -161,7 +161,8 @@ class Finder:
             late = beside is not None and not beside.is_alive() and not search.deterministic
             return 0.0 if late else search.remaining_s
 
-        annealer.freedom = REPEATS_ANYWHERE if self._fruitless % 2 else IN_STAGES
+        if self._fruitless:
+            annealer.freedom = IN_STAGES if annealer.freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
         annealer.restart(search.plan.computed if search.plan is not None else self.timetable.evaluations())
         annealer.run(proposals, remaining_s=remaining_s)
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):

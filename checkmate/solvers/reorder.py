@@ -28,7 +28,7 @@ from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.state_space import Paths
 
-BOUND, MOVE, ASK, ANNEAL = 0.1, 0.1, 0.15, 0.6
+BOUND, MOVE, ASK, ANNEAL = 0.1, 0.2, 0.15, 0.6
 """Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for a round of annealing."""
 
 LOAD = 0.5
@@ -37,7 +37,7 @@ LOAD = 0.5
 FEW_OPS, STATES = 24, 3000
 """Ops up to which states are searched, and how many."""
 
-MOVING = (10.0, 0.5)
+MOVING = (5.0, 0.05)
 """Temperatures of moves alone, in mean costs of an op."""
 
 ANNEALING, AGAIN = (0.3, 0.05), (0.15, 0.03)

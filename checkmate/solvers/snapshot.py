@@ -24,6 +24,7 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,8 @@ LARGE = 2000
 FEW_OPS, STATES = 48, (1000, 10_000, 50_000)
 """Ops up to which states are searched, and how many states: before anything else, while there is a gap, and where one is left at the end."""
 
-STATES_SHARE = 0.3
-"""Share of the time for the second of these."""
+AT_ONCE_SHARE, STATES_SHARE = 0.15, 0.3
+"""Shares of the time for the first two of these."""
 
 GRACE = 0.05
 """Share of the time limit by which HiGHS may be late."""
@@ -148,23 +149,20 @@ class _Run:
             self.finder.ask(ChenGreedy())
         elif n <= SCAN_OPS:
             self.finder.settle(by="greedy")
-        if self.paths is not None:
-            self.paths.advance(STATES[0])
+        self._advance(STATES[0], AT_ONCE_SHARE)
         if self.search.plan is None and not self.finder.finished():
             self.finder.load()
 
     def _first_look(self) -> None:
         """One snapshot or a few, at the peak of the plain step and where one tells most."""
-        import scipy.optimize  # noqa: F401 - that takes a moment, which is none of HiGHS' own
-
+        scipy = Beside(lambda: import_module("scipy.optimize"), may_be_cut_off=True)
+        scipy.answer(self.search.remaining_s)  # that takes a moment, which is none of HiGHS' own
         n, finished = len(self.search.graph), self.finder.finished
         self._refine(self.peak)
         if not finished() and n > SCAN_OPS:
             self.timetable.move_to(())
             self.finder.settle(by="greedy")
-        if not finished() and self.paths is not None:
-            until = (1 - STATES_SHARE) * self.search.remaining_s
-            self.paths.advance(STATES[1], lambda: self.search.remaining_s <= until)
+        self._advance(STATES[1], STATES_SHARE)
         if not finished() and not self.looked.chosen:  # it was late
             self._refine(self.peak)
         if not finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
@@ -184,8 +182,14 @@ class _Run:
             self._deepen()
         while not self.finder.finished() and self.finder.improve(wait_s=self.search.remaining_s / 2):
             pass
-        if not self.finder.finished() and self.paths is not None:
-            self.paths.advance(STATES[2])
+        self._advance(STATES[2], 1.0)
+
+    def _advance(self, states: int, share: float) -> None:
+        """Where ops are few, looks at so many states more, in this share of the time."""
+        if self.paths is None or self.finder.finished():
+            return
+        until = (1 - share) * self.search.remaining_s
+        self.paths.advance(states, lambda: not self.search.deterministic and self.search.remaining_s <= until)
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""

@@ -32,7 +32,7 @@ from checkmate.solvers.search import Search
 ROUNDING = 1e-12
 """Share by which sums of costs can be wrong."""
 
-STEP = 500
+STEP = 100
 """States between two looks at the clock."""
 
 Drop = int
