@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import oracles
@@ -233,3 +234,10 @@ def test_options_are_fields():
     quick = solve(graph, _budget(graph, 0.3), solver=Snapshot(snapshots=1, rounds=0))
     assert quick.peak_bytes <= quick.budget_bytes
     assert quick.stats.solver == "snapshot"
+
+
+@pytest.mark.parametrize(("share", "said"), [(2e-5, "less than 0.01 % above"), (0.05, "at most 5.00 % above"), (0.0, "not above")])
+def test_a_gap_is_not_rounded_to_nothing(share, said):
+    found = solve(_resnet_like(6), "60%", time_limit_s=5)
+    status = SolveStatus.FEASIBLE if share else SolveStatus.OPTIMAL
+    assert said in str(replace(found, status=status, bound=found.cost / (1 + share)))
