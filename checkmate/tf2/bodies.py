@@ -29,7 +29,7 @@ def body_of(graph: tf.Graph, operation: tf.Operation, attribute: str) -> Any:
     Args:
       graph: The graph of the step as it was traced, which still has the functions.
     """
-    return _named(graph, operation.get_attr(attribute).name)
+    return named(graph, operation.get_attr(attribute).name)
 
 
 def from_definition(definition: Any, shapes: list[Any]) -> Any:
@@ -50,10 +50,14 @@ def only_reads(graph: tf.Graph, operation: tf.Operation) -> bool:
     return bool(bodies) and all(body is not None and _is_pure(graph, body) for body in bodies)
 
 
-def _bodies(graph: tf.Graph, operation: tf.Operation) -> Iterator[Any]:
+def functions_of(operation: tf.Operation, node: Any) -> Iterator[Any]:
+    """The functions that a loop or condition runs, as attributes of its definition; none of another op."""
     for attribute in _NAMED_IN.get(operation.type.removeprefix("Stateless"), ()):
-        named = operation.get_attr(attribute)
-        yield from (_named(graph, each.name) for each in (named if isinstance(named, list) else [named]))
+        yield from node.attr[attribute].list.func or [node.attr[attribute].func]
+
+
+def _bodies(graph: tf.Graph, operation: tf.Operation) -> Iterator[Any]:
+    yield from (named(graph, function.name) for function in functions_of(operation, operation.node_def))
 
 
 def _is_pure(graph: tf.Graph, body: Any) -> bool:
@@ -63,5 +67,6 @@ def _is_pure(graph: tf.Graph, body: Any) -> bool:
     )
 
 
-def _named(graph: tf.Graph, name: str) -> Any:
+def named(graph: tf.Graph, name: str) -> Any:
+    """Returns the graph of the function of this name that an op of `graph` runs, or None where that cannot be had."""
     return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)

@@ -2,7 +2,8 @@
 
 Ordering is by control edges: every evaluation waits for the one before it. Without that chain TensorFlow's executor would start
 a recomputation as soon as its inputs are there, and nothing would be saved. Small ops are in the chain, too: where their values lie in
-memory decides what is left in one piece, and so every step has the same peak. Views, constants and reads stay off it.
+memory decides what is left in one piece, and so every step has the same peak. Views, constants and reads stay off it. The bodies
+of loops and conditions have chains of their own.
 
 oneDNN fuses two kernels after all of this, without a look at what the chain has between them: that would close a cycle. It
 does so only where both wait for the same control edges. Hence no edge beside a data edge (Conv2D and its BiasAdd are then
@@ -26,7 +27,8 @@ import tensorflow as tf
 from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.graph_writer import GraphWriter
+from checkmate.tf2.bodies import LOOPS
+from checkmate.tf2.in_order import InOrder
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
@@ -57,7 +59,7 @@ class _Replayer:
 
     def __init__(self, traced: TracedStep):
         self.traced = traced
-        self.writer = GraphWriter()
+        self.writer = InOrder(traced.function.graph)
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
         self.captured = dict(_captured(traced.flat))
@@ -77,8 +79,9 @@ class _Replayer:
             inputs = [self.tensor(tensor) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
             after = [] if operation in self.current else self.befores(operation)
-            # Reading the last op's value orders the two already; an edge beside it would keep kernels from being fused.
-            if self.last and not any(name.startswith(f"{self.last}:") for name in inputs):
+            # Reading the last op's value orders the two already; an edge beside it would keep kernels from being fused. Loops begin
+            # as soon as one of their inputs is there.
+            if self.last and (operation.type in LOOPS or not any(name.startswith(f"{self.last}:") for name in inputs)):
                 after.append(self.last)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
             if operation.type == "BiasAddGrad":

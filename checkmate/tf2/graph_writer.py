@@ -29,7 +29,7 @@ class GraphWriter:
           device: Where it runs if `operation` does not say.
         """
         if operation not in self._node_defs:
-            self._node_defs[operation] = operation.node_def
+            self._node_defs[operation] = self.definition(operation)
         node = self._graph_def.node.add()
         node.CopyFrom(self._node_defs[operation])
         node.name = self._unique(name or operation.name)
@@ -38,6 +38,10 @@ class GraphWriter:
         node.attr.pop("_class", None)  # colocation goes by the old names
         node.device = node.device or device
         return node.name
+
+    def definition(self, operation: tf.Operation) -> Any:
+        """What a copy of an op is like, but for its name and inputs."""
+        return operation.node_def
 
     def overwrite(self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
         """Writes an assignment to a variable that leaves it in the memory it has; returns the name of its last op.

@@ -258,7 +258,12 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
 
 
 def _may_vanish(operation: tf.Operation) -> bool:
-    """True for what TensorFlow's own optimizer takes out: constants are folded; a product with one, a sum with zero, two transpositions do nothing."""
+    """True for what TensorFlow's own optimizer takes out: constants are folded; what is listed here can do nothing.
+
+    A product with one, a sum with zero, a sum over no axis, two transpositions.
+    """
+    if operation.type == "Sum" and _adds_nothing(operation):
+        return True
     if operation.type == "Transpose":
         around = [op_rules.source(operation.inputs[0]).op, *_readers(operation)]
         return any(other.type == "Transpose" for other in around)
@@ -269,6 +274,13 @@ def _may_vanish(operation: tf.Operation) -> bool:
             for tensor in operation.inputs
         )
     )
+
+
+def _adds_nothing(total: tf.Operation) -> bool:
+    """True where a sum has as many elements as what it is of; the gradient of a broadcast tells it only by the shape that it is given."""
+    seen = [total.outputs[0], *(reader.outputs[0] for reader in total.outputs[0].consumers() if reader.type == "Reshape")]
+    sizes = {tensor.shape.num_elements() for tensor in seen} - {None}
+    return sizes == {total.inputs[0].shape.num_elements()}
 
 
 def _readers(operation: tf.Operation) -> list[tf.Operation]:

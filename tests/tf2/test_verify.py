@@ -171,3 +171,20 @@ def test_the_observed_peak_is_the_allocators():
     assert times[0] == 0
     assert list(times) == sorted(times)
     assert min(sizes) < peak
+
+
+def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
+    """The gradient of a broadcast sums over axes that are known only at run time, and gives the result a shape."""
+    from checkmate.tf2.verify import _may_vanish
+
+    tf = tensorflow
+
+    @tf.function(input_signature=[tf.TensorSpec((4, 3)), tf.TensorSpec((None,), tf.int32)])
+    def sums(x, axes):
+        unknown = tf.raw_ops.Sum(input=x, axis=axes)
+        none = tf.reshape(tf.raw_ops.Sum(input=x, axis=axes), (4, 3))
+        some = tf.reshape(tf.raw_ops.Sum(input=x, axis=axes), (3,))
+        return unknown, none, some, tf.reduce_sum(x, axis=1)
+
+    found = [operation for operation in sums.get_concrete_function().graph.get_operations() if operation.type == "Sum"]
+    assert [_may_vanish(operation) for operation in found] == [False, True, False, False]

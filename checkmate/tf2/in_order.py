@@ -1,0 +1,74 @@
+"""InOrder: loops and conditions whose bodies run one op after another.
+
+TensorFlow runs a body's ops as soon as their inputs are there, on as many threads as it has, and begins an iteration of a loop before the
+last one has ended. How much of a body is in memory together, and where it lies, then differs from step to step. In order, it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2 import op_rules
+from checkmate.tf2.bodies import LOOPS, functions_of, named
+from checkmate.tf2.graph_writer import GraphWriter, reachable
+
+
+class InOrder(GraphWriter):
+    """A GraphWriter that copies loops and conditions with bodies in order.
+
+    Args:
+      graph: The graph of the function whose ops are copied, which has the functions that they run.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        super().__init__()
+        self._graph = graph
+        self._bodies: dict[str, Any] = {}
+
+    def definition(self, operation: tf.Operation) -> Any:
+        """An op's definition; a loop or condition runs bodies in order, and a loop one iteration after another."""
+        node = super().definition(operation)
+        for function in functions_of(operation, node):
+            if function.name not in self._bodies:
+                self._bodies[function.name] = _in_order(named(self._graph, function.name))
+            body = self._bodies[function.name]
+            function.name = body.name if body else function.name
+        if "parallel_iterations" in node.attr:
+            node.attr["parallel_iterations"].i = 1
+        return node
+
+    def import_here(self, given: dict[str, tf.Tensor], outputs: Any, *, scope: str = "") -> list[tf.Tensor]:
+        """As that of `GraphWriter`; the graph has the bodies live as long as itself."""
+        tf.compat.v1.get_default_graph().add_to_collection("bodies in order", self._bodies)
+        return super().import_here(given, outputs, scope=scope)
+
+
+def _in_order(body: Any) -> Any:
+    """A function like a body that runs its ops one after another; None where nothing is known of it."""
+    if body is None:
+        return None
+    writer = InOrder(body)
+    names = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(body.inputs)}
+    copies: dict[tf.Operation, str] = {}
+    last = ""
+    for operation in reachable(body):
+        if operation.type == "Placeholder":
+            continue
+        inputs = [names[tensor.ref()] for tensor in operation.inputs]
+        after = [copies[before] for before in operation.control_inputs if before in copies]
+        chained = op_rules.role(operation) is op_rules.Role.KERNEL
+        if chained and last and (operation.type in LOOPS or not any(name.startswith(f"{last}:") for name in inputs)):
+            after.append(last)  # as `execute.py` does it
+        copies[operation] = writer.copy(operation, inputs, after=after)
+        names.update({tensor.ref(): f"{copies[operation]}:{k}" for k, tensor in enumerate(operation.outputs)})
+        last = copies[operation] if chained else last
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.inputs]
+
+    def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        given = {f"given_{k}:0": tensor for k, tensor in enumerate(inputs)}
+        return writer.import_here(given, [names[tensor.ref()] for tensor in body.outputs])
+
+    with tf.init_scope():
+        return tf.function(run, autograph=False).get_concrete_function(*specs)
