@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,7 @@ def kernels(body):
 
 def in_order(body):
     operations = kernels(body)
-    return len(operations) > 2 and all(a in waits_for(b) for a, b in zip(operations, operations[1:], strict=False))
+    return len(operations) > 2 and all(a in waits_for(b) for a, b in itertools.pairwise(operations))
 
 
 def test_each_op_of_a_body_waits_for_the_one_before(traced):
