@@ -19,8 +19,11 @@ from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
-CHECK_RUNS = 4
-"""How often a plan is run at most to be measured: until two runs in a row take the same, which they do unless something else is at work."""
+CHECK_RUNS = 5
+"""How often a plan is run at most to be measured: until two runs in a row take the same, which they do unless something else is at work.
+
+The first run is none of them: only from the second on the results of the one before are in memory, in one of two places by turns.
+"""
 
 LOOP_RUNS = 6
 """The same for a step with loops, without an early end: TensorFlow gives the small values of a loop back at any time, and two equal runs are chance."""
@@ -73,7 +76,7 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
                 result, _, peak = devices.peak_above(device, lambda: run(*batch))
                 found.append(peak - resting - held)  # the results of the run before are in `fixed_bytes`
                 # The first run finds memory as whatever ran before left it, the others as the step itself does.
-                same = not loops and number and abs(found[-1] - found[-2]) <= SAME * found[-1]
+                same = not loops and number > 1 and abs(found[-1] - found[-2]) <= SAME * found[-1]
                 if same or (number and found[-1] > enough):
                     break
     except tf.errors.ResourceExhaustedError:
@@ -81,7 +84,8 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
     except tf.errors.OpError as error:
         log.info("The step cannot be run on made-up data: %s", error)
         return None
-    return 2 * max(found[1:]) - min(found[1:])  # what differed may differ as much again
+    by_chance = max(found[1:]) - min(found[1:]) if loops else 0  # others differ by turns
+    return max(found[1:]) + by_chance // 2
 
 
 def resident_bytes(traced: TracedStep) -> int:

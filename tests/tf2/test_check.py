@@ -77,3 +77,33 @@ def test_values_come_back_to_the_bit(dtype):
             variable.assign(tf.ones_like(variable))
             raise KeyError
         assert variable.numpy().tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize(
+    "peaks, expected",
+    [
+        ([10, 10, 13, 13], 13),  # the first run holds no results yet
+        ([12, 10, 10, 99], 10),
+        ([10, 10, 13, 10, 13], 13),
+        ([10, 30, 10, 10], 30),  # known to be too much
+    ],
+)
+def test_runs_that_tell_what_a_step_takes(tensorflow, monkeypatch, peaks, expected):
+    from dense import planned
+
+    from checkmate.tf2 import check
+    from checkmate.tf2 import device as devices
+
+    step = planned()._main
+    fixed, mib, more = step.traced.graph.fixed_bytes, 2**20, iter(peaks)
+    monkeypatch.setattr(check, "resident_bytes", lambda traced: 0)
+
+    def peak_above(device, call):
+        before = tensorflow.config.experimental.get_memory_info(device)["current"]
+        return None, before, resting + next(more) * mib
+
+    device = devices.training_device()
+    resting = tensorflow.config.experimental.get_memory_info(device)["current"] - fixed
+    monkeypatch.setattr(devices, "peak_above", peak_above)
+    found = check.measured_peak(step.run, step.traced, device, enough=20 * mib)
+    assert round(found / mib) == expected
