@@ -72,6 +72,7 @@ class Paths:
         self._from: dict[State, tuple[State, int]] = {}
         self._queue: list[tuple[float, int, State]] = [(0.0, 0, (0, 0))]
         self._seen: dict[int, list[tuple[int, float]]] = {}
+        self._furthest = 0
 
     def advance(self, states: int, out_of_time: Callable[[], bool] | None = None) -> None:
         """Looks at so many states more, and tells the search what came of it."""
@@ -101,8 +102,7 @@ class Paths:
             return
         self.ended = True
         if self.search.timeline is None:
-            why = "all ways to keep and to drop values were looked at."
-            self.search.prove_infeasible(why, any_order=self.search.reorder)
+            self.search.prove_infeasible(self._why_none(), any_order=self.search.reorder)
         else:
             self._tell(self._affordable())
 
@@ -121,6 +121,7 @@ class Paths:
         """Whether nothing new can come of a state; notes it otherwise."""
         done, live = state
         seen = self._seen.setdefault(done, [])
+        self._furthest = max(self._furthest, done.bit_count())
         if any(not live & ~more and cheaper <= cost for more, cheaper in seen):
             return True
         seen.append((live, cost))
@@ -134,6 +135,15 @@ class Paths:
     def _tell(self, again: float) -> None:
         bound = (self.search.graph.total_cost + again) * (1 - ROUNDING)
         self.search.raise_bound(bound, by="state space", any_order=self.search.reorder)
+
+    def _why_none(self) -> str:
+        graph, k = self.search.graph, self._furthest
+        if self.search.reorder or k == len(graph):
+            return "all ways to keep, to drop and to make values again were looked at."
+        return (
+            f"whatever is kept, dropped and made again, op {k} {graph.ops[k].name!r} and all before it can never have run with what "
+            f"the ops after it need."
+        )
 
     def _path_to(self, state: State) -> list[int]:
         order = []

@@ -31,7 +31,7 @@ FAST = ("auto", "local_search", "lp_rounding", "retention", "chen_greedy", "revo
 
 
 def ask(graph, budget, name):
-    return solve(graph, budget, solver=Retention(start_share=0) if name == "retention" else name, time_limit_s=2, throw=False)
+    return solve(graph, budget, solver=Retention(start_share=0) if name == "retention" else name, time_limit_s=10, throw=False)
 
 
 def test_no_graph_at_all():
