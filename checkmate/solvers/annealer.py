@@ -22,9 +22,6 @@ PRICE, PRICES = 10.0, (0.0001, 100.0)
 the longer the more ops there are (from a start within the budget: one mean cost, to stay near it); and how far the search may change that,
 in mean costs of a byte."""
 
-RISING = 0.7
-"""Share of a round in which the price rises to the largest that it can be."""
-
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
 
@@ -59,12 +56,11 @@ class Annealer:
         self._best_cost = np.array([np.inf])
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         self._mean = graph.total_cost / len(graph) or 1.0
-        self._unit = unit = (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
+        unit = (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
         self._evaluated = 0
         self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
         over = self._order.counts[self._state.OVERFLOW] > 0
         price = min(1.0, PRICE / len(graph)) if over else 1.0
-        self._first_price = price * unit
         self._price = np.array([price * unit, PRICES[0] * unit, PRICES[1] * unit, 0.0, 0.0])
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
 
@@ -118,18 +114,9 @@ class Annealer:
             progress = done / proposals
             if done and (spent := time.monotonic() - started) > available * progress:
                 progress = min(1.0, spent / available)
-            self._price[2] = self._highest_price(progress)
             self._anneal(hot * (cold / hot) ** progress, min(chunk, proposals - done), only_move)
             done += chunk
         return done
-
-    def _highest_price(self, progress: float) -> float:
-        """What the price may rise to at this point of a round: to all it can be, once there is an order within the budget.
-
-        Until then it rises no faster than the round goes on, or a long one would be frozen for the most of it.
-        """
-        share = 1.0 if self.best_cost < np.inf else min(1.0, progress / RISING)
-        return float(self._first_price * (PRICES[1] * self._unit / self._first_price) ** share)
 
     def _anneal(self, temperature: float, proposals: int, only_move: bool) -> None:
         self._kernel.anneal(

@@ -15,7 +15,10 @@ import strategies
 from hypothesis import assume, given, settings
 
 from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
+from checkmate.bench.problems import layered
+from checkmate.solvers.annealer import Loading
 from checkmate.solvers.dtr import DTR
+from checkmate.solvers.finder import Finder
 from checkmate.solvers.local_search import Repair, trim
 from checkmate.solvers.relaxation import SnapshotModel
 from checkmate.solvers.search import Search
@@ -241,3 +244,22 @@ def test_a_gap_is_not_rounded_to_nothing(share, said):
     found = solve(_resnet_like(6), "60%", time_limit_s=5)
     status = SolveStatus.FEASIBLE if share else SolveStatus.OPTIMAL
     assert said in str(replace(found, status=status, bound=found.cost / (1 + share)))
+
+
+def test_without_the_annealer_too(monkeypatch):
+    monkeypatch.setattr(Loading, "annealer", lambda *_: None)
+    graph = _resnet_like(8)
+    result = solve(graph, _budget(graph, 0.2), time_limit_s=20)
+    assert result.stats.found_by != "annealing"
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.gap < 0.05
+
+
+def test_repeats_out_of_stages_where_no_plan_in_stages_is_found():
+    graph = layered(35, seed=1)
+    search = Search(graph, _budget(graph, 0.5), time_limit_s=60, deterministic=True)
+    finder = Finder(search, proposals=50, rounds=5, seed=0)
+    while search.plan is None and finder.improve():
+        pass
+    assert search.plan is not None
+    assert Schedule.from_plan(graph, search.plan) is None
