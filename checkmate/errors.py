@@ -86,11 +86,33 @@ class TraceError(CheckmateError, ValueError):
 
 
 class EvictionError(CheckmateError, MemoryError):
-    """Dynamic rematerialization cannot stay within its budget: what is locked does not fit."""
+    """Dynamic rematerialization cannot stay within its budget: what is locked does not fit.
+
+    Attributes:
+      budget_bytes: The budget, or None when that is not known.
+      needed_bytes: What the budget must be at least for what ran so far, or None when that is not known.
+    """
+
+    _keras_call_info_injected = True  # or Keras raises it anew out of a layer, from the message alone
+
+    def __init__(self, message: str, *, budget_bytes: float | None = None, needed_bytes: int | None = None):
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.needed_bytes = needed_bytes
 
 
 class ThrashingError(EvictionError):
-    """Dynamic rematerialization was given up: recomputing has cost more than the limit that was set."""
+    """Dynamic rematerialization was given up: recomputing has cost more than the limit that was set.
+
+    The smallest budget that works is above `budget_bytes` and at most `enough_bytes`, for what ran so far; more is not known.
+
+    Attributes:
+      enough_bytes: A budget within which nothing would have been recomputed so far, or None when that is not known.
+    """
+
+    def __init__(self, message: str, *, budget_bytes: float | None = None, enough_bytes: int | None = None):
+        super().__init__(message, budget_bytes=budget_bytes)
+        self.enough_bytes = enough_bytes
 
 
 class UnsupportedError(CheckmateError, NotImplementedError):

@@ -18,7 +18,7 @@ from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRRun, DTRStatus, simulate
 from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
-from checkmate.plot.online import growth_curve
+from checkmate.plot.online import growth_curve, online_curve
 from checkmate.solvers.solve import solve
 
 NAMES = ("resnet50", "transformer12", "lstm40", "tree24")
@@ -42,8 +42,10 @@ def load_graph(name: str) -> DFGraph:
     return (lstm if rule[1] == "lstm" else tree_lstm)(int(rule[2]))
 
 
-def measure(names: Sequence[str], shares: Sequence[int], heuristics: Sequence[str], *, time_limit_s: float = 3) -> Iterator[dict[str, Any]]:
-    """What was found: for a graph a row per heuristic, then the best plans, then what is proven of any.
+def measure(
+    names: Sequence[str], shares: Sequence[int], heuristics: Sequence[str], *, time_limit_s: float = 3, picture: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """What was found: for a graph a row per heuristic, then the best plans, then what is proven of any. The first is drawn into `picture`.
 
     Keys: graph, ops, heuristic (or "best", "bound"), overhead (by budget, as "90%"; in its place "oom" or "thrashed", or None for no plan), and of
     heuristics below_2x (the smallest share of the peak, in percent, down to which every run ends below twice the plain cost).
@@ -52,9 +54,12 @@ def measure(names: Sequence[str], shares: Sequence[int], heuristics: Sequence[st
         graph = load_graph(name)
         program = Program.from_graph(graph)
         of_graph = {"graph": name, "ops": len(graph)}
+        lines: dict[str, list[DTRRun]] = {}
+        best: dict[int, float] = {}
         for heuristic in heuristics:
-            runs = {f"{share}%": _overhead(simulate(program, f"{share}%", heuristic=heuristic)) for share in shares}
-            yield {**of_graph, "heuristic": heuristic, "overhead": runs, "below_2x": reach(program, heuristic)}
+            runs = lines[heuristic] = [simulate(program, f"{share}%", heuristic=heuristic) for share in shares]
+            overheads = {f"{share}%": _overhead(run) for share, run in zip(shares, runs, strict=True)}
+            yield {**of_graph, "heuristic": heuristic, "overhead": overheads, "below_2x": reach(program, heuristic)}
         if len(graph) <= PLANNED_OPS:
             results = {
                 f"{share}%": solve(graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False) for share in shares
@@ -62,6 +67,9 @@ def measure(names: Sequence[str], shares: Sequence[int], heuristics: Sequence[st
             yield {**of_graph, "heuristic": "best", "overhead": {share: result.overhead for share, result in results.items()}}
             bounds = {share: result.bound / (graph.total_cost or 1) for share, result in results.items()}
             yield {**of_graph, "heuristic": "bound", "overhead": bounds}
+            best = {result.budget_bytes: result.overhead for result in results.values() if result.overhead is not None}
+        if picture and name == names[0]:
+            online_curve(lines, plain_bytes=program.plain_peak_bytes, best=best, name=f"DTR of {name}").save(picture)
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
 COLUMNS = ("workload", "budget", "peak MiB", "/ plain", "step ms", "/ plain", "cost", "gradients", "state", "above")
-NAMES = ("mlp", "cnn", "lstm", "treelstm", "unrolled", "attention")
+NAMES = ("mlp", "mlp32", "cnn", "lstm", "treelstm", "unrolled", "attention")
 TREE_COLUMNS = ("nodes", "plain", "dtr")
+TREE_ENDS = {"ResourceExhausted": "out of memory", "overhead limit": "thrashing", "must be at least": "does not fit"}
 CAP_MIB = 96
-TREE_SHARE = 0.9  # of the cap is the budget: the rest is for holes that no tensor fits
+POOL_SHARE, TREE_SHARE = 0.95, 0.75  # of the cap: what is taken in one piece, and the budget; the rest is for holes that no tensor fits
 MIB = 2**20
 
 
@@ -32,7 +33,7 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
     """What was found, one row for the plain tape, one for no budget and one per budget.
 
     Keys: workload, budget (as asked), budget_bytes (None without), peak_bytes, plain_peak_bytes, step_s, plain_s (timed in turn with step_s),
-    cost (evaluations' cost over the plain step's), difference (of the gradients, as a share of the largest), state_equal; or error.
+    slowdown (the median of their ratios), cost (evaluations' cost over the plain step's), difference (of the gradients, as a share of the largest), state_equal; or error.
     """
     plain = fresh_process("checkmate.bench.eager", [name, str(steps)])
     of_plain = {"plain_peak_bytes": plain["peak_bytes"]}
@@ -56,7 +57,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         *start,
         f"{row['step_s'] * 1e3:.0f} of {row['plain_s'] * 1e3:.0f}",
-        f"{row['step_s'] / row['plain_s']:.2f}",
+        f"{row['slowdown']:.2f}",
         f"{row['cost']:.2f}",
         "equal" if row["difference"] == 0 else f"{row['difference']:.1e}",
         "equal" if row["state_equal"] else "differs",
@@ -64,26 +65,29 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def trees(sizes: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)) -> Iterator[dict[str, Any]]:
+def trees(sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256)) -> Iterator[dict[str, Any]]:
     """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of `CAP_MIB`: plain, and under the context.
 
-    Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or the error that ended it.
+    Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or what ended it; None where a smaller tree has failed already.
     """
+    failed = set()
     for leaves in sizes:
-        row: dict[str, Any] = {"nodes": 2 * leaves - 1, "cap_bytes": CAP_MIB << 20}
-        for kind in ("plain", "dtr"):
+        row: dict[str, Any] = {"nodes": 2 * leaves - 1, "cap_bytes": CAP_MIB << 20, "plain": None, "dtr": None}
+        for kind in sorted({"plain", "dtr"} - failed):
             try:
                 row[kind] = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20)
             except CheckmateError as error:
                 found = str(error)
-                reasons = ("ResourceExhausted", "ThrashingError", "EvictionError")
-                row[kind] = next((reason for reason in reasons if reason in found), found[-80:])
+                row[kind] = next((reason for sign, reason in TREE_ENDS.items() if sign in found), found[-80:])
+                failed.add(kind)
         yield row
+        if len(failed) == 2:
+            return
 
 
 def tree_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of `trees` under `TREE_COLUMNS`."""
-    return (str(row["nodes"]), *(f"{found:.1f} s" if isinstance(found, float) else found for found in (row["plain"], row["dtr"])))
+    return (str(row["nodes"]), *(f"{found:.1f} s" if isinstance(found, float) else found or "" for found in (row["plain"], row["dtr"])))
 
 
 def run_tree(kind: str, leaves: int) -> float:
@@ -98,9 +102,8 @@ def run_tree(kind: str, leaves: int) -> float:
     from checkmate.tf2 import device as devices
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    budget_bytes = int(TREE_SHARE * CAP_MIB * MIB)
-    devices.make_room(devices.training_device(), budget_bytes)
-    with contextlib.nullcontext() if kind == "plain" else tf2.dtr(budget_bytes):
+    devices.make_room(devices.training_device(), int(POOL_SHARE * CAP_MIB * MIB))
+    with contextlib.nullcontext() if kind == "plain" else tf2.dtr(int(TREE_SHARE * CAP_MIB * MIB)):
         variables, loss, _ = workload("treelstm", leaves=leaves)
         started = time.perf_counter()
         with tf.GradientTape() as tape:
@@ -165,47 +168,14 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         "peak_bytes": peak,
         "plain_s": statistics.median(pair[0] for pair in pairs[1:]),
         "step_s": statistics.median(pair[1] for pair in pairs[1:]),
+        "slowdown": statistics.median(after / before for before, after in pairs[1:]),
         "cost": context.stats.overhead,
         "difference": max(float(np.max(np.abs(a - b))) for a, b in zip(plain_values[:count], found[:count], strict=True)) / scale,
         "state_equal": all(np.array_equal(a, b) for a, b in zip(plain_values[count:], found[count:], strict=True)),
     }
 
 
-def per_op(width: int = 36, ops: int = 150, rounds: int = 8) -> dict[str, Any]:
-    """Seconds per op of a chain of tanh on `width` x `width` values, forward and backward: plain, under dtr(), and with a budget far away."""
-    import tensorflow as tf
-
-    from checkmate import tf2
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    start = tf.Variable(tf.random.stateless_normal((width, width), (1, 2)))
-
-    def step() -> tuple[float, float]:
-        began = time.thread_time()
-        with tf.GradientTape() as tape:
-            value = tf.convert_to_tensor(start)
-            for _ in range(ops):
-                value = tf.tanh(value)
-            loss = tf.reduce_sum(value)
-        between = time.thread_time()
-        tape.gradient(loss, start)
-        return (between - began) / ops, (time.thread_time() - between) / ops
-
-    def least() -> tuple[float, ...]:
-        step()
-        return tuple(map(min, zip(*[step() for _ in range(rounds)], strict=True)))
-
-    found = {"plain": least()}
-    for name, budget in (("none", None), ("far", "4GiB")):
-        with tf2.dtr(budget):
-            found[name] = least()
-    return found
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "per_op":
-        print(json.dumps(per_op(*map(int, sys.argv[2:]))))
-        sys.exit()
     if sys.argv[1] == "tree":
         print(json.dumps(run_tree(sys.argv[2], int(sys.argv[3]))))
         sys.exit()

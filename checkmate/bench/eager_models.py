@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -139,6 +140,7 @@ def _classifier(model: keras.Model, inputs: tf.Tensor) -> Workload:
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
     "mlp": mlp,
+    "mlp32": partial(mlp, depth=32),
     "cnn": cnn,
     "lstm": lstm,
     "treelstm": tree_lstm,

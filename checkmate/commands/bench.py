@@ -202,7 +202,7 @@ def bench_solvers(graphs: tuple[str, ...], shares: list[float], solvers: list[st
     help="See `checkmate simulate --help`.",
 )
 @click.option("--theory", is_flag=True, help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.")
-@click.option("--plot", type=PICTURE, help="With --theory: draw the chains into this .png, .svg or .pdf.")
+@click.option("--plot", type=PICTURE, help="Draw the first graph, or with --theory the chains, into this .png, .svg or .pdf.")
 @json_option
 def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: list[str], theory: bool, plot: Path | None, as_json: bool) -> None:
     """Overhead of DTR's heuristics against the best plan known.
@@ -219,7 +219,7 @@ def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: list[str],
         stream(chains, "chains within 2 sqrt(N)", benchmark.CHAIN_COLUMNS, benchmark.chain_cells, as_json=as_json)
         stream(benchmark.duels(), "adversary, 200 ops", benchmark.DUEL_COLUMNS, benchmark.duel_cells, as_json=as_json, left=left)
         return
-    rows = benchmark.measure(graphs or benchmark.NAMES, shares, heuristics)
+    rows = benchmark.measure(graphs or benchmark.NAMES, shares, heuristics, picture=str(plot) if plot else None)
     stream(rows, "DTR: cost over that of the plain step", benchmark.columns(shares), benchmark.cells, as_json=as_json, left=left)
 
 
@@ -228,17 +228,23 @@ def bench_dtr(graphs: tuple[str, ...], shares: list[int], heuristics: list[str],
 @click.option("--budgets", default="50%,40%", show_default=True, help="Shares of the plain step's measured peak.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each kind.")
 @click.option("--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within one cap of memory.")
+@click.option("--ops", is_flag=True, help="Instead: what an op costs where nothing is evicted.")
 @json_option
-def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, as_json: bool) -> None:
+def bench_dtr_eager(workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, ops: bool, as_json: bool) -> None:
     """Eager training steps under dtr() against plain ones.
 
-    WORKLOADS are mlp, cnn, lstm, treelstm, unrolled and attention; all by default.
+    WORKLOADS are mlp, mlp32, cnn, lstm, treelstm, unrolled and attention; all by default.
 
-    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, cost, difference, state_equal; or error. With --trees:
-    nodes, cap_bytes, plain, dtr.
+    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, slowdown, cost, difference, state_equal; or error. With
+    --trees: nodes, cap_bytes, plain, dtr. With --ops: width, pass, plain_s, none_s, none, far_s, far.
     """
     from checkmate.bench import eager as benchmark
+    from checkmate.bench import eager_ops
 
+    if ops:
+        title = "an op of a taped chain of matrix products: a plain tape, and what dtr() adds where nothing is evicted"
+        stream(eager_ops.measure(), title, eager_ops.COLUMNS, eager_ops.cells, as_json=as_json, left=("width", "pass"))
+        return
     if trees:
         title = f"seconds of a step on a random tree, within {benchmark.CAP_MIB} MiB"
         stream(benchmark.trees(), title, benchmark.TREE_COLUMNS, benchmark.tree_cells, as_json=as_json)

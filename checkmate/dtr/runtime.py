@@ -230,7 +230,8 @@ class Runtime:
         if self.recomputed_cost > self.recompute_limit:
             raise ThrashingError(
                 f"Recomputation has cost {self.recomputed_cost:g}, more than the limit of {self.recompute_limit:g}, and the program is not "
-                f"done within {format_bytes(self.budget_bytes)}. Raise the budget or the overhead limit."
+                f"done within {format_bytes(self.budget_bytes)}. Raise the budget or the overhead limit.",
+                budget_bytes=self.budget_bytes,
             )
 
     # ---- making room ---------------------------------------------------------------------------------------------------------------
@@ -242,7 +243,9 @@ class Runtime:
                 raise EvictionError(
                     f"{call.name!r} needs {format_bytes(needed)} within {format_bytes(self.budget_bytes)}, of which "
                     f"{format_bytes(self.backend.in_use)} is locked or pinned and cannot be evicted: "
-                    f"{format_bytes(self.backend.in_use + needed - self.budget_bytes)} too much. Raise the budget."
+                    f"{format_bytes(self.backend.in_use + needed - self.budget_bytes)} too much. Raise the budget.",
+                    budget_bytes=self.budget_bytes,
+                    needed_bytes=self.backend.in_use + needed,
                 )
             self._evict(self.pool.choose(self.clock))
 

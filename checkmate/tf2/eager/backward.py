@@ -6,10 +6,8 @@ the same door as all others, so that gradients can be evicted, and recorded by a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
@@ -28,47 +26,43 @@ class Backward:
 
     def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
         self._runtime, self._call, self._outputs, self._skip = runtime, call, outputs, skip
-        self._reads = call.kind.reads
-        for cell, read in self._cells():
-            if read:
-                runtime.retain(cell)
-            else:
-                cell.storage.anchors += 1
-
-    def _cells(self) -> Iterator[tuple[Any, bool]]:
-        """Each cell, and whether it is known to be read."""
-        reads = self._reads
-        for k, cell in enumerate(self._call.arguments):
-            if type(cell) is Cell:
-                yield cell, reads is None or k in reads[0]
-        for k, cell in enumerate(self._outputs):
-            if type(cell) is Cell:
-                yield cell, reads is None or k in reads[1]
+        reads = self._reads = call.kind.reads
+        for cells, known in ((call.arguments, 0), (outputs, 1)):
+            for k, cell in enumerate(cells):
+                if type(cell) is Cell:
+                    storage = cell.storage
+                    if reads is None or k in reads[known]:  # as `retain`: while the op runs, others refer to them, too
+                        cell.refs += 1
+                        storage.refs += 1
+                    else:
+                        storage.anchors += 1
 
     def __del__(self) -> None:
-        self._runtime.soon(_release, self._runtime, list(self._cells()))
+        self._runtime.soon(_release, self._runtime, self._call.arguments, self._outputs, self._reads)
 
     def __call__(self, *gradients: Any) -> list[Any]:
         """Returns the gradients of the inputs, None where there is none, from those of the outputs."""
         runtime, call = self._runtime, self._call
         if runtime.error is not None:
             raise runtime.error
-        self._refuse_the_impossible()
+        if runtime.closed or not fence.executing_eagerly():
+            self._refuse_the_impossible()
         function = fence.gradient_function(call.name)
         if function is None:
             return [None] * len(call.arguments)
-        before, runtime.reading = runtime.reading, set()
+        before, runtime.reading = runtime.reading, set() if call.kind.reads is None else None
         runtime.gradients += 1
         try:
             result = function(_Operation(runtime, call, self._outputs, self._skip), *gradients)
-            self._learn(runtime.reading)
+            if runtime.reading is not None:
+                self._learn(runtime.reading)
         finally:
             runtime.reading = before
             runtime.gradients -= 1
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def _refuse_the_impossible(self) -> None:
-        if not tf.executing_eagerly():
+        if not fence.executing_eagerly():
             raise UnsupportedError(
                 "Under dtr() a gradient was asked for while a graph is traced, as tf.function, GradientTape.jacobian and tf.vectorized_map do. "
                 "The tape recorded eager ops that may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
@@ -90,11 +84,14 @@ class Backward:
             kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
 
 
-def _release(runtime: Any, cells: Sequence[tuple[Cell, bool]]) -> None:
-    for cell, read in cells:
-        if read:
-            runtime.release(cell)
-    runtime.weigh([cell for cell, read in cells if not read])
+def _release(runtime: Any, arguments: Sequence[Any], outputs: Sequence[Any], reads: Any) -> None:
+    for cells, known in ((arguments, 0), (outputs, 1)):
+        for k, cell in enumerate(cells):
+            if type(cell) is Cell:
+                if reads is None or k in reads[known]:
+                    runtime.release(cell)
+                else:
+                    runtime.weigh(cell)
 
 
 class _Operation(fence.MockOp):
@@ -102,7 +99,8 @@ class _Operation(fence.MockOp):
 
     def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
         self._call, self.type, self.skip_input_indices = call, call.name, skip
-        self.inputs, self.outputs = _Seen(runtime, call.arguments), _Seen(runtime, outputs)
+        inputs_read, outputs_read = call.kind.reads or (frozenset(), frozenset())
+        self.inputs, self.outputs = _Seen(runtime, call.arguments, inputs_read), _Seen(runtime, outputs, outputs_read)
 
     @property
     def attrs(self) -> tuple[Any, ...]:
@@ -115,22 +113,25 @@ class _Operation(fence.MockOp):
 
 
 class _Seen(Sequence):
-    """Inputs or outputs of an op as its gradient function sees them: handles, made when they are looked at."""
+    """Inputs or outputs of an op as its gradient function sees them: handles, made when they are looked at.
 
-    def __init__(self, runtime: Any, cells: Sequence[Any]):
-        self._runtime, self._cells = runtime, cells
+    What is read is noted from the moment on when one is looked at that is not known to be.
+    """
+
+    def __init__(self, runtime: Any, cells: Sequence[Any], known: frozenset[int]):
+        self._runtime, self._cells, self._known = runtime, cells, known
 
     def __len__(self) -> int:
         return len(self._cells)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._one(each) for each in self._cells[index]]
-        return self._one(self._cells[index])
-
-    def _one(self, each: Any) -> Any:
+        if type(index) is slice:
+            return [self[k] for k in range(*index.indices(len(self._cells)))]
+        each = self._cells[index]
         if type(each) is not Cell:
             return each
+        if index not in self._known and self._runtime.reading is None:
+            self._runtime.reading = set()
         return self._runtime.value(each) if self._runtime.closed else LazyTensor(self._runtime, each)
 
 

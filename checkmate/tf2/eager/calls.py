@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,15 +30,15 @@ class EagerCall(Call):
         self,
         number: int,
         kind: OpKind,
-        arguments: Sequence[Any],
+        arguments: tuple[Any, ...],
+        inputs: tuple[Cell, ...],
         lengths: tuple[int | None, ...],
         attrs: Any,
         results: int | None,
         device: str,
     ):
         self.number, self.name, self.kind, self.arguments = number, kind.name, kind, arguments
-        self.inputs = tuple([each for each in arguments if type(each) is Cell])
-        self.lengths, self.attrs, self.results, self.device = lengths, attrs or (), results, device
+        self.inputs, self.lengths, self.attrs, self.results, self.device = inputs, lengths, attrs or (), results, device
         self.outputs = ()
         self.bytes = self.workspace_bytes = 0
         self.cost = 0.0
@@ -78,12 +77,16 @@ class EagerCall(Call):
                 attrs += [number, len(tensors)]
                 known.add(number)
             if dtype and dtype not in known and tensors:
-                attrs += [dtype, tensors[0].dtype.as_datatype_enum]
+                attrs += [dtype, _type_number(tensors[0])]
                 known.add(dtype)
             if dtypes and dtypes not in known:
-                attrs += [dtypes, [tensor.dtype.as_datatype_enum for tensor in tensors]]
+                attrs += [dtypes, [_type_number(tensor) for tensor in tensors]]
                 known.add(dtypes)
         return tuple(attrs)
+
+
+def _type_number(argument: Any) -> int:
+    return (argument.made if type(argument) is Cell else argument).dtype.as_datatype_enum
 
 
 def flat(result: Any) -> list[Any]:

@@ -72,8 +72,10 @@ class dtr:
       search: How much of the candidates each eviction looks at; all by default.
 
     Raises, on entry or from any op:
-      EvictionError: What is locked does not fit, or memory went above the budget: which tensors, how much is missing, what would do.
-      ThrashingError: The overhead limit is reached; says the memory with which nothing is recomputed.
+      EvictionError: What is locked does not fit, or memory went above the budget: which tensors, how much is missing, what would do
+        (`needed_bytes`).
+      ThrashingError: The overhead limit is reached. The smallest budget that works is not known before the program is done; it is above the
+        one given and at most that within which nothing would have been recomputed so far (`enough_bytes`).
       UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian, gradients from another thread or inside of
         tf.function, distribution strategies, a second context; or a TensorFlow whose insides are not the ones this was made for.
       BudgetError: The budget cannot be understood.
@@ -86,13 +88,16 @@ class dtr:
       >>> print(context.stats)  # doctest: +SKIP
 
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee ends: with `strict` there is always room for
-    twice what an op takes, since allocators give out holes of up to twice what was asked for. The first op of its type, attributes and
-    shapes is sized by inference and a guess of its scratch memory; memory that comes about otherwise (data, variables, inside of functions)
-    is seen afterwards only. Where the allocator has no hole in one piece, more is evicted after the ten seconds that TensorFlow waits. To
-    have the memory in one piece, enter the context before the model is built. A `tf.function` is one opaque op: nothing inside is evicted.
+    twice what an op takes, since TensorFlow's allocator hands out a hole whole if it is less than twice what was asked for, and counts it
+    whole; other allocators may lose more. The first op of its type, attributes and shapes is sized by inference and a guess of its scratch
+    memory; memory that comes about otherwise (data, variables, inside of functions) is seen afterwards only. That the bytes in use are
+    within the budget does not say that they lie in one piece: on entry the allocator is asked for the rest of the budget as one piece, so
+    enter the context before the model is built; where a hole is missing all the same, more is evicted after the ten seconds that TensorFlow
+    waits. A `tf.function` is one opaque op: nothing inside is evicted.
     Gradients equal the plain tape's bit for bit, except that sums of more than four partial gradients are added in another order.
 
-    Every op costs Python time besides its kernel: see `checkmate.tf2.eager.runtime`.
+    Every op costs Python time besides its kernel: on a taped matrix product of 1 ms 79 us forward and 39 us backward were measured, 5 % in all,
+    on a busy server of 2.5 GHz; programs of short ops become much slower (`checkmate bench dtr-eager --ops`).
     """
 
     def __init__(
@@ -222,7 +227,9 @@ def _checked_device(budget_bytes: int | None) -> str:
         if in_use > budget_bytes:
             raise EvictionError(
                 f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins: variables, data and other tensors take "
-                f"{format_bytes(in_use)}, {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is not needed."
+                f"{format_bytes(in_use)}, {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is not needed.",
+                budget_bytes=budget_bytes,
+                needed_bytes=in_use,
             )
     fence.check()
     return device

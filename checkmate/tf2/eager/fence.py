@@ -88,6 +88,7 @@ tape_records, tape_record, tape_forget = (
     tfe.TFE_Py_TapeSetDeleteTrace,
 )
 record_gradient, default_vspace, MockOp = backprop.record_gradient, backprop._default_vspace, backprop._MockOp
+executing_eagerly = context.executing_eagerly
 new_id, raise_status, op_def = ops.uid, ops.raise_from_not_ok_status, op_def_registry.get
 
 
@@ -99,6 +100,11 @@ def gradient_function(op: str) -> Any:
 def current_device() -> str:
     """The device that the program asks for, or ""."""
     return context._context.device_name
+
+
+def thread_state() -> Any:
+    """What the context keeps for this thread; its `device_name` is the device that the program asks for, or ""."""
+    return context._context._thread_local_data
 
 
 def memory_info(device: str) -> dict[str, int]:

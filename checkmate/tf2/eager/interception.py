@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from typing import Any
 
 import tensorflow as tf
@@ -62,13 +62,15 @@ class Interception:
 
     def _fast(self, context: Any, op: str, name: Any, *args: Any) -> Any:
         kind = kind_of(op)
-        if kind.passed_on or threading.get_ident() != self._thread:
+        if kind.passed_on or get_ident() != self._thread:
             return self._aside(context, op, name, args)
-        count = len(kind.is_list)
+        count = kind.count
         tensors: Any = args[:count]
         lengths = kind.one_each
-        if not all([type(each) in _TENSORS for each in tensors]):
-            tensors, lengths = _row(kind, tensors)
+        for each in tensors:
+            if type(each) not in _TENSORS:
+                tensors, lengths = _row(kind, tensors)
+                break
         if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
             return _static(op, tensors[0], args[count:])
         return self._runtime.run(kind, tensors, lengths, args[count:], None, name)
@@ -120,7 +122,7 @@ class Interception:
 
     def _elsewhere(self) -> bool:
         """Whether this is another thread. What input pipelines run there is none of ours; training there is refused."""
-        if threading.get_ident() == self._runtime.thread:
+        if get_ident() == self._runtime.thread:
             return False
         if not fence.tape_is_empty():
             raise _other_thread()

@@ -66,10 +66,19 @@ class NeedsTable:
         self._device = device
         self._kind = device.split(":")[0]
         self._known: dict[Any, Needs] = {}
+        self._made: dict[Any, Made] = {}
 
-    def of(self, call: EagerCall) -> Needs:
-        """The needs of running a call."""
-        signatures = [argument.signature if type(argument) is Cell else _described(argument) for argument in call.arguments]
+    def made(self, shape: tuple[int, ...], dtype: tf.DType) -> Made:
+        """What is known of a tensor of this shape and type."""
+        key = (shape, dtype)
+        found = self._made.get(key)
+        if found is None:
+            number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+            found = self._made[key] = Made(rounded(math.prod(shape) * dtype.size) if number else 0, shape, dtype)
+        return found
+
+    def of(self, call: EagerCall, signatures: Sequence[Any]) -> Needs:
+        """The needs of running a call, of whose arguments `signatures` says what decides about them: `Cell.made`, or what is `described`."""
         key: Any = (call.kind, call.lengths, call.attrs, *signatures)
         try:
             found = self._known.get(key)
@@ -96,18 +105,12 @@ class NeedsTable:
         made = [tensor_bytes(tensor) for tensor in operation.outputs]
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
-        known = [made_of(tensor.shape, tensor.dtype) for tensor in operation.outputs] if None not in made else None
+        known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
 
 
-def made_of(shape: Any, dtype: tf.DType) -> Made:
-    """What is known of a tensor of this shape and type."""
-    sizes = tuple(shape)
-    number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
-    return Made(rounded(math.prod(sizes) * dtype.size) if number else 0, sizes, dtype)
-
-
-def _described(tensor: Any) -> Any:
+def described(tensor: Any) -> Any:
+    """Shape and type of a real tensor, and its value if it may be a shape or an axis itself."""
     shape, dtype = tensor._shape_tuple(), tensor._datatype_enum()
     if dtype != _INT32:
         return shape, dtype
@@ -116,10 +119,9 @@ def _described(tensor: Any) -> Any:
 
 
 def _bytes(argument: Any) -> int:
-    count = 1
-    for size in argument._shape_tuple() if type(argument) is fence.EagerTensor else argument.shape:
-        count *= size
-    return rounded(count * max(1, argument.dtype.size))
+    if type(argument) is Cell:
+        return argument.made.bytes
+    return rounded(math.prod(argument._shape_tuple()) * max(1, argument.dtype.size))
 
 
 def _shape_like(tensor: Any, shape: tuple[int, ...]) -> Any:
@@ -149,4 +151,5 @@ def _stand_in(argument: Any) -> tf.Tensor:
         value = _shape_like(argument, argument._shape_tuple())
         if value is not None:
             return tf.constant(value)
-    return tf.compat.v1.placeholder(argument.dtype, argument.shape)
+    known = argument.made if type(argument) is Cell else argument
+    return tf.compat.v1.placeholder(known.dtype, known.shape)

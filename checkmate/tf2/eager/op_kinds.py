@@ -36,13 +36,14 @@ class OpKind:
       stateful: It runs exactly once; what it makes cannot be recomputed.
       is_view: Its first output shares the memory of its first input.
       inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
+      count: How many input arguments it has.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
       one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None before the first gradient.
     """
 
-    __slots__ = ("inputs", "is_list", "is_view", "lists", "name", "one_each", "passed_on", "reads", "stateful", "types")
+    __slots__ = ("count", "inputs", "is_list", "is_view", "lists", "name", "one_each", "passed_on", "reads", "stateful", "types")
 
     def __init__(self, name: str):
         self.name = name
@@ -50,6 +51,7 @@ class OpKind:
         self.passed_on = definition is None or name in _PASSED_ON
         arguments = definition.input_arg if definition is not None else ()
         self.inputs = [(argument.type_attr, argument.number_attr, argument.type_list_attr) for argument in arguments]
+        self.count = len(self.inputs)
         self.is_list = [bool(number or types) for _, number, types in self.inputs]
         self.lists = any(self.is_list)
         self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)

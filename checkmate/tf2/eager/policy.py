@@ -51,6 +51,7 @@ class EagerPolicy(Runtime):
       first_cost: What the program's ops cost, without recomputation.
       demand_bytes: The most memory that would have been in use without eviction.
       overshoots: How often an op took more than was foreseen, and memory went above the budget.
+      observer: Told of each cell that the program gives back, if any.
     """
 
     pool: Any  # a Pool, once something was evicted
@@ -83,6 +84,7 @@ class EagerPolicy(Runtime):
         self._away_bytes = self._passing_bytes = 0
         self._at_most_bytes, self._unasked = math.inf, 0
         self._before_bytes = 0
+        self.observer: Any = None
 
     # ---- references ----------------------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,8 @@ class EagerPolicy(Runtime):
         tensor.refs += 1
         storage.refs += 1
         if storage.refs == 1:
-            self._passed(storage)
+            if storage.passing:
+                self._passed(storage)
             if not storage.material:
                 self._away_bytes += storage.bytes
             elif storage.slot >= 0:
@@ -103,18 +106,19 @@ class EagerPolicy(Runtime):
         storage = tensor.storage
         tensor.refs -= 1
         storage.refs -= 1
+        if self.observer and not tensor.refs:
+            self.observer.released(tensor)
         if not storage.refs:
             if not storage.material:
                 self._away_bytes -= storage.bytes
             self._retire(storage)
 
-    def weigh(self, cells: Sequence[Cell]) -> None:
-        """Takes up anchors: these will not be asked for any more unless something refers to them."""
-        for cell in cells:
-            storage: Any = cell.storage
-            storage.anchors -= 1
-            if not storage.refs:
-                self._retire(storage)
+    def weigh(self, cell: Cell) -> None:
+        """Takes up an anchor: the cell will not be asked for any more unless something refers to it."""
+        storage: Any = cell.storage
+        storage.anchors -= 1
+        if not storage.refs:
+            self._retire(storage)
 
     def _retire(self, storage: Any) -> None:
         """Evicts what nothing refers to; forgets it for good if nothing was made of it that is still known."""
@@ -189,7 +193,10 @@ class EagerPolicy(Runtime):
             raise ThrashingError(
                 f"Recomputation has cost {self.recomputed_cost / self.first_cost:.1f} times what ran first, more than the overhead limit of "
                 f"{self._overhead_limit:g} allows, within {format_bytes(self._promised_bytes)}. With {format_bytes(self.demand_bytes)} nothing "
-                "would have been recomputed so far; raise the budget towards that, or the overhead limit."
+                f"would have been recomputed so far; the smallest budget that works is between the two. Try "
+                f"{format_bytes((self._promised_bytes + self.demand_bytes) / 2)}, or raise the overhead limit.",
+                budget_bytes=self._promised_bytes,
+                enough_bytes=self.demand_bytes,
             ) from None
         finally:
             self._away_bytes -= sum(storage.bytes for storage in dict.fromkeys(away) if storage.material)
@@ -224,7 +231,7 @@ class EagerPolicy(Runtime):
         self._before_bytes, self._at_most_bytes = in_use, in_use + needs.bytes
         certain = needs.bytes if needs.measured else needs.least_bytes
         if in_use + certain > self._promised_bytes:
-            raise EvictionError(self._stuck(name, in_use, certain))
+            raise self._stuck(name, in_use, certain)
 
     def settle(self, needs: Needs, name: str) -> None:
         """Learns from an op that has run what the allocator lost on it, and what it took more than was foreseen."""
@@ -240,14 +247,16 @@ class EagerPolicy(Runtime):
         foreseen = needs.bytes
         needs.raise_to(foreseen + int(over))
         if not len(self.pool):
-            raise EvictionError(self._stuck(name, self._before_bytes, int(self._promised_bytes + over) - self._before_bytes))
+            raise self._stuck(name, self._before_bytes, int(self._promised_bytes + over) - self._before_bytes)
         if self._strict:
             took = int(self._promised_bytes + over) - self._before_bytes
             raise EvictionError(
                 f"Memory went {format_bytes(over)} above the budget of {format_bytes(self._promised_bytes)}: {name!r} took {format_bytes(took)} where "
                 f"{format_bytes(foreseen)} were foreseen, beside {format_bytes(self._before_bytes)}. Allocators give out whole holes, and that an op "
                 f"needs scratch memory is known once it ran. The budget must be at least {format_bytes(self._promised_bytes + over)} for what ran so far; "
-                "strict=False goes on, and `stats.overshoots` counts."
+                "strict=False goes on, and `stats.overshoots` counts.",
+                budget_bytes=self._promised_bytes,
+                needed_bytes=int(self._promised_bytes + over),
             )
 
     def learn_waste(self, needs: Needs, held_bytes: int) -> None:
@@ -288,17 +297,19 @@ class EagerPolicy(Runtime):
         if storage.refs:
             self._away_bytes += storage.bytes
 
-    def _stuck(self, name: str, in_use: int, needed: int) -> str:
+    def _stuck(self, name: str, in_use: int, needed: int) -> EvictionError:
         locked = sorted((storage for storage in self._live if storage.locks and storage.material), key=lambda storage: -storage.bytes)
         listed = ", ".join(f"{storage.tensors[0].call.name} {format_bytes(storage.bytes)}" for storage in locked[:5])
         held = sum(storage.bytes for storage in locked)
-        return (
+        return EvictionError(
             f"{name!r} needs {format_bytes(needed)} beside {format_bytes(in_use)} that cannot be evicted: together "
             f"{format_bytes(in_use + needed)}, {format_bytes(in_use + needed - self._promised_bytes)} more than the budget of "
             f"{format_bytes(self._promised_bytes)}. Of it, {format_bytes(held)} are inputs of running ops"
             + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")
             + f", {format_bytes(max(0, in_use - held))} are variables, data and other tensors that cannot be recomputed. "
-            f"The budget must be at least {format_bytes(in_use + needed)}; or make the batch smaller."
+            f"The budget must be at least {format_bytes(in_use + needed)}; or make the batch smaller.",
+            budget_bytes=self._promised_bytes,
+            needed_bytes=in_use + needed,
         )
 
     def tidy(self) -> None:

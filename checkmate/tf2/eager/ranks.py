@@ -20,7 +20,13 @@ GRADIENTS_LAST = 1e9
 
 
 class Ranked(Own):
-    """Costs nothing to evict what nobody refers to, and very much to evict a gradient."""
+    """Costs nothing to evict what nobody refers to, and very much to evict a gradient.
+
+    Attributes:
+      listens: It wants to be told what is made.
+    """
+
+    listens = False
 
     def made(self, storages: Sequence[Storage]) -> None:
         """Tells that `storages` are in memory for the first time, made of inputs that are all there."""
@@ -63,6 +69,8 @@ class _RankedClasses(Ranked, Classes):
 
 
 class _RankedRegions(Ranked, Regions):
+    listens = True
+
     def made(self, storages: Sequence[Storage]) -> None:
         self.rematerialized(storages)
 

@@ -2,31 +2,31 @@
 
 What differs from paper: an op's outputs are known after it ran, and objects die at any time and in any thread.
 
-Per op that costs Python time, whatever the kernel does. `python -m checkmate.bench.eager per_op`, on one core of a server that was busy
-otherwise (where all times are several times those of a quiet one): plain, an op of a taped chain of tanh took 37 us forward and 69 us
-backward; under dtr() 102 and 160 us; with a budget far away 111 and 167 us.
+Per op that costs Python time, whatever the kernel does: more beside long kernels, which drive Python out of the caches. By
+`checkmate bench dtr-eager --ops`, on one core of a 2.5 GHz server that was busy otherwise, a matrix product of 1 ms on a tape took 79 us more
+forward and 39 us more backward (8 % and 3 %); with a budget far away 84 and 43 us.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import tensorflow as tf
 
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
 from checkmate.dtr.pool import Search
-from checkmate.dtr.storage import Storage, Tensor
+from checkmate.dtr.storage import Storage
 from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.allocator import Allocator
 from checkmate.tf2.eager.backward import Backward
 from checkmate.tf2.eager.calls import EagerCall, flat
-from checkmate.tf2.eager.needs import NeedsTable, made_of
+from checkmate.tf2.eager.needs import NeedsTable, described
 from checkmate.tf2.eager.op_kinds import OpKind
 from checkmate.tf2.eager.policy import STALE_AT_MOST, EagerPolicy
 from checkmate.tf2.eager.tensors import Cell, EagerStorage, LazyTensor, Made, SettledTensor
@@ -70,34 +70,56 @@ class EagerRuntime(EagerPolicy):
         self.ops = 0
         self.reading: set[int] | None = None
         self.gradients = 0
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self.error: BaseException | None = None
         self.closed = False
         self.last_s = 0.0
         self._needs = NeedsTable(device)
+        self._thread_state = fence.thread_state()
         self._depth = 0
         self._later: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._handles: dict[int, weakref.ref] = {}
+        self._handles: dict[int, ref] = {}
 
     # ---- running -------------------------------------------------------------------------------------------------------------------
 
     def run(self, kind: OpKind, tensors: Sequence[Any], lengths: tuple[int | None, ...], attrs: Any, results: int | None, name: Any) -> Any:
         """Runs an op for the program and puts it on the tapes that record. Returns what TensorFlow would, with handles in place of tensors."""
         self.ops += 1
-        arguments = tuple([each._cell if type(each) is LazyTensor else each for each in tensors])
+        arguments, cells, values, signatures, gone = [], [], [], [], False  # in one pass: it is done for every op
+        for each in tensors:
+            if type(each) is LazyTensor:
+                cell = each._cell
+                arguments.append(cell)
+                cells.append(cell)
+                values.append(cell.value)
+                signatures.append(cell.made)
+                gone = gone or not cell.defined
+            else:
+                arguments.append(each)
+                values.append(each)
+                signatures.append(described(each))
+        if gone:
+            values.clear()  # or what is evicted until the others are back stays in memory
         if self.reading is not None:
             self.reading.update(map(id, arguments))
-        taped = fence.tape_records(tensors) and not fence.tape_is_stopped()
+        skip: tuple[int, ...] | None = None  # the inputs that no tape asks for, if one records
+        if not fence.tape_is_empty() and not fence.tape_is_stopped():
+            skip = tuple([k for k, argument in enumerate(arguments) if not fence.tape_records((argument,))])
+            if len(skip) == len(arguments):
+                skip = None
         self._depth += 1
         try:
-            call = EagerCall(self.calls, kind, arguments, lengths, attrs, results, fence.current_device())
-            result = self._first_run(call, name, taped)
-            held = self._adopt(call, flat(result), taped)
-            if taped and held:
-                self._put_on_tape(call, held, tensors)
+            call = EagerCall(self.calls, kind, tuple(arguments), tuple(cells), lengths, attrs, results, self._thread_state.device_name)
+            call.needs = self._needs.of(call, signatures)
+            result = self._first_run(call, None if gone else values, name, skip is not None)
+            held = self._adopt(call, flat(result) if type(result) is list or result is None else [result], skip is not None)
+            if skip is not None and held:
+                outputs = tuple([each._cell if type(each) is LazyTensor else each for each in held])
+                fence.tape_record(call.name, outputs, call.arguments, Backward(self, call, outputs, skip), None)
             if self.limited:
                 self.settle(call.needs, kind.name)
-            if len(self.neighbourhood.stale) > STALE_AT_MOST + 4 * len(self.pool):
+            stale = len(self.neighbourhood.stale)
+            if stale > STALE_AT_MOST and stale > STALE_AT_MOST + 4 * len(self.pool):
                 self.tidy()
             if type(result) is not list:
                 return held[0] if held else result
@@ -108,17 +130,17 @@ class EagerRuntime(EagerPolicy):
             if self._later and not self._depth:
                 self.catch_up()
 
-    def _first_run(self, call: EagerCall, name: Any, taped: bool) -> Any:
-        needs = call.needs = self._needs.of(call)
+    def _first_run(self, call: EagerCall, values: list[Any] | None, name: Any, taped: bool) -> Any:
+        """Runs a call on `values`, or on what they are once all of them are in memory."""
+        needs, cells, limited = call.needs, call.inputs, self.limited
         call.cost = needs.cost
-        cells, limited = call.inputs, self.limited
         locked: list[Storage] = []
         try:
-            if not all([cell.defined for cell in cells]) or (limited and not self.roomy(needs)):
+            if values is None or (limited and not self.roomy(needs)):
                 self.bring(cells, locked)
                 if limited:
                     self.room_for(needs, call.name)
-            values = [each.value if type(each) is Cell else each for each in call.arguments]
+                values = [each.value if type(each) is Cell else each for each in call.arguments]
             if taped:
                 fence.tape_stop()
             try:
@@ -148,65 +170,52 @@ class EagerRuntime(EagerPolicy):
 
     def _adopt(self, call: EagerCall, values: list[Any], taped: bool) -> list[Any]:
         """Returns a handle for each output that can be evicted, and the tensor itself for the others."""
-        held = []
-        for index, value in enumerate(values):
-            made = self._evictable(call, value, index)
-            if made is None:
-                held.append(value)
-            elif call.kind.is_view and index == 0:
-                held.append(self._view(call, value, made))
-            else:
-                held.append(self._fresh(call, value, index, made, is_gradient=self.gradients > 0 and not taped))
+        if call.kind.stateful:
+            held = values
+        elif len(values) == 1:
+            held = [self._handle(call, values[0], 0, taped)]
+        else:
+            held = [self._handle(call, value, index, taped) for index, value in enumerate(values)]
         if call.outputs:
             self.calls += 1
-            self.neighbourhood.made([cell.storage for cell in call.outputs])
+            if self.neighbourhood.listens:
+                self.neighbourhood.made([cell.storage for cell in call.outputs])
         if self.observer:
             self.observer.called(call, held, self.last_s)
         return held
 
-    def _evictable(self, call: EagerCall, value: Any, index: int) -> Made | None:
-        """What is known of an output, if it can be evicted."""
-        if call.kind.stateful:
-            return None
+    def _handle(self, call: EagerCall, value: Any, index: int, taped: bool) -> Any:
         known = call.needs.made
-        made = made_of(value._shape_tuple(), value.dtype) if known is None else known[index]
+        made: Made = self._needs.made(value._shape_tuple(), value.dtype) if known is None else known[index]
         if made.bytes < self._smallest_bytes or value.backing_device != self.device_name:
-            return None
-        return None if call.kind.is_view and index == 0 and type(call.arguments[0]) is not Cell else made
-
-    def _fresh(self, call: EagerCall, value: Any, index: int, made: Made, *, is_gradient: bool) -> LazyTensor:
-        storage = EagerStorage(made.bytes, is_gradient)
-        cell = Cell(call, storage, made.bytes, value, index, made)
-        storage.tensors.append(cell)
-        storage.cost, storage.last_access = call.cost, self.clock
-        for source in call.inputs:
-            source.storage.after[storage] = None
-            storage.before[source.storage] = None
+            return value
+        if call.kind.is_view and index == 0:
+            if type(call.arguments[0]) is not Cell:
+                return value
+            cell = self._view(call, value, made)
+        else:
+            storage = EagerStorage(made.bytes, call.cost, self.clock, self.gradients > 0 and not taped)
+            cell = Cell(call, storage, made.bytes, value, index, made)
+            for source in call.inputs:
+                source.storage.after[storage] = None
+                storage.before[source.storage] = None
+            call.bytes += made.bytes
+            self._live[storage] = None
+            self.pool.add(storage)
         call.outputs += (cell,)
-        call.bytes += made.bytes
-        self._live[storage] = None
-        handle = LazyTensor(self, cell, owner=True)
-        self.pool.add(storage)
-        return handle
+        return LazyTensor(self, cell, owner=True)
 
-    def _view(self, call: EagerCall, value: Any, made: Made) -> LazyTensor:
+    def _view(self, call: EagerCall, value: Any, made: Made) -> Cell:
         storage = call.arguments[0].storage
         cell = Cell(call, storage, 0, value, 0, made)
-        storage.tensors.append(cell)
         storage.cost += call.cost
         for source in call.inputs:
             if source.storage is not storage:
                 source.storage.after[storage] = None
                 storage.before[source.storage] = None
-        call.outputs += (cell,)
         if storage.slot >= 0:
             self.neighbourhood.stale[storage] = None
-        return LazyTensor(self, cell, owner=True)
-
-    def _put_on_tape(self, call: EagerCall, held: list[Any], tensors: Sequence[Any]) -> None:
-        skip = tuple([k for k, tensor in enumerate(tensors) if not fence.tape_records((tensor,))]) if len(tensors) > 1 else ()
-        outputs = tuple([each._cell if type(each) is LazyTensor else each for each in held])
-        fence.tape_record(call.name, held, tensors, Backward(self, call, outputs, skip), None)
+        return cell
 
     def aside(self, op: str, inputs: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Runs what is not ours to record, a whole function perhaps: it counts as one op, whose needs are known once it ran."""
@@ -261,7 +270,7 @@ class EagerRuntime(EagerPolicy):
 
     def hold(self, handle: Any, cell: Cell) -> None:
         """A handle has been made."""
-        self._handles[id(handle)] = weakref.ref(handle)
+        self._handles[id(handle)] = ref(handle)
         self.retain(cell)
 
     def let_go(self, handle: Any, cell: Cell) -> None:
@@ -278,18 +287,12 @@ class EagerRuntime(EagerPolicy):
                 del handle._cell
 
     def _forget(self, cell: Cell) -> None:
-        fence.tape_forget(cell.id)
+        fence.tape_forget(cell._id)
         self.release(cell)
-
-    def release(self, tensor: Tensor) -> None:
-        """The program gives back a reference."""
-        if self.observer and tensor.refs == 1:
-            self.observer.released(tensor)
-        super().release(tensor)
 
     def soon(self, act: Callable[..., None], *arguments: Any) -> None:
         """Does something when no op is on its way, and in the thread of the runtime. Objects die at any time and in any thread."""
-        if self._depth or threading.get_ident() != self.thread:
+        if self._depth or get_ident() != self.thread:
             self._later.append((act, arguments))
             return
         self._depth = 1

@@ -7,6 +7,7 @@ EagerTensor that dies takes its entry on all tapes with it, and evicting means l
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,9 @@ class EagerStorage(Storage):
 
     __slots__ = ("anchors", "is_gradient", "passing")
 
-    def __init__(self, count: int, is_gradient: bool):
+    def __init__(self, count: int, cost: float, last_access: float, is_gradient: bool):
         # All fields of `Storage`, written out: one is made for every op that runs.
-        self.bytes, self.is_gradient = count, is_gradient
-        self.cost = self.last_access = 0.0
+        self.bytes, self.cost, self.last_access, self.is_gradient = count, cost, last_access, is_gradient
         self.tensors = []
         self.material, self.pinned, self.banished, self.passing = True, False, False, False
         self.locks = self.refs = self.anchors = 0
@@ -39,40 +39,56 @@ class EagerStorage(Storage):
 
 
 class Made:
-    """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if it is no number, shape and type."""
+    """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if it is no number, shape and type.
 
-    __slots__ = ("bytes", "dtype", "shape", "signature")
+    There is one object for each shape and type, so that keys made of them are compared quickly.
+
+    Attributes:
+      tape_dtype, tape_shape: What tapes ask for, without a detour through Python: an object with the type's number, a call for the shape.
+    """
+
+    __slots__ = ("bytes", "dtype", "shape", "tape_dtype", "tape_shape")
 
     def __init__(self, count: int, shape: tuple[int, ...], dtype: Any):
         self.bytes, self.shape, self.dtype = count, shape, dtype
-        self.signature = (shape, dtype.as_datatype_enum)
+        self.tape_dtype = _TapeType(dtype.as_datatype_enum)
+        self.tape_shape = repeat(shape).__next__
+
+
+class _TapeType:
+    __slots__ = ("_type_enum",)
+
+    def __init__(self, number: int):
+        self._type_enum = number
 
 
 class Cell(Tensor):
-    """An output that may be evicted.
+    """An output that may be evicted. Tapes take it for a tensor: they ask for `_id`, `dtype._type_enum` and `_shape_tuple()`.
 
     Attributes:
       value: The real tensor while it is in memory.
-      id: Its name on tapes.
       index: Which output of its call it is.
-      shape, dtype, signature: As in `Made`.
+      made: Its shape and type.
     """
 
-    __slots__ = ("dtype", "id", "index", "shape", "signature", "value")
+    __slots__ = ("_id", "_shape_tuple", "dtype", "index", "made", "value")
 
     def __init__(self, call: Any, storage: EagerStorage, count: int, value: Any, index: int, made: Made):
         self.call, self.storage, self.bytes = call, storage, count
         self.refs, self.defined = 0, True
-        self.value, self.index = value, index
-        self.shape, self.dtype, self.signature = made.shape, made.dtype, made.signature
-        self.id = fence.new_id()
+        self.value, self.index, self.made = value, index, made
+        self._id, self.dtype, self._shape_tuple = fence.new_id(), made.tape_dtype, made.tape_shape
+        storage.tensors.append(self)
 
 
 class _Handle:
     """What stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
+    __slots__ = ("_cell", "_id", "_owner", "_runtime", "dtype")  # of these TensorFlow's C++ asks for `_id` and `dtype`, at every op
+
     def __init__(self, runtime: Any, cell: Cell, owner: bool = False):
         self._runtime, self._cell, self._owner = runtime, cell, owner
+        self._id, self.dtype = cell._id, cell.made.dtype
         runtime.hold(self, cell)
 
     def __del__(self) -> None:
@@ -86,22 +102,14 @@ class _Handle:
         return self._runtime.value(self._cell)
 
     @property
-    def _id(self):
-        return self._cell.id
-
-    @property
-    def dtype(self):
-        return self._cell.dtype
-
-    @property
     def shape(self):
         import tensorflow as tf
 
-        return tf.TensorShape(self._cell.shape)
+        return tf.TensorShape(self._cell.made.shape)
 
     @property
     def ndim(self):
-        return len(self._cell.shape)
+        return len(self._cell.made.shape)
 
     @property
     def device(self):
@@ -121,19 +129,19 @@ class _Handle:
             raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}")
 
     def _shape_tuple(self):
-        return self._cell.shape
+        return self._cell.made.shape
 
     def _shape_as_list(self):
-        return list(self._cell.shape)
+        return list(self._cell.made.shape)
 
     def _rank(self):
-        return len(self._cell.shape)
+        return len(self._cell.made.shape)
 
     def _num_elements(self):
-        return math.prod(self._cell.shape)
+        return math.prod(self._cell.made.shape)
 
     def _datatype_enum(self):
-        return self._cell.dtype.as_datatype_enum
+        return self.dtype.as_datatype_enum
 
     def numpy(self):
         return self._value().numpy()
@@ -168,14 +176,14 @@ class _Handle:
         return self._value().__index__()
 
     def __len__(self):
-        if not self._cell.shape:
+        if not self._cell.made.shape:
             raise TypeError("Scalar tensor has no `len()`")
-        return self._cell.shape[0]
+        return self._cell.made.shape[0]
 
     def __iter__(self):
-        if not self._cell.shape:
+        if not self._cell.made.shape:
             raise TypeError("Cannot iterate over a scalar tensor.")
-        return (self[k] for k in range(self._cell.shape[0]))
+        return (self[k] for k in range(self._cell.made.shape[0]))
 
     def __format__(self, spec):
         return format(self._value(), spec)
