@@ -105,6 +105,26 @@ def test_recurrent_models_are_predicted_to_need_what_they_take():
     assert 0.5 < predicted / (peak - before) < 2
 
 
+def test_batch_normalization_keeps_a_mask():
+    """The kernel's last output, whose size no shape tells, counts for less than what it normalizes."""
+    import tensorflow as tf
+
+    from checkmate.tf2.trace import analyse
+
+    scale, offset = tf.Variable(tf.ones(4)), tf.Variable(tf.zeros(4))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(tf.compat.v1.nn.fused_batch_norm(x, scale, offset)[0]))
+        scale.assign_sub(tape.gradient(loss, scale))
+        return loss
+
+    graph = analyse(tf.function(step).get_concrete_function(tf.TensorSpec((8, 32, 32, 4))), name="normalized").graph
+    found = next(op for op in graph.ops if "FusedBatchNormV3" in op.kind)
+    size = 8 * 32 * 32 * 4 * 4
+    assert size < found.output_bytes < 1.2 * size
+
+
 def test_smallest_budgets_are_those_of_plans_within_the_cost():
     from checkmate.bench.zoo import smallest_budgets
 
