@@ -175,7 +175,7 @@ def test_an_engine_that_hangs_is_ended_and_what_was_found_beside_it_counts(monke
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", sleeper)
-    result = solve(training_chain(30, skip=3), "70%", solver="milp_scip", time_limit_s=0.5)
+    result = solve(training_chain(30, skip=3), "70%", solver="milp_scip", time_limit_s=2)
     assert result.plan.recomputed
     assert result.peak_bytes <= result.budget_bytes
     assert children
