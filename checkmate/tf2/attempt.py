@@ -1,7 +1,7 @@
 """Attempt: from a measured graph to a function within the budget, by plans that are made, run on trial, and made again.
 
 The judge counts the bytes that ops ask for; the allocator adds rounding and fragmentation of its own. So a plan is first made
-for the budget less a reserve, and where the allocator reports it is then run on made-up data and made again for
+for the budget less a reserve, and where the allocator reports it is then run on trial and made again for
 a corrected budget until what was measured is within the limit. The step's variables are put back as they were.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,7 @@ class Attempt:
 
     Attributes:
       outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
+      batch: What the step is checked on, None for made-up data.
     """
 
     planner: Planner
@@ -110,6 +111,7 @@ class Attempt:
     clock: Clock
     progress: Progress
     outside: int
+    batch: Sequence[tf.Tensor] | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
@@ -203,9 +205,9 @@ class Attempt:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
             enough = self.planner.budget_bytes - self.outside
-            measured = measured_peak(run, self.traced, devices.training_device(), enough=enough)
+            measured = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if measured is None:
-            self.notes.append("The step could not be run on made-up data, so its memory is predicted and not measured.")
+            self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
             return None
         return measured + self.outside
 

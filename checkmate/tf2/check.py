@@ -43,14 +43,30 @@ def kept_state(variables: Sequence[tf.Variable]) -> Iterator[list[np.ndarray]]:
             _put_back(variable, value)
 
 
-def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int) -> int | None:
-    """Runs a step on made-up data as a training loop would, and returns the allocator's peak in the terms of a budget.
+def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
+    """Returns the values where they are tensors of these specs in the memory that steps train in: a batch for the check; else None."""
+    device = devices.training_device()
+    eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
+    if not values or not eager or len(values) != len(specs):
+        return None
+    there = all(
+        value.shape == spec.shape and value.dtype == spec.dtype and value.device.endswith(device)
+        for value, spec in zip(values, specs, strict=True)
+    )
+    return list(values) if there else None
+
+
+def measured_peak(
+    run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int, batch: Sequence[tf.Tensor] | None = None
+) -> int | None:
+    """Runs a step as a training loop would, and returns the allocator's peak in the terms of a budget.
 
     What is counted is what the step adds to what was in use before, and `fixed_bytes`, which is what was. The variables it
     writes to are saved on the host and put back.
 
     Args:
       enough: Bytes above which it need not be known exactly.
+      batch: The step's flattened arguments, which somebody else holds; without them, data is made up.
 
     Returns:
       The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data, or prints, writes files or
@@ -59,11 +75,12 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
     if op_rules.is_seen_outside(traced.function):
         return None
     before = tf.config.experimental.get_memory_info(device)["current"]
-    batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
-    # Where the user's batch is in memory as well, the step will find the room of ours free. The allocator may then hand it out with
-    # a value that needs less, so that the peak is the same without our batch as with it: that is taken for granted.
-    if before < resident_bytes(traced):
-        before = tf.config.experimental.get_memory_info(device)["current"]
+    if batch is None:
+        batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+        # Where the user's batch is in memory as well, the step will find the room of ours free. The allocator may then hand it out with
+        # a value that needs less, so that the peak is the same without our batch as with it: that is taken for granted.
+        if before < resident_bytes(traced):
+            before = tf.config.experimental.get_memory_info(device)["current"]
     resting = before - traced.graph.fixed_bytes
     result: Any = None
     found: list[int] = []
@@ -82,7 +99,7 @@ def measured_peak(run: Callable[..., Any], traced: TracedStep, device: str, *, e
     except tf.errors.ResourceExhaustedError:
         return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - resting)
     except tf.errors.OpError as error:
-        log.info("The step cannot be run on made-up data: %s", error)
+        log.info("The step cannot be run on trial: %s", error)
         return None
     by_chance = max(found[1:]) - min(found[1:]) if loops else 0  # others differ by turns
     return max(found[1:]) + by_chance // 2

@@ -215,7 +215,7 @@ class PlannedFunction:
                     MANY_PLANS + 1,
                 )
             planner = self._options.planner(tf.function(self._flat(call), autograph=self._autograph), self._name)
-            self._steps[key] = PlannedStep(planner, call.specs(self._options.batch_size))
+            self._steps[key] = PlannedStep(planner, call.specs(self._options.batch_size), call.tensors)
         return self._steps[key]
 
     def _flat(self, call: Call) -> Callable:

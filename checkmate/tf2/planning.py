@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules, plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
+from checkmate.tf2.check import in_memory
 from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.trace import TracedStep, trace
@@ -47,27 +48,31 @@ class Planner:
     explains: bool = True
     budget_bytes: int = 0
 
-    def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None) -> Planned:
-        """Plans the step for these shapes; with `like`, under the same plan where it fits."""
+    def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None, batch: Sequence[Any] = ()) -> Planned:
+        """Plans the step for these shapes; with `like`, under the same plan where it fits.
+
+        Args:
+          batch: Flattened values of these specs, where there are any: the plan is then checked as it will run on them.
+        """
         clock = Clock()
         with Progress(self.name, enabled=self.verbose) as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
                 traced = trace(self.step, *specs, name=self.name, like=like.traced if like else None)
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
-            outside = outside_bytes(traced)
+            outside, there = outside_bytes(traced), in_memory(batch, tf.nest.flatten(specs))
             if (
                 self.kept
                 and like is None
                 and (known := plan_files.find(self.kept, traced, self._asked, lambda known: self._accept(known, outside)))
             ):
-                return self._as_kept(known, traced, specs, clock, outside)
+                return self._as_kept(known, traced, specs, clock, outside, there)
             self._make_room(traced, outside)
             with clock.phase("measuring ops"), progress.phase("measuring ops"):
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
             plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
             self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
-            attempt = Attempt(self, traced, graph, specs, clock, progress, outside)
+            attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         if op_rules.draws(traced.function):
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
@@ -94,10 +99,18 @@ class Planner:
         plan_files.refuse_above(known, budget - outside)
         self.budget_bytes = budget
 
-    def _as_kept(self, known: plan_files.KeptPlan, traced: TracedStep, specs: tuple[Any, ...], clock: Clock, outside: int) -> Planned:
+    def _as_kept(
+        self,
+        known: plan_files.KeptPlan,
+        traced: TracedStep,
+        specs: tuple[Any, ...],
+        clock: Clock,
+        outside: int,
+        batch: Sequence[tf.Tensor] | None,
+    ) -> Planned:
         """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
         self._make_room(traced, outside)
-        attempt = Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside)
+        attempt = Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside, batch)
         attempt.notes.append(f"The plan is from {known.path}.")
         plan = known.plan or traced.plain_plan()
         with clock.phase("building"):

@@ -31,7 +31,7 @@ class Report:
       budget_bytes: The budget as bytes; it counts everything resident.
       fixed_bytes: What of it is resident all the time.
       plain_peak_bytes: Predicted peak of the step as it was written.
-      measured_peak_bytes: Peak of this step by the allocator's count, on made-up data; None where nothing could be measured.
+      measured_peak_bytes: Peak of this step by the allocator's count, on trial; None where nothing could be measured.
       reserve_bytes: How much lower than the budget the plan was made, for what the allocator loses to rounding and fragmentation.
       result: The solver's judged answer, or None where the step runs as it is.
       ops: Ops of the planned graph.

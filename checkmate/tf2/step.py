@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def compile(
       >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
     """
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
-    return PlannedStep(Planner(train_step, model.name, budget, solver, cost_model, time_limit_s, verbose, plan), specs)
+    planner = Planner(train_step, model.name, budget, solver, cost_model, time_limit_s, verbose, plan)
+    return PlannedStep(planner, specs, tf.nest.flatten((input_spec, label_spec)))
 
 
 def training_step(model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any) -> tuple[Callable, tuple[Any, Any]]:
@@ -115,7 +116,7 @@ class PlannedStep:
     one is refused.
     """
 
-    def __init__(self, planner: Planner, specs: tuple[Any, ...]):
+    def __init__(self, planner: Planner, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
         make_solver(planner.solver)  # refused now rather than after tracing, as is the budget
         if planner.budget != "auto":
             parse_bytes(planner.budget, percent_of=1 << 40)
@@ -123,7 +124,7 @@ class PlannedStep:
         for spec in self._flat_specs:
             if not spec.shape.is_fully_defined():
                 raise TraceError(f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch size you train with.")
-        self._main = planner.plan(specs)
+        self._main = planner.plan(specs, batch=batch)
         self._by_shape = {_shapes(self._flat_specs): self._main}
 
     @property
