@@ -100,7 +100,7 @@ def test_graph_files_are_problems_too(tmp_path):
     nameless = DFGraph(problems.chain(3).ops)
     nameless.save(tmp_path / "other.graph.json")
     assert problems.load(str(tmp_path / "other.graph.json")).name == "other"
-    with pytest.raises(PlanFileError, match="missing.json"):
+    with pytest.raises(PlanFileError, match=r"missing\.json"):
         problems.load(str(tmp_path / "missing.json"))
     (row,) = solvers.measure([str(tmp_path / "mine.graph.json")], [0.3], ["auto"], time_limit_s=5)
     assert (row.graph, row.ops) == ("chain3", 7)
