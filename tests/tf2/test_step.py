@@ -245,7 +245,7 @@ def test_mixed_precision_with_a_scaled_loss():
     import keras
     import tensorflow as tf
 
-    x, y = batch_of(4 * BATCH)
+    x, y = batch_of(16 * BATCH)
     loss = keras.losses.MeanSquaredError()
 
     def plain_step(model, optimizer):
