@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -77,6 +78,26 @@ def test_another_loss_is_seen(trained):
     assert not found.ok and "NOT AS PLANNED" in str(found)
     wrong = [each for each in found.differences if not each.is_rounding]
     assert [each.what for each in wrong] == ["output 1"] and wrong[0].planned == pytest.approx(1e-3, rel=0.1)
+
+
+def test_what_the_graph_optimizer_fuses_is_told_apart(trained, tensorflow, monkeypatch):
+    verify = importlib.import_module("checkmate.tf2.verify")  # the package has the function of that name
+    case, _, step = trained
+    options = tensorflow.config.optimizer.get_experimental_options
+    before, compared = options(), []
+    differences = verify._Verifier._differences
+
+    def fused_otherwise(self, *runs):
+        compared.append(options().get("disable_meta_optimizer", False))
+        found = differences(self, *runs)
+        return found if compared[-1] else (replace(found[0], planned=1.0), *found[1:])
+
+    monkeypatch.setattr(verify._Verifier, "_differences", fused_otherwise)
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.ok, str(found)
+    assert "graph optimizer" in str(found)
+    assert compared == [False, True]
+    assert options().get("disable_meta_optimizer", False) == before.get("disable_meta_optimizer", False)
 
 
 def test_state_that_moves_on_twice_is_seen(trained):
