@@ -94,7 +94,7 @@ def test_what_the_graph_optimizer_fuses_is_told_apart(trained, tensorflow, monke
 
     monkeypatch.setattr(verify._Verifier, "_differences", fused_otherwise)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
-    assert found.ok, str(found)
+    assert all(each.is_rounding for each in found.differences), str(found)
     assert "graph optimizer" in str(found)
     assert compared == [False, True]
     assert options().get("disable_meta_optimizer", False) == before.get("disable_meta_optimizer", False)
