@@ -29,6 +29,10 @@ LAST_BITS = 4
 """So do differences of this many units in the last place of the largest number."""
 
 
+_REPLACEMENT = re.compile(rf"/[A-Za-z]+Optimizer/[^/]+_{re.escape(EVALUATION_MARK.removeprefix('/'))}([0-9]+)$")
+"""How TensorFlow's optimizer names what it puts in the place of X/evaluation_k: X/ArithmeticOptimizer/RULE_evaluation_k."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How far a tensor of the planned step is from that of the plain one.
@@ -278,6 +282,7 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
     ran: Counter[str] = Counter()
     fused_kernels = 0
     for (name, kernel), times in seen.ran.items():
+        name = _REPLACEMENT.sub(rf"{EVALUATION_MARK}\1", name)
         found = re.search(rf"(?:^|/)planned/(.*?{re.escape(EVALUATION_MARK)}[0-9]+)(.*)$", name)
         if found:
             # A call of a function is replaced by the ops inside of it: X/evaluation_k/op, which a loop may run often.
@@ -294,13 +299,13 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
 def _may_vanish(operation: tf.Operation) -> bool:
     """True for what TensorFlow's own optimizer takes out: constants are folded; what is listed here can do nothing.
 
-    A product with one, a sum with zero, a sum over no axis, two transpositions.
+    A product with one, a sum with zero, a sum over no axis, two transpositions, one beside a product of matrices that can do it.
     """
     if operation.type == "Sum" and _adds_nothing(operation):
         return True
     if operation.type == "Transpose":
         around = [op_rules.source(operation.inputs[0]).op, *_readers(operation)]
-        return any(other.type == "Transpose" for other in around)
+        return any(other.type in ("Transpose", "MatMul", "BatchMatMulV2") for other in around)
     return operation.type in op_rules.IN_PLACE or (
         bool(operation.inputs)
         and all(
