@@ -192,7 +192,7 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
     real, refusals = getattr(EagerCall, name), []
 
     def refusing(call, *args):
-        if call.name == "Tanh" and len(refusals) < 2:
+        if call.name == "Tanh" and not refusals:  # another one may find nothing left to evict
             refusals.append(call)
             raise tf.errors.ResourceExhaustedError(None, None, "no hole is large enough")
         return real(call, *args)
@@ -202,7 +202,7 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
         evicted = context.stats.evictions
         monkeypatch.setattr(EagerCall, name, refusing)
         same(arrays(gradients(variables, loss)), plain)
-        assert len(refusals) == 2
+        assert len(refusals) == 1
         assert context.stats.evictions > evicted
 
 

