@@ -70,7 +70,7 @@ def trees(sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256)) -> I
 
     Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or what ended it; None where a smaller tree has failed already.
     """
-    failed = set()
+    failed: set[str] = set()
     for leaves in sizes:
         row: dict[str, Any] = {"nodes": 2 * leaves - 1, "cap_bytes": CAP_MIB << 20, "plain": None, "dtr": None}
         for kind in sorted({"plain", "dtr"} - failed):

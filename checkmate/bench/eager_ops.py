@@ -66,7 +66,8 @@ def run(width: int, *, seconds: float = 12, ops: int = 100) -> list[dict[str, tu
         assert gradient is not None
         return (between - began) / ops, (time.thread_time() - between) / ops
 
-    rounds, until = [], time.perf_counter() + seconds
+    rounds: list[dict[str, tuple[float, float]]] = []
+    until = time.perf_counter() + seconds
     while len(rounds) < 10 or time.perf_counter() < until:
         found = {"plain": step()}
         for kind, budget in (("none", None), ("far", FAR)):
