@@ -340,7 +340,7 @@ def test_a_large_budget_costs_no_memory():
 
     plain = asked_for()
     under_budget(model, "64GiB")
-    assert asked_for() <= 1.001 * plain  # what is copied at the end of a step takes a granule or two
+    assert asked_for() <= 1.01 * plain  # the order of ops, and what is in memory together, differ a little from step to step
 
 
 def test_xla_is_told_once_and_how_to_silence_it():
