@@ -93,8 +93,6 @@ class EvictionError(CheckmateError, MemoryError):
       needed_bytes: What the budget must be at least for what ran so far, or None when that is not known.
     """
 
-    _keras_call_info_injected = True  # or Keras raises it anew out of a layer, from the message alone
-
     def __init__(self, message: str, *, budget_bytes: float | None = None, needed_bytes: int | None = None):
         super().__init__(message)
         self.budget_bytes = budget_bytes

@@ -27,8 +27,7 @@ import tensorflow as tf
 from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.bodies import LOOPS
-from checkmate.tf2.in_order import InOrder
+from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
@@ -79,10 +78,7 @@ class _Replayer:
             inputs = [self.tensor(tensor) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
             after = [] if operation in self.current else self.befores(operation)
-            # Reading the last op's value orders the two already; an edge beside it would keep kernels from being fused. Loops begin
-            # as soon as one of their inputs is there.
-            if self.last and (operation.type in LOOPS or not any(name.startswith(f"{self.last}:") for name in inputs)):
-                after.append(self.last)
+            after += edge_from(self.last, operation, inputs)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
             if operation.type == "BiasAddGrad":
                 inputs = [self.in_rows(operation, inputs[0])]

@@ -6,13 +6,14 @@ last one has ended. How much of a body is in memory together, and where it lies,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS, functions_of, named
-from checkmate.tf2.graph_writer import GraphWriter, reachable
+from checkmate.tf2.graph_writer import GraphWriter, names_of_inputs, reachable
 
 
 class InOrder(GraphWriter):
@@ -45,12 +46,22 @@ class InOrder(GraphWriter):
         return super().import_here(given, outputs, scope=scope)
 
 
+def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
+    """The control edge by which an op of a chain waits for the one before; none where it reads that one's value.
+
+    An edge beside a data edge would keep kernels from being fused. Loops get it all the same: they begin as soon as one of their
+    inputs is there.
+    """
+    reads = any(name.startswith(f"{last}:") for name in inputs)
+    return [last] if last and (operation.type in LOOPS or not reads) else []
+
+
 def _in_order(body: Any) -> Any:
     """A function like a body that runs its ops one after another; None where nothing is known of it."""
     if body is None:
         return None
     writer = InOrder(body)
-    names = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(body.inputs)}
+    names = dict(names_of_inputs(body))
     copies: dict[tf.Operation, str] = {}
     last = ""
     for operation in reachable(body):
@@ -59,15 +70,14 @@ def _in_order(body: Any) -> Any:
         inputs = [names[tensor.ref()] for tensor in operation.inputs]
         after = [copies[before] for before in operation.control_inputs if before in copies]
         chained = op_rules.role(operation) is op_rules.Role.KERNEL
-        if chained and last and (operation.type in LOOPS or not any(name.startswith(f"{last}:") for name in inputs)):
-            after.append(last)  # as `execute.py` does it
+        after += edge_from(last, operation, inputs) if chained else ()
         copies[operation] = writer.copy(operation, inputs, after=after)
         names.update({tensor.ref(): f"{copies[operation]}:{k}" for k, tensor in enumerate(operation.outputs)})
         last = copies[operation] if chained else last
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.inputs]
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        given = {f"given_{k}:0": tensor for k, tensor in enumerate(inputs)}
+        given = dict(zip(names_of_inputs(body).values(), inputs, strict=True))
         return writer.import_here(given, [names[tensor.ref()] for tensor in body.outputs])
 
     with tf.init_scope():

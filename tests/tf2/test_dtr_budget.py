@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from eager_programs import MIB, above, arrays, chain, dtr, gradients, memory, normal, plain_peak, same
+from eager_programs import MIB, above, arrays, chain, dtr, gradients, memory, normal, plain_peak, same, weights
 
 from checkmate import BudgetError, CheckmateError, EvictionError
 from checkmate.errors import ThrashingError
@@ -58,7 +58,16 @@ def test_nothing_is_left_behind():
 
 
 def test_the_same_program_makes_the_same_decisions():
-    variables, loss = chain(depth=6)
+    import tensorflow as tf
+
+    variables, x = [weights(256, 64, seed=k) for k in range(6)], normal(256, 64)
+
+    def loss():  # of ops that take no scratch memory: how much of it products take depends on how many threads are free
+        h = x
+        for w in variables:
+            h = tf.tanh(h * w)
+        return tf.reduce_sum(h * h)
+
     _, _, peak = plain_peak(variables, loss)
     found = []
     for _ in range(2):
@@ -66,7 +75,7 @@ def test_the_same_program_makes_the_same_decisions():
             for _ in range(2):
                 gradients(variables, loss)
         found.append((context.stats.evictions, context.stats.rematerializations))
-    assert found[0] == found[1]
+    assert found[0] == found[1] and found[0][1] > 0
 
 
 def test_notes_put_in_order_change_no_number(monkeypatch):
@@ -113,7 +122,7 @@ def test_the_floor_that_is_named_works_in_the_end():
     variables, loss = chain(depth=3)
     plain, _, _ = plain_peak(variables, loss)
     budget = memory()["current"] + 100_000
-    for _ in range(40):
+    for _ in range(20):
         try:
             with dtr(budget) as context:
                 same(arrays(gradients(variables, loss)), plain)
@@ -133,6 +142,16 @@ def test_what_the_user_holds_and_cannot_be_recomputed_counts():
         for _ in range(8):
             held.append(tf.random.uniform((256, 256)))
     assert 1 <= len(held) <= 4
+
+
+def test_the_figures_of_an_error_go_through_keras():
+    import keras
+
+    layer = keras.layers.Dense(256, kernel_initializer="ones")
+    layer.build((None, 256))
+    with pytest.raises(EvictionError) as info, above(10_000):
+        layer(normal(256, 256))
+    assert info.value.budget_bytes < info.value.needed_bytes
 
 
 def test_a_budget_that_is_used_up_before():
@@ -186,13 +205,13 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
 
     from checkmate.tf2.eager.calls import EagerCall
 
-    variables, loss = chain()
+    variables, loss = chain(depth=20)  # after each refusal there is something left to evict
     plain, _, peak = plain_peak(variables, loss)
     name = {"first": "run", "again": "run_again"}[when]
     real, refusals = getattr(EagerCall, name), []
 
     def refusing(call, *args):
-        if call.name == "Tanh" and not refusals:  # another one may find nothing left to evict
+        if call.name == "Tanh" and len(refusals) < 2:
             refusals.append(call)
             raise tf.errors.ResourceExhaustedError(None, None, "no hole is large enough")
         return real(call, *args)
@@ -202,7 +221,7 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
         evicted = context.stats.evictions
         monkeypatch.setattr(EagerCall, name, refusing)
         same(arrays(gradients(variables, loss)), plain)
-        assert len(refusals) == 1
+        assert len(refusals) == 2
         assert context.stats.evictions > evicted
 
 

@@ -1,6 +1,7 @@
 """rematerialize(): `fit` as Keras has it, bit for bit, with recomputation underneath."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -327,20 +328,10 @@ def test_a_model_that_recomputes_by_itself():
 
 
 def test_a_large_budget_costs_no_memory():
-    """By what a training step asks the allocator for: what that adds depends on what lies where in its memory."""
-    from checkmate.tf2.observe import observe
+    from processes import found, started
 
-    x, y = data(size=BATCH)
-    model = classifier()
-
-    def asked_for():
-        for _ in range(2):
-            model.train_on_batch(x, y)
-        return observe(lambda: model.train_on_batch(x, y)).most_requested_bytes
-
-    plain = asked_for()
-    under_budget(model, "64GiB")
-    assert asked_for() <= 1.01 * plain  # the order of ops, and what is in memory together, differ a little from step to step
+    asked = found(started(Path(__file__).with_name("large_budget.py")))
+    assert max(asked["planned"]) <= max(asked["plain"]) + 4 * 256  # the allocator's granule: a few scalars may be in memory at another time
 
 
 def test_xla_is_told_once_and_how_to_silence_it():

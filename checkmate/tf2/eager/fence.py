@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from checkmate.errors import UnsupportedError
+from checkmate.errors import EvictionError, UnsupportedError
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.pywrap_tfe": (
@@ -35,6 +35,15 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.framework.tensor": ("Tensor",),
     "tensorflow.python.types.core": ("Value",),
 }
+
+KERAS_PRIVATE = ("_keras_call_info_injected",)
+"""An error that has it goes through Keras's layers as it is; any other is made anew by them, from its message alone.
+
+It is no reason to refuse where Keras does not know it: what is lost then are the error's figures.
+"""
+
+for _name in KERAS_PRIVATE:
+    setattr(EvictionError, _name, True)
 
 
 def missing() -> list[str]:

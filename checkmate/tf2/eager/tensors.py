@@ -218,23 +218,23 @@ class _Handle:
         return self._value().gpu(gpu_index)
 
     def consumers(self):
-        raise NotImplementedError("Tensor.consumers is meaningless when eager execution is enabled.")
+        raise NotImplementedError("A tensor has consumers in a graph only; ops run at once here.")
 
     @property
     def op(self):
-        raise AttributeError("Tensor.op is undefined when eager execution is enabled.")
+        raise AttributeError("A tensor has an op in a graph only; ops run at once here.")
 
     @property
     def graph(self):
-        raise AttributeError("Tensor.graph is undefined when eager execution is enabled.")
+        raise AttributeError("An op that runs at once makes no graph.")
 
     @property
     def name(self):
-        raise AttributeError("Tensor.name is undefined when eager execution is enabled.")
+        raise AttributeError("A tensor has a name in a graph only; ops run at once here.")
 
     @property
     def value_index(self):
-        raise AttributeError("Tensor.value_index is undefined when eager execution is enabled.")
+        raise AttributeError("A tensor has a place among an op's outputs in a graph only; ops run at once here.")
 
 
 class LazyTensor(_Handle, fence.Tensor, fence.Value):
