@@ -11,6 +11,7 @@ as many as there are layers means that the recomputation was merged away, half a
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import statistics
@@ -20,6 +21,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from checkmate.bench.process import fresh_process
+from checkmate.errors import UnsupportedError
+
+PRIVATE = ("tensorflow.compiler.tf2xla.ops.gen_xla_ops", "xla_optimization_barrier")
+"""What is used of TensorFlow that is not public: the op of the barrier has no public name."""
 
 WAYS = ("plain", "recompute_grad", "plain, XLA", "recompute_grad, XLA", "barrier on input, XLA", "barrier on input and gradient, XLA")
 COLUMNS = ("way", "peak MiB", "/ plain", "step s", "tanh", "barriers")
@@ -111,9 +116,12 @@ def _chain(weights: list[Any], way: str) -> Callable:
 
 
 def _barrier(*tensors: Any) -> list[Any]:
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # private: TensorFlow has no public name for the op
-
-    return gen_xla_ops.xla_optimization_barrier(list(tensors))
+    module, name = PRIVATE
+    try:
+        barrier = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise UnsupportedError(f"This TensorFlow has no {module}.{name}; the rows with a barrier need it, the others do not.") from None
+    return barrier(list(tensors))
 
 
 if __name__ == "__main__":

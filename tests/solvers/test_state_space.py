@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles import cheapest, cheapest_in_any_order, run_plan
 from strategies import graphs, problems, training_chain
 
@@ -25,22 +26,14 @@ def _check(search, expected):
     run_plan(search.graph, search.plan)
 
 
+@pytest.mark.parametrize(("reorder", "most_ops", "expected"), [(False, 7, cheapest), (True, 6, cheapest_in_any_order)])
 @settings(max_examples=1500)
-@given(problems(graphs(max_ops=7)))
-def test_the_cheapest_plan_or_none(problem):
-    graph, budget_bytes = problem
-    search = Search(graph, budget_bytes, time_limit_s=60)
+@given(data=st.data())
+def test_the_cheapest_plan_or_none(reorder, most_ops, expected, data):
+    graph, budget_bytes = data.draw(problems(graphs(max_ops=most_ops)))
+    search = Search(graph, budget_bytes, time_limit_s=60, reorder=reorder)
     StateSpace().run(search)
-    _check(search, cheapest(graph, budget_bytes))
-
-
-@settings(max_examples=500)
-@given(problems(graphs(max_ops=6)))
-def test_in_any_order_too(problem):
-    graph, budget_bytes = problem
-    search = Search(graph, budget_bytes, time_limit_s=60, reorder=True)
-    StateSpace().run(search)
-    _check(search, cheapest_in_any_order(graph, budget_bytes))
+    _check(search, expected(graph, budget_bytes))
 
 
 @settings(max_examples=300)
