@@ -4,7 +4,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "nbconvert>=7"]  # nbconvert: tutorials as pages
 
 setup(
     name="checkmate-tf",

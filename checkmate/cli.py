@@ -48,9 +48,21 @@ class _Group(click.Group):
                 os._exit(end.code if isinstance(end.code, int) else 1)
             raise
 
+    def list_commands(self, context: click.Context) -> list[str]:
+        """In the order in which a new user wants them, not by name."""
+        return list(self.commands)
+
     def invoke(self, context: click.Context) -> None:
         try:
             super().invoke(context)
+        except click.UsageError as error:
+            if (
+                error.ctx is None or type(error).show is not click.UsageError.show
+            ):  # what shows itself: the help of a command without arguments
+                raise
+            click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", err=True)
+            complain(error.format_message())
+            sys.exit(error.exit_code)
         except checkmate.CheckmateError as error:
             complain(str(error))
             sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
@@ -73,6 +85,6 @@ def main(verbose: bool) -> None:
 
 
 for command in (
-    demo_command, plan_command, zoo_command, solve_command, show_command, simulate_command, bench, doctor_command, completion_command,
+    demo_command, doctor_command, plan_command, show_command, solve_command, zoo_command, simulate_command, bench, completion_command,
 ):  # fmt: skip
     main.add_command(command)

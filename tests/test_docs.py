@@ -1,8 +1,10 @@
 """The pages in docs/: built without a warning and without the network, complete, and with examples that run."""
 
 import ast
+import html
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -18,6 +20,7 @@ from checkmate.solvers.solve import SOLVERS
 
 ROOT = Path(checkmate.__file__).parents[1]
 DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 ERRORS = [name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, checkmate.CheckmateError)]
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="needs the checkout")
@@ -43,7 +46,7 @@ class Loaded(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built pages. Strict: a warning is an error. Whatever asks for the network gets no answer."""
-    for module in ("mkdocs", "material", "mkdocstrings"):
+    for module in ("mkdocs", "material", "mkdocstrings", "nbconvert"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install -e '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
@@ -122,6 +125,7 @@ def test_commands_of_the_pages_exist():
         assert first in main.commands, command
         if rest and first == "bench":
             assert rest[0] in main.commands["bench"].commands, command
+    assert set(main.commands) == set(re.findall(r"^    checkmate ([a-z]+)", page("command-line.md"), re.MULTILINE))
     table = page("command-line.md").split("## Benchmarks")[1]
     assert set(re.findall(r"`([a-z-]+)`", table)) == set(main.commands["bench"].commands)
 
@@ -129,12 +133,30 @@ def test_commands_of_the_pages_exist():
 def test_every_page_is_reachable():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    pages |= {f"tutorials/{path.stem}.md" for path in NOTEBOOKS}
     assert pages == set(re.findall(r"[\w/-]+\.md", menu))
 
 
 def test_every_notebook_is_in_the_list():
-    notebooks = [path.name for path in (ROOT / "tutorials").glob("*.ipynb")]
-    assert [name for name in notebooks if f"`{name}`" not in page("tutorials.md")] == []
+    assert NOTEBOOKS
+    assert [path.name for path in NOTEBOOKS if f"(tutorials/{path.stem}.md)" not in page("tutorials.md")] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_is_a_page_with_all_it_shows(site, path):
+    shown = (site / "tutorials" / path.stem / "index.html").read_text(encoding="utf-8")
+    words = " ".join(html.unescape(re.sub(r"<[^>]*>", "", shown)).split())
+    pictures = 0
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert " ".join("".join(cell["source"]).split()) in words
+        printed = "".join("".join(each["text"]) for each in cell["outputs"] if each["output_type"] == "stream")
+        assert html.escape(printed.strip(), quote=False) in shown  # as one block, every space kept
+        pictures += sum("image/png" in each.get("data", {}) for each in cell["outputs"])
+    found = re.findall(rf'<img [^>]*src="\.\./({path.stem}[^"]*\.png)"', shown)
+    assert len(found) == pictures > 0
+    assert all((site / "tutorials" / name).stat().st_size for name in found)
 
 
 def test_pictures_of_the_pages_are_there_and_drawn_by_the_script():

@@ -15,7 +15,7 @@ import click
 import checkmate
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
-from checkmate.commands.table import print_json, print_table
+from checkmate.commands.table import console, print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -62,9 +62,13 @@ def doctor_command(as_json: bool) -> None:
         for finding in findings:
             print_json(asdict(finding))
     else:
-        columns = ("what", "state", "found", "what to do")
-        rows = [(finding.what, finding.state, finding.found, finding.cure) for finding in findings]
+        columns = ("what", "state", "found")
+        rows = [(finding.what, finding.state, finding.found) for finding in findings]
         print_table(f"checkmate {checkmate.__version__}", columns, rows, left=columns)
+        out = console()
+        for finding in findings:
+            if finding.cure:
+                out.print(f"{finding.what}: {finding.cure}", highlight=False, markup=False, soft_wrap=not out.is_terminal)
     sys.exit(int(any(finding.state == "missing" for finding in findings)))
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
+
 from checkmate.commands.options import each_budget
 from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.core.files import save_plan
@@ -110,8 +112,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str) -> None:
-    """Prints what was found for each budget."""
+def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()) -> None:
+    """Prints what was found for each budget, and to people `more`, a line each."""
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     if as_json:
         for one in found:
@@ -119,6 +121,8 @@ def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file
             print_json({**one.facts, "plain_peak_bytes": plain, **files})
         return
     print_plans(graph, found, plain)
+    for line in more:
+        click.echo(line)
     for one in found:
         if one.message:
             complain(one.message)

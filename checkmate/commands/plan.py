@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
-from checkmate.commands.output import print_found, solve_each, status_of
+from checkmate.commands.output import Found, print_found, solve_each, status_of
 from checkmate.commands.quiet import quietly
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -71,5 +71,13 @@ def plan_command(
     found = solve_each(
         graph, budgets, solver=solver, time_limit_s=time_limit, reorder=reorder, folder=output, graph_file=graph_file.name, save=save
     )
-    print_found(graph, found, as_json=as_json, graph_file=str(graph_file))
+    print_found(graph, found, as_json=as_json, graph_file=str(graph_file), more=(f"Written: {graph_file}", *_next(found)))
     sys.exit(status_of(found))
+
+
+def _next(found: list[Found]) -> tuple[str, ...]:
+    """What to do with the plan of the smallest budget."""
+    files = [str(one.file) for one in found if one.file]
+    if not files:
+        return ()
+    return (f"See one:  checkmate show {files[-1]} --html plan.html", f'Run one:  checkmate.tf2.compile(..., plan="{files[-1]}")')

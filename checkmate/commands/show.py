@@ -147,8 +147,10 @@ def page(shown: Shown) -> str:
 
     if not shown.plans:
         return plot.page(shown.graph, facts=_rows(shown.graph))
-    one = shown.plans[0]
-    return plot.page(shown.graph, one.plan, budget_bytes=one.facts["budget_bytes"], facts=[*_rows(shown.graph), *_plan_rows(one)])
+    one, rows = shown.plans[0], _rows(shown.graph)
+    plain = format_bytes(graph_facts(shown.graph)["plain_peak_bytes"])
+    lead = f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for {one.facts['overhead'] - 1:.2%} more time."
+    return plot.page(shown.graph, one.plan, budget_bytes=one.facts["budget_bytes"], lead=lead, facts=[*rows, *_plan_rows(one)])
 
 
 def graph_facts(graph: DFGraph) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def print_graph(graph: DFGraph, most: int) -> None:
     """What a graph is, and its layers with the most memory."""
     out = console()
     _print_rows(out, f"Graph of {graph.name or 'a step'}", _rows(graph))
-    _print_layers(out, graph, Plan.keep_all(graph), most)
+    _print_layers(out, graph, None, most)
 
 
 def print_plan(graph: DFGraph, one: Found, most: int) -> None:
@@ -214,16 +216,18 @@ def _print_rows(out: Any, title: str, rows: list[tuple[str, str]]) -> None:
     out.print(table)
 
 
-def _print_layers(out: Any, graph: DFGraph, plan: Plan, most: int) -> None:
+def _print_layers(out: Any, graph: DFGraph, plan: Plan | None, most: int) -> None:
+    """The layers with the most memory, and what a plan does to them."""
     from checkmate.plot.usage import layers
 
-    rows = [row for row in layers(graph, plan) if row.plain_bytes or row.evaluations]
+    rows = [row for row in layers(graph, plan or Plan.keep_all(graph)) if row.plain_bytes or row.evaluations]
     shown = sorted(rows, key=lambda row: -(abs(row.saved_bytes) + row.kept_bytes))[:most]
     cells_of_rows = []
     for row in shown:
         again = (str(row.evaluations), f"{row.cost:.2%}") if row.evaluations else ("", "")
         cells_of_rows.append((row.name or "(no layer)", *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)), *again))
-    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")
+    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")[: None if plan else 2]
+    cells_of_rows = [row[: len(columns)] for row in cells_of_rows]
     print_table("Forward values in memory when the backward pass begins", columns, cells_of_rows, left=("layer",))
     if len(rows) > len(shown):
         out.print(f"{len(rows) - len(shown)} layers more; --most shows them.", highlight=False)

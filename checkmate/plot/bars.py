@@ -44,9 +44,9 @@ def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None, most: int =
     with settings():
         figure, (left, right) = new_figure(1.4 + 0.2 * len(rows), 1, 2, sharey=True, width_ratios=(2, 1))
         left.barh(y, kept, color=COLOURS["forward"], label="kept for the backward pass")
-        left.barh(
-            y, saved, left=kept, color="white", edgecolor=COLOURS["recomputed"], hatch="////", linewidth=0.8, label="saved by the plan"
-        )
+        bars = left.barh(y, saved, left=kept, color="white", edgecolor=COLOURS["recomputed"], hatch="////", label="saved by the plan")
+        for bar, width in zip(bars, saved, strict=True):
+            bar.set_linewidth(0.8 if width else 0)  # the outline of nothing is a line, too
         right.barh(y, spent, color=COLOURS["recomputed"], label="time to recompute, number of evaluations")
         for k, row in enumerate(rows):
             if row.evaluations:

@@ -109,6 +109,19 @@ def test_pointing_at_memory_tells_the_op(opened, case):
         assert expected in said
 
 
+def test_the_peak_is_marked_where_it_is(opened, case):
+    graph, result = case
+    shown = opened(page(graph, result.plan))
+    for k, plan in enumerate((Plan.keep_all(graph), result.plan)):
+        found = usage(graph, plan)
+        mark, pane = shown.locator(".peak").nth(k).bounding_box(), shown.locator(".pane").nth(k).bounding_box()
+        share = (found.starts[found.peak] + found.starts[found.peak + 1]) / 2 / usage(graph, result.plan).starts[-1]
+        assert mark["x"] + mark["width"] / 2 == pytest.approx(pane["x"] + share * pane["width"], abs=2)
+        plain_peak = usage(graph, Plan.keep_all(graph)).timeline.peak_bytes
+        down = 1 - found.timeline.peak_bytes / (1.08 * plain_peak)
+        assert mark["y"] + mark["height"] == pytest.approx(pane["y"] + down * pane["height"], abs=2)
+
+
 def test_pointing_at_the_matrices_tells_op_and_stage(opened, case):
     graph, result = case
     shown = opened(page(graph, result.plan))
@@ -129,6 +142,10 @@ def test_pointing_at_a_layer_tells_what_it_pays(opened, case):
     bars.first.hover()
     assert "saved by the plan" in shown.locator("#tip").inner_text()
     shown.mouse.move(2, 2)
+    assert not shown.locator("#tip").is_visible()
+    bars.first.focus()  # as the Tab key does
+    assert "saved by the plan" in shown.locator("#tip").inner_text()
+    bars.first.blur()
     assert not shown.locator("#tip").is_visible()
 
 
