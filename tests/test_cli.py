@@ -28,6 +28,19 @@ def test_help_names_the_commands():
         assert "Usage" in found.output
 
 
+def test_help_begins_with_what_a_new_user_wants():
+    listed = invoke("--help").output.split("Commands:")[1].splitlines()
+    assert [line.split()[0] for line in listed if line.strip()] == list(main.commands)
+    assert list(main.commands)[:3] == ["demo", "doctor", "plan"]
+
+
+def test_a_group_alone_shows_its_help():
+    found = invoke("bench")
+    assert found.exit_code == 2
+    assert "rivals" in found.output
+    assert "checkmate: " not in found.output
+
+
 def test_version():
     found = invoke("--version")
     assert found.exit_code == 0

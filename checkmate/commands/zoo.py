@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from checkmate.commands.options import json_option
+from checkmate.commands.quiet import quietly
 from checkmate.commands.table import stream
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes
@@ -62,7 +63,8 @@ def zoo_command(
 
 
 def _planned(name: str, door: str, batch: int, size: int | None, budget: str, optimizer: str, folder: Path) -> dict[str, Any]:
-    from checkmate.tf2.models import plan_into
+    with quietly():
+        from checkmate.tf2.models import plan_into
 
     started = time.perf_counter()
     row: dict[str, Any] = {"model": name, "for": door, "budget": budget}

@@ -1,0 +1,20 @@
+"""Runs `checkmate` in this process; the graph that its commands are given."""
+
+import json
+
+from click.testing import CliRunner
+from strategies import training_chain
+
+from checkmate import Plan, replay
+from checkmate.cli import main
+
+GRAPH = training_chain(10, sizes=(2**20, 2**19), costs=(1.0, 3.0), fixed_bytes=2**20)
+PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def lines_of_json(text):
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,91 @@
+"""`checkmate bench`: what it tells as JSON, and refuses. What is measured is tested in `tests/bench`."""
+
+import re
+
+import pytest
+from calling import invoke, lines_of_json
+
+import checkmate
+from checkmate.bench import eager, layered, limits, steps
+
+ONE_STEP = {"budget_bytes": 80, "peak_bytes": 70, "predicted_bytes": 75, "overhead": 1.1, "recomputed": 3}
+
+PLANNED = {**ONE_STEP, "step_s": 1.5, "plain_s": 1.0, "gap": 0.01, "ops": 9, "planning_s": 2.0, "phases": {"solving": 0.5}}
+
+EAGER = {"peak_bytes": 70, "step_s": 1.5, "plain_s": 1.0, "slowdown": 1.5, "cost": 1.2, "difference": 0.0, "state_equal": True}
+
+PLAIN_FACTS = {
+    limits: {"plain_peak_bytes": 100, "fixed_bytes": 20},
+    steps: {"peak_bytes": 100, "predicted_bytes": 100, "fixed_bytes": 20, "trace_s": 1.0},
+    eager: {"peak_bytes": 100, "step_s": 1.0},
+}
+
+
+@pytest.mark.parametrize(("module", "found"), [(limits, ONE_STEP), (steps, PLANNED), (eager, EAGER)])
+def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
+    """One object per row, with the keys that the command's help names, whether or not there was a plan."""
+    name = "dtr-eager" if module is eager else module.__name__.rsplit(".", 1)[-1]
+
+    def fresh_process(_, given, **options):
+        if given[-1] == "23":
+            raise checkmate.CheckmateError("No plan fits 23 B.")
+        return found if len(given) == 3 else PLAIN_FACTS[module]
+
+    monkeypatch.setattr(module, "fresh_process", fresh_process)
+    printed = invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B", "--json")
+    assert printed.exit_code == 0, printed.output
+    *rows, last = lines_of_json(printed.stdout)
+    documented = set(re.findall(r"\w+", invoke("bench", name, "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    assert rows
+    for row in rows:
+        assert set(row) <= documented, set(row) - documented
+    assert last["error"] == "No plan fits 23 B."
+    assert "No plan fits" in invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("layered", "9", "--time-limit", "1"),
+        ("solvers", "layered9", "--shares", "0.5", "--solvers", "auto,checkpoint_all", "--time-limit", "1"),
+        ("dtr", "lstm2", "--shares", "80", "--heuristics", "lru"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_bench_without_training_tells_as_json_what_its_help_says(arguments):
+    printed = invoke("bench", *arguments, "--json")
+    assert printed.exit_code == 0, printed.output
+    documented = set(re.findall(r"\w+", invoke("bench", arguments[0], "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    rows = lines_of_json(printed.stdout)
+    assert len(rows) > 1
+    for row in rows:
+        assert set(row) <= documented, set(row) - documented
+    assert len(invoke("bench", *arguments).stdout.splitlines()) >= len(rows) + 3
+
+
+def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
+    def measure(*arguments, **options):
+        yield from (
+            {"ops": 9, "edges": 1, "percent": 90, "overhead": None, "bound": 1, "given_order_bound": 1, "seconds": 0, "fast_sa": ""},
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layered, "measure", measure)
+    found = invoke("bench", "layered")
+    assert found.exit_code == 1
+    assert "90 %" in found.stdout
+    assert "Aborted" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "solvers", "--shares", "half"), "no list of numbers"), (("bench", "layered", "0"), "0 is not in the range"),
+        (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"), (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
+        (("bench", "dtr", "--shares", "x"), "no list of numbers"),
+    ],
+)  # fmt: skip
+def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert said in found.stderr

@@ -1,0 +1,123 @@
+"""`checkmate plan`: from a model to files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from calling import invoke, lines_of_json
+
+import checkmate
+from checkmate import DFGraph, replay
+from checkmate.core.files import load_plan
+
+MODELS = """
+import keras
+def small():
+    layers = [keras.Input((16,)), *(keras.layers.Dense(64, activation="relu", name=f"dense{k}") for k in range(6)), keras.layers.Dense(4)]
+    return keras.Sequential(layers, name="small"), "mse"
+def with_batch():
+    model, loss = small()
+    return model, loss, keras.ops.zeros((8, 16)), keras.ops.zeros((8, 4))
+def wrong():
+    return small()[0]
+"""
+
+
+@pytest.fixture
+def models(tensorflow, tmp_path, monkeypatch):
+    (tmp_path / "some_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("some_models", None)
+
+
+QUICK = ("--costs", "unit", "--batch", "512", "--json")
+
+
+def test_plan_writes_a_graph_and_plans(models):
+    found = invoke("plan", "some_models:small", "-b", "90%,1B", *QUICK)
+    assert found.exit_code == 1, found.output
+    fits, fails = lines_of_json(found.stdout)
+    assert (fits["status"], fails["status"]) == ("OPTIMAL", "INFEASIBLE")
+    assert fits["graph_file"] == "some-models-small-b512.graph.json"
+    graph = DFGraph.load(models / fits["graph_file"])
+    assert replay(graph, load_plan(models / fits["plan_file"], graph=graph)).peak_bytes == fits["peak_bytes"]
+    shown = invoke("show", fits["plan_file"])
+    assert shown.exit_code == 0
+    assert "dense3" in shown.stdout
+
+
+def test_plan_says_what_it_wrote_and_what_to_do_next(models):
+    found = invoke("plan", "some_models:small", "-b", "95%,90%,1B", *QUICK[:-1])
+    name = "some-models-small-b512"
+    for line in (
+        f"Written: {name}-95pct.plan.json", f"Written: {name}.graph.json", f"See one:  checkmate show {name}-90pct.plan.json --html plan.html",
+        f'Run one:  checkmate.tf2.compile(..., plan="{name}-90pct.plan.json")',
+    ):  # fmt: skip
+        assert line in found.stdout.splitlines()
+    assert "See one" not in invoke("plan", "some_models:small", "-b", "1B", *QUICK[:-1]).stdout
+
+
+def test_compile_runs_what_plan_wrote(models):
+    import keras
+
+    found = invoke("plan", "some_models:small", "-b", "95%", *QUICK)
+    facts = lines_of_json(found.stdout)[0]
+    from some_models import small
+
+    model, loss = small()
+    x, y = keras.ops.zeros((512, 16)), keras.ops.zeros((512, 4))
+    step = checkmate.tf2.compile(model, loss, "adam", x, y, budget=2 * facts["budget_bytes"], plan=facts["plan_file"], verbose=False)
+    assert step.plan == load_plan(facts["plan_file"], graph=step.graph)
+    assert float(step(x, y)[1]) >= 0
+
+
+def test_plan_takes_a_batch_of_one_s_own(models):
+    found = invoke("plan", "some_models:with_batch", "-b", "100%", *QUICK)
+    assert found.exit_code == 0, found.output
+
+
+def test_plan_takes_a_keras_file(models):
+    import keras
+
+    layers = [keras.Input((8,)), keras.layers.Dense(32), keras.layers.Dense(32), keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential(layers)
+    model.save("Own Model.keras")
+    found = invoke("plan", "Own Model.keras", "-b", "100%", *QUICK)
+    assert found.exit_code == 0, found.output
+    assert Path("own-model-b512.graph.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("resnet05", "Did you mean ResNet50"), ("missing.keras", "There is no file missing.keras"), ("some_models:nothing", "nothing"),
+        ("no_such_module:model", "no_such_module"), ("some_models:wrong", "must return (model, loss)"),
+    ],
+)  # fmt: skip
+def test_plan_says_what_is_wrong_with_a_model(models, model, said):
+    found = invoke("plan", model, *QUICK)
+    assert found.exit_code == 2
+    assert said in found.stderr
+    assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("softmax", "loss", "kind"), [(True, None, "int32"), (False, None, "float32"), (False, "SparseCategoricalCrossentropy", "int32")]
+)
+def test_labels_follow_the_loss(tensorflow, softmax, loss, kind):
+    import keras
+
+    from checkmate.tf2.models import _loss, _specified
+
+    model = keras.Sequential([keras.Input((5, None, 2)), keras.layers.Dense(3, activation="softmax" if softmax else None)])
+    work = _specified(model, _loss(model, loss), batch=7, size=4)
+    assert work.inputs.shape == (7, 5, 4, 2)
+    assert work.labels.dtype == kind
+    assert work.labels.shape == ((7, 5, 4) if kind == "int32" else (7, 5, 4, 3))
+
+
+def test_names_of_applications_in_any_case(tensorflow):
+    from checkmate.tf2.models import application
+
+    assert application("mobilenetv2", 32).name == application("MobileNetV2", 32).name
