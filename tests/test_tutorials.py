@@ -107,7 +107,7 @@ def run(path, folder):
     notebook = nbformat.read(path, as_version=4)
     quiet = ["--IPKernelApp.capture_fd_output=False"]  # what libraries write to the terminal, past Python, is not the notebook's
     resources = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=300, extra_arguments=quiet, resources=resources, record_timing=False)
+    client = NotebookClient(notebook, timeout=300, extra_arguments=quiet, resources=resources, record_timing=False, coalesce_streams=True)
     search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return client.execute(env={**os.environ, "PYTHONPATH": search})
 

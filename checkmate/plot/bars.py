@@ -55,6 +55,7 @@ def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None, most: int =
         left.invert_yaxis()
         left.set(xlabel=f"forward values in memory, {unit}", title="memory when the backward pass begins")
         right.set(xlabel="extra time, % of the plain step", title="recomputed")
+        left.set_xlim(0, 1.04 * max((kept + saved).max(initial=0), 1e-9))
         right.margins(x=0.25)
         right.set_xlim(left=0, right=None if spent.any() else 1)
         figure.legend(loc="outside lower center", ncols=3, handlelength=1.4)
