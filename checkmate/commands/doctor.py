@@ -110,10 +110,10 @@ def _devices() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'")
     if devices.allocator_reports(training):
-        yield Finding("allocator", "ok", "reports what is in use: plans are checked by running them")
+        yield Finding("allocator", "ok", "tells what is in use: plans are checked by running them")
     else:
         cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
-        yield Finding("allocator", "note", "does not report what is in use: peaks are predicted, not checked", cure)
+        yield Finding("allocator", "note", "does not tell what is in use: peaks are predicted, not checked", cure)
 
 
 def _gpu_cure(training: str) -> str:

@@ -37,6 +37,13 @@ COLUMNS = ("peak", "extra time", "gap", "recomputed")
 """Of the tables of plans."""
 
 
+WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
+    InfeasibleBudgetError: SolveStatus.INFEASIBLE,
+    NoPlanFoundError: SolveStatus.NOT_FOUND,
+    KeyboardInterrupt: SolveStatus.INTERRUPTED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What is known of one budget of one graph.
@@ -89,12 +96,12 @@ def _solve_one(graph: DFGraph, budget: str, progress: Progress, *, solver: str, 
     started = time.monotonic()
     try:
         result = solve(graph, budget, solver=solver, on_progress=progress.improved, **how)
-    except (InfeasibleBudgetError, NoPlanFoundError) as error:
-        facts: dict[str, Any] = dict.fromkeys(KEYS)
-        facts["status"] = (SolveStatus.INFEASIBLE if isinstance(error, InfeasibleBudgetError) else SolveStatus.NOT_FOUND).name
+    except (InfeasibleBudgetError, NoPlanFoundError, KeyboardInterrupt) as error:
+        status = next(status for kind, status in WITHOUT_A_PLAN.items() if isinstance(error, kind))
+        facts: dict[str, Any] = dict.fromkeys(KEYS) | {"status": status.name}
         facts |= {"budget_bytes": parse_bytes(budget, percent_of=plain_peak), "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0))}
         facts |= {"bound": getattr(error, "bound", None), "seconds": time.monotonic() - started, "solver": solver}
-        return Found(budget, facts, None, str(error))
+        return Found(budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}.")
     return Found(budget, facts_of(result, lowest), result.plan)
 
 
@@ -137,7 +144,7 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     if any(one.plan for one in found):
         order = "in this order of ops" if any(one.facts.get("bound_covers") == "given order" for one in found) else "in any order of ops"
         out.print(f"The gap is how much another plan {order} could be faster, at most.", highlight=False)
-    if found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
+    if found[-1].plan is not None and found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
         out.print("Interrupted: the last plan is the best found until then.", highlight=False)
     for one in found:
         if one.file:

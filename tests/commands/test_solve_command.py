@@ -118,6 +118,26 @@ def test_ctrl_c_keeps_the_best_plan_and_skips_other_budgets(graph_file, monkeypa
     assert (found.exit_code, facts["status"]) == (0, "INTERRUPTED")
 
 
+def test_ctrl_c_before_there_is_a_plan_keeps_what_other_budgets_have(graph_file, monkeypatch):
+    from checkmate.solvers.baselines import ChenGreedy
+
+    def interrupted(self, search, run=ChenGreedy.run):
+        if search.budget_bytes < int(0.75 * PLAIN):
+            raise KeyboardInterrupt
+        run(self, search)
+
+    monkeypatch.setattr(ChenGreedy, "run", interrupted)
+    arguments = ("solve", graph_file, "-b", "80%,70%,90%", "--solver", "chen_greedy")
+    found = invoke(*arguments, "--json")
+    fits, broken_off = lines_of_json(found.stdout)
+    assert (found.exit_code, fits["status"], broken_off["status"]) == (1, "FEASIBLE", "INTERRUPTED")
+    assert (broken_off["cost"], broken_off["peak_bytes"]) == (None, None)
+    shown = invoke(*arguments)
+    assert "interrupted" in shown.stdout
+    assert "best found until then" not in shown.stdout
+    assert "checkmate: Interrupted before there was a plan for 70%." in shown.stderr
+
+
 def test_a_pipe_gets_no_progress_and_no_colour(graph_file):
     done = subprocess.run([sys.executable, "-m", "checkmate", "solve", str(graph_file)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
