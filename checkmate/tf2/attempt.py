@@ -204,6 +204,7 @@ class Attempt:
         if not self._can_measure:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
+            gc.collect()  # functions of earlier plans hold the constants that TensorFlow folded, in cycles
             enough = self.planner.budget_bytes - self.outside
             measured = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if measured is None:

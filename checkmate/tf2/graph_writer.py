@@ -76,6 +76,13 @@ class GraphWriter:
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
 
+    def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
+        """Writes a number that TensorFlow does not know to be a constant, so that what is made of it is made each time it is needed."""
+        no = self._graph_def.node.add(name=self._unique(f"{name}/no"), op="Empty", input=[self.constant([], tf.int32)])
+        no.attr["dtype"].type = tf.bool.as_datatype_enum
+        no.attr["init"].b = True
+        return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
+
     def import_here(self, given: dict[str, tf.Tensor], outputs: Sequence[str], *, scope: str = "") -> list[tf.Tensor]:
         """Makes everything in the graph being traced and returns the tensors of these names.
 

@@ -69,7 +69,7 @@ NO_SCRATCH = IN_PLACE | {
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 # TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
-FUSED_BY_TENSORFLOW = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"})
+FUSED_BY_TENSORFLOW = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "Pad"})
 
 # Their random state is TensorFlow's own, in the kernel, and goes on from call to call.
 _RANDOM = frozenset({
@@ -98,7 +98,8 @@ def source(tensor: tf.Tensor) -> tf.Tensor:
 
 def is_stateful(operation: tf.Operation) -> bool:
     """True when it may change or depend on something beyond its inputs; reading a variable does not count, nor does a check of numbers."""
-    return operation.op_def.is_stateful and operation.type not in PURE_READS and operation.type not in CHECKS
+    harmless = operation.type in PURE_READS or operation.type in CHECKS or (operation.type == "Empty" and operation.get_attr("init"))
+    return operation.op_def.is_stateful and not harmless  # zeros count as stateful to keep them from being folded
 
 
 def types_run(concrete: Any) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ class Planner:
             self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
             attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
+        gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
         if op_rules.draws(traced.function):
             # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
             planned = replace(planned, run=tf.function(planned.run, autograph=False))

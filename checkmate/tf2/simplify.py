@@ -5,6 +5,9 @@ that size. BatchNormalization and LayerNormalization make several of these per l
 broadcast by themselves, so the tile can wait: the division is done on the small tensor, the product broadcasts, and what is left
 of the sum of gradients (AddN needs equal shapes) is added one by one in the same order. Every number is the same to the bit, as
 each element goes through the same operations in the same order; there are only fewer and smaller tensors.
+
+A tensor of one number everywhere, as the gradient of what does not matter is, is a broadcast of that number. Where it is needed in full it
+is made anew: TensorFlow would fold it into a constant, which lies in memory as long as the function lives.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ ADDS_IN_ORDER = (tf.float32, tf.float64)
 
 
 def simplify(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer broadcasts.
+    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer broadcasts and constants.
 
     Args:
       concrete: A traced function.
@@ -34,7 +37,7 @@ def simplify(concrete: Any) -> Any:
       A function of the same flattened arguments, or `concrete` itself where there is nothing to gain.
     """
     operations = reachable(concrete.graph)
-    if not any(_is_broadcast(operation) for operation in operations):
+    if not any(_is_broadcast(operation) or _number(operation) is not None for operation in operations):
         return concrete
     writer = _Simplifier(concrete)
     for operation in operations:
@@ -43,13 +46,19 @@ def simplify(concrete: Any) -> Any:
 
 
 class _Simplifier:
-    """Copies ops; `small` holds for each tensor whose broadcast waits the name and shape of what is to be broadcast."""
+    """Copies ops.
+
+    Attributes:
+      small: For each tensor whose broadcast waits the name and shape of what is to be broadcast.
+      folded: Tensors that depend on constants alone.
+    """
 
     def __init__(self, concrete: Any):
         self.writer = GraphWriter()
         self.given = names_of_inputs(concrete)
         self.names: dict[Any, str] = {}
         self.small: dict[Any, tuple[str, list[int]]] = {}
+        self.folded: set[Any] = set()
         self.copies: dict[tf.Operation, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
@@ -57,8 +66,14 @@ class _Simplifier:
         if operation.type == "Placeholder":
             return
         inputs = [op_rules.source(tensor) for tensor in operation.inputs]
+        if operation.outputs and inputs and all(tensor.ref() in self.folded or tensor.op.type == "Const" for tensor in inputs):
+            self.folded.add(operation.outputs[0].ref())
         if _is_broadcast(operation):
             self.small[operation.outputs[0].ref()] = self._smallest(inputs[0])
+            return
+        if (number := _number(operation)) is not None:
+            self.small[operation.outputs[0].ref()] = (self.writer.constant(number, operation.outputs[0].dtype), [])
+            self.folded.add(operation.outputs[0].ref())
             return
         if any(tensor.ref() in self.small for tensor in inputs):
             if operation.type in ELEMENTWISE:
@@ -82,6 +97,8 @@ class _Simplifier:
             full = source.shape.as_list()
             if shape != full:
                 extent = self.writer.constant(full, tf.int32)
+                if source.ref() in self.folded:
+                    name = self.writer.not_folded(name, source.dtype, name=f"{source.op.name}/number")
                 name = self.writer.add("BroadcastTo", [name, extent], source.dtype, name=f"{source.op.name}/broadcast")
             self.names[source.ref()] = name
         return self.names[source.ref()]
@@ -119,3 +136,16 @@ def _is_broadcast(operation: tf.Operation) -> bool:
     if operation.type == "BroadcastTo":
         return True
     return all(a in (1, b) for a, b in zip(before.as_list(), after.as_list(), strict=True))
+
+
+def _number(operation: tf.Operation) -> float | None:
+    """What all elements of an op's output are, where the graph tells."""
+    if operation.type not in ("ZerosLike", "OnesLike", "Fill") or operation.control_inputs:
+        return None
+    shape, dtype = operation.outputs[0].shape, operation.outputs[0].dtype
+    if dtype not in (tf.float16, tf.float32, tf.float64) or not shape.is_fully_defined() or shape.num_elements() < 2:
+        return None
+    if operation.type != "Fill":
+        return float(operation.type == "OnesLike")
+    value = tf.get_static_value(operation.inputs[1])
+    return None if value is None else float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ import tensorflow as tf
 from checkmate.core.plan import Plan
 from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
-from checkmate.tf2.attempt import Planned
+from checkmate.tf2.attempt import Planned, replayed
 from checkmate.tf2.check import kept_state
 from checkmate.tf2.execute import EVALUATION_MARK
 from checkmate.tf2.observe import Observation, observe
@@ -28,6 +28,8 @@ TOLERATED = 10.0
 LAST_BITS = 4
 """So do differences of this many units in the last place of the largest number."""
 
+MORE_STEPS = 4
+"""How many further pairs of plain steps tell the model's own sensitivity where two do not explain a difference."""
 
 _REPLACEMENT = re.compile(rf"/[A-Za-z]+Optimizer/[^/]+_{re.escape(EVALUATION_MARK.removeprefix('/'))}([0-9]+)$")
 """How TensorFlow's optimizer names what it puts in the place of X/evaluation_k: X/ArithmeticOptimizer/RULE_evaluation_k."""
@@ -157,6 +159,8 @@ class _Verifier:
             self.notes.append("The step draws from TensorFlow's global random state, which goes on from run to run: values differ by that.")
         differences = () if moved is None else self._differences(ours, plain, (again, moved), before)
         if not all(each.is_rounding for each in differences):
+            differences = self._differences(ours, plain, (again, moved, *self._more_plain_steps()), before)
+        if not all(each.is_rounding for each in differences):
             differences = self._as_written(before, differences)
         counted, not_run, run_again = evaluations(self.traced, self.planned.plan, seen) if self.planned.result else (0, (), ())
         reports = devices.allocator_reports(self.device)
@@ -174,6 +178,15 @@ class _Verifier:
             seen.lost_bytes if reports else None,
             tuple(self.notes),
         )
+
+    def _more_plain_steps(self) -> Iterator[list[np.ndarray]]:
+        """Values of further plain steps, for where few tell too little: which of several threads is first decides how sums are rounded."""
+        for _ in range(MORE_STEPS):
+            with kept_state(self.variables):
+                yield self._values(self._plain)[0]
+            with kept_state(self.variables):
+                self._move_weights()
+                yield self._values(self._plain)[0]
 
     def _as_written(self, before: list[np.ndarray], fused: tuple[Difference, ...]) -> tuple[Difference, ...]:
         """The differences between the steps when no kernels are fused; `fused` where they are as large."""
@@ -199,19 +212,28 @@ class _Verifier:
             run(*self.flat)  # as in a loop: the first run finds memory as something else left it
         with kept_state(self.variables):
             seen = observe(lambda: run(*self.flat))
-        values, peak = self._values(lambda: run(*self.flat))
-        return values, peak, seen
+        values, _ = self._values(lambda: run(*self.flat))
+        return values, self._planned_peak(), seen
+
+    def _planned_peak(self) -> int:
+        """Of the planned step built anew: the constants that TensorFlow folds in it lie in memory as long as it lives, and count."""
+        run = replayed(self.traced, self.planned.plan) if self.planned.result else self.planned.run
+        before = devices.peak_above(self.device, lambda: None)[1] if devices.allocator_reports(self.device) else 0
+        with kept_state(self.variables):
+            run(*self.flat)
+        with kept_state(self.variables):
+            return self._values(lambda: run(*self.flat), before)[1]
 
     def _plain(self) -> Any:
         arguments, _ = self.traced.function.structured_input_signature
         return self.traced.function(*tf.nest.pack_sequence_as(arguments, self.flat))
 
-    def _values(self, call: Callable[[], Any]) -> tuple[list[np.ndarray], int]:
-        """Outputs, then variables, as they are after a call; and the peak in the budget's terms."""
-        result, before, peak = devices.peak_above(self.device, call) if devices.allocator_reports(self.device) else (call(), 0, 0)
+    def _values(self, call: Callable[[], Any], before: int | None = None) -> tuple[list[np.ndarray], int]:
+        """Outputs, then variables, as they are after a call; and the peak in the budget's terms, with what was in use `before`."""
+        result, now, peak = devices.peak_above(self.device, call) if devices.allocator_reports(self.device) else (call(), 0, 0)
         outputs = [each for each in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(each)]
         values = [np.asarray(each) for each in (*outputs, *self.variables)]
-        return values, peak - before + self.traced.graph.fixed_bytes + self.planned.report.outside_bytes
+        return values, peak - (now if before is None else before) + self.traced.graph.fixed_bytes + self.planned.report.outside_bytes
 
     def _move_weights(self) -> None:
         for variable in self.variables:
@@ -220,11 +242,12 @@ class _Verifier:
                 variable.assign(np.nextafter(value, np.full_like(value, np.inf)), read_value=False)
 
     def _differences(
-        self, ours: list[np.ndarray], plain: list[np.ndarray], others: Sequence[list[np.ndarray]], before: list[np.ndarray]
+        self, ours: list[np.ndarray], plain: list[np.ndarray], others: Iterable[list[np.ndarray]], before: list[np.ndarray]
     ) -> tuple[Difference, ...]:
         outputs = len(plain) - len(self.variables)
         names = [f"output {k}" for k in range(outputs)] + [variable.name for variable in self.variables]
         start = [0] * outputs + list(before)
+        others = list(others)
         return tuple(compare(names[k], plain[k], ours[k], [other[k] for other in others], start[k]) for k in range(len(plain)))
 
 

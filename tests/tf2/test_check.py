@@ -107,3 +107,55 @@ def test_runs_that_tell_what_a_step_takes(tensorflow, monkeypatch, peaks, expect
     monkeypatch.setattr(devices, "peak_above", peak_above)
     found = check.measured_peak(step.run, step.traced, device, enough=20 * mib)
     assert round(found / mib) == expected
+
+
+def test_what_was_tried_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
+    import gc
+
+    from training import planned_function, with_constants
+
+    from checkmate.tf2 import attempt
+    from checkmate.tf2 import device as devices
+
+    x, measured_peak, asked = tensorflow.random.stateless_normal((512, 512), (1, 2)), attempt.measured_peak, []
+
+    def too_much_at_first(*step, enough, **options):
+        asked.append(enough)
+        return 2 * enough if len(asked) < 3 else measured_peak(*step, enough=enough, **options)
+
+    monkeypatch.setattr(attempt, "measured_peak", too_much_at_first)
+    step = planned_function(with_constants, x, budget="300%")
+    assert len(asked) >= 3
+    before = tensorflow.config.experimental.get_memory_info(devices.training_device())["current"]
+    gc.collect()
+    assert tensorflow.config.experimental.get_memory_info(devices.training_device())["current"] == before
+    del step
+
+
+def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(tensorflow):
+    """TensorFlow folds it into a constant otherwise."""
+    import gc
+
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.simplify import simplify
+
+    tf, size = tensorflow, 2**19
+
+    @tf.function
+    def step(x):
+        y = tf.tanh(x)
+        rest = [tf.concat([y, each], 0) for each in (tf.zeros_like(y), tf.ones_like(y), tf.fill(y.shape, -0.0), tf.ones_like(y) * 3)]
+        return [tf.reduce_sum(each * each) for each in rest], tf.add_n([y, tf.zeros_like(y)])
+
+    def current():
+        gc.collect()
+        return tf.config.experimental.get_memory_info(devices.training_device())["current"]
+
+    x = tf.random.stateless_normal((size,), (1, 2))
+    concrete = step.get_concrete_function(x)
+    simplified = simplify(concrete)
+    before = current()
+    found = [np.array(each) for each in tf.nest.flatten(simplified(x))]
+    assert current() - before < size
+    for a, b in zip(found, tf.nest.flatten(concrete(x)), strict=True):
+        np.testing.assert_array_equal(a, np.asarray(b))

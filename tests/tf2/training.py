@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import checkmate
 from checkmate.solvers.snapshot import Snapshot
+from checkmate.tf2.planning import Planner
+from checkmate.tf2.step import PlannedStep
 
 BUDGETS = ("60%", "70%", "80%", "90%")
 """Of the plain step's peak. How low a plan can get is the business of the solvers' tests."""
@@ -32,6 +34,24 @@ def compiled(case, optimizer, budget="1000%", **options):
     """The planned step; by default with costs and a solver that take no time, and for a budget that holds all the step can want."""
     options = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0), **options}
     return checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options)
+
+
+def with_constants(x):
+    """A step on 1 MiB with six constants of that size, which TensorFlow folds, and with tensors of one number everywhere."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        h = x
+        for k in range(6):
+            wave = tf.cos(k + tf.reshape(tf.range(512.0 * 512), (512, 512)))
+            h = tf.sin(tf.where(h > 0.5, h, tf.ones_like(h)) * wave)
+        loss = tf.reduce_sum(h)
+    return loss, tape.gradient(loss, x)
+
+
+def planned_function(step, *batch, budget):
+    """A function as a planned step, for the shapes of this batch."""
+    planner = Planner(step, step.__name__, budget, "auto", "roofline", 1, False)
+    return PlannedStep(planner, tuple(tf.TensorSpec(each.shape, each.dtype) for each in batch))
 
 
 def tightest(case, optimizer, **options):
