@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import ProcessDiedError, fresh_process
 
 COLUMNS = ("model", "cap MiB", "plain batch", "planned batch", "times", "s per example, plain", "planned", "ratio")
 
@@ -23,7 +23,10 @@ def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
     """
 
     def plain(batch: int) -> dict[str, Any]:
-        return fresh_process("checkmate.bench.cap", [name, str(steps), str(batch)], cap_bytes=cap_bytes)
+        try:
+            return fresh_process("checkmate.bench.cap", [name, str(steps), str(batch)], cap_bytes=cap_bytes)
+        except ProcessDiedError:  # out of memory, some of TensorFlow's kernels crash instead of raising ResourceExhaustedError
+            return {"trained": False, "batch": batch}
 
     planned = fresh_process("checkmate.bench.cap", [name, str(steps)], cap_bytes=cap_bytes)
     low, high, best, batch = 0, None, None, max(1, planned["plain_batch"])

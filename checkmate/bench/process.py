@@ -13,6 +13,10 @@ from typing import Any
 from checkmate.errors import CheckmateError
 
 
+class ProcessDiedError(CheckmateError):
+    """A signal ended the process, as a crash inside of TensorFlow does."""
+
+
 def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600) -> Any:
     """Runs `python -m module arguments` and returns the JSON value it printed last.
 
@@ -20,6 +24,7 @@ def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | Non
       cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None for the machine's memory.
 
     Raises:
+      ProcessDiedError: A signal ended it.
       CheckmateError: It failed or took longer than `timeout_s`; with what the library refused there, or the end of what it said.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
@@ -35,5 +40,6 @@ def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | Non
         if refused:
             raise CheckmateError(refused[1])
         tail = "\n".join(done.stderr.strip().splitlines()[-6:])
-        raise CheckmateError(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
+        died = ProcessDiedError if done.returncode < 0 else CheckmateError
+        raise died(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
     return json.loads(done.stdout.strip().splitlines()[-1])
