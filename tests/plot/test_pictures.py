@@ -115,6 +115,14 @@ def test_layer_bars_sum_to_the_step(stored):
     assert labels(picture) == ["kept for the backward pass", "saved by the plan", "time to recompute, number of evaluations"]
 
 
+def test_bars_of_layers_end_before_the_frame_and_nothing_saved_has_no_outline(stored):
+    left, _ = plot.layers(*stored).figure.axes
+    kept, saved = left.containers
+    assert left.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bar in (*kept, *saved))
+    assert {bool(bar.get_linewidth()) == bool(bar.get_width()) for bar in saved} == {True}
+    assert {bool(bar.get_width()) for bar in saved} == {True, False}
+
+
 def test_many_layers_are_grouped_by_how_their_names_begin():
     from checkmate.bench.problems import budget_at, load
 
