@@ -31,7 +31,7 @@ class Heuristic:
       cost: What it would cost to have it back: "own", "ancestors" (and its evicted ancestors), "neighbourhood" (and its evicted descendants
         as well), "classes" (its evicted neighbourhood, approximately) or "none" (the same for all).
       size: Divide by its bytes.
-      staleness: Divide by the time since it was last read.
+      staleness: Divide by the time since it was last read, plus `horizon` where one is given.
       random: No score at all: any of them.
 
     A storage of zero bytes, or read this very moment, has an infinite score where that factor is used.
@@ -54,9 +54,9 @@ class Heuristic:
         """Its name, or what it is made of."""
         return next((name for name, known in HEURISTICS.items() if known == self), repr(self))
 
-    def score(self, cost: float, storage: Storage, clock: float) -> float:
+    def score(self, cost: float, storage: Storage, clock: float, horizon: float = 0) -> float:
         """The score of one storage whose cost is `cost`, without rounding before the division."""
-        below = (storage.bytes if self.size else 1) * (clock - storage.last_access if self.staleness else 1)
+        below = (storage.bytes if self.size else 1) * (abs(clock - storage.last_access) + horizon if self.staleness else 1)
         return cost / below if below > 0 else math.inf
 
 

@@ -88,21 +88,26 @@ class Pool:
         if storage.slot >= 0:
             self._last[storage.slot] = storage.last_access
 
-    def choose(self, clock: float) -> Storage:
-        """Returns the storage to evict next. The pool must not be empty."""
+    def choose(self, clock: float, horizon: float = 0) -> Storage:
+        """Returns the storage to evict next. The pool must not be empty.
+
+        Args:
+          clock: The moment from which staleness is counted, in either direction.
+          horizon: What is added to the staleness of all. The larger, the less staleness decides.
+        """
         self._refresh()
         if self._heuristic.random:
             alive = list(self)
             return alive[self._random.randrange(len(alive))]
         if self._search.sample or self._search.smallest:
-            return self._lowest(self._searched(), clock)
+            return self._lowest(self._searched(), clock, horizon)
         end = len(self._storages)
         cost = self._cost[:end]
         if isinstance(self._neighbourhood, Classes):
             cost = cost + self._neighbourhood.table[self._classes[:, :end]].sum(axis=0)
         below = self._bytes[:end] if self._heuristic.size else np.ones(end)
         if self._heuristic.staleness:
-            below = below * (clock - self._last[:end])
+            below = below * (np.abs(clock - self._last[:end]) + horizon)
         score = np.full(end, math.inf)
         np.divide(cost, below, out=score, where=below > 0)
         zero = np.flatnonzero(score == 0)
@@ -115,7 +120,7 @@ class Pool:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))
         # The products are rounded: what is near the lowest score is worked out again in whole numbers.
         near = np.flatnonzero(score <= least + 1e-12 * abs(least))
-        return self._lowest([self._at(slot) for slot in near], clock)
+        return self._lowest([self._at(slot) for slot in near], clock, horizon)
 
     def _searched(self) -> list[Storage]:
         storages = list(self)
@@ -127,10 +132,10 @@ class Pool:
             storages = [storages[k] for k in sorted(drawn)]
         return storages
 
-    def _lowest(self, storages: list[Storage], clock: float) -> Storage:
+    def _lowest(self, storages: list[Storage], clock: float, horizon: float) -> Storage:
         best, chosen = math.inf, storages[-1]
         for storage in storages:
-            score = self._heuristic.score(self._neighbourhood.cost(storage), storage, clock)
+            score = self._heuristic.score(self._neighbourhood.cost(storage), storage, clock, horizon)
             if score <= best:
                 best, chosen = score, storage
             if score == 0:

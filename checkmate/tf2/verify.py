@@ -195,8 +195,10 @@ class _Verifier:
             for call in (self._plain, lambda: self.planned.run(*self.flat), self._plain):
                 with kept_state(self.variables):
                     found.append(self._values(call)[0])
-        plain, ours, again = found
-        differences = self._differences(ours, plain, (again,), before)
+            plain, ours, again = found
+            differences = self._differences(ours, plain, (again,), before)
+            if not all(each.is_rounding for each in differences):
+                differences = self._differences(ours, plain, (again, *self._more_plain_steps()), before)
         if not all(each.is_rounding for each in differences):
             return fused
         worst = max(fused, key=lambda each: each.planned - each.tolerated)

@@ -51,14 +51,14 @@ class Backward:
         if function is None:
             return [None] * len(call.arguments)
         before, runtime.reading = runtime.reading, set() if call.kind.reads is None else None
-        runtime.gradients += 1
+        if runtime.returning:
+            runtime.place = call.place
         try:
             result = function(_Operation(runtime, call, self._outputs, self._skip), *gradients)
             if runtime.reading is not None:
                 self._learn(runtime.reading)
         finally:
             runtime.reading = before
-            runtime.gradients -= 1
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def _refuse_the_impossible(self) -> None:
@@ -162,6 +162,8 @@ def gradients_through(runtime: Any) -> Callable[..., Any]:
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         first, result = runtime.calls, None
+        returned, runtime.returning = runtime.returning, runtime.returning or fence.tape_is_empty() or fence.tape_is_stopped()
+        runtime.gradients += 1
         try:
             result = fence.real_imperative_grad(*args, **kwargs)
             if runtime.error is not None:
@@ -172,6 +174,10 @@ def gradients_through(runtime: Any) -> Callable[..., Any]:
             raise
         finally:
             runtime.error = None
+            runtime.gradients -= 1
+            if not returned and runtime.returning:
+                runtime.returning, runtime.place = False, runtime.first_cost
+                runtime.pass_began = runtime.place
         return result
 
     return gradients

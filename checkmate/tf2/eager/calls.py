@@ -22,9 +22,10 @@ class EagerCall(Call):
       results: Number of outputs where the op came by the slow path, else None.
       device: The device that the program asked for, or "".
       needs: Its memory and cost (`needs.Needs`).
+      place: Where in the program it first ran (`EagerPolicy.place`).
     """
 
-    __slots__ = ("arguments", "attrs", "device", "kind", "lengths", "needs", "results")
+    __slots__ = ("arguments", "attrs", "device", "kind", "lengths", "needs", "place", "results")
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class EagerCall(Call):
         self.inputs, self.lengths, self.attrs, self.results, self.device = inputs, lengths, attrs or (), results, device
         self.outputs = ()
         self.bytes = self.workspace_bytes = 0
-        self.cost = 0.0
+        self.cost = self.place = 0.0
         self.needs: Any = None
 
     def run(self, values: list[Any], name: str | None = None) -> Any:

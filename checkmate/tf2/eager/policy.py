@@ -1,7 +1,8 @@
 """Which tensors stay in memory: the policy of `checkmate.dtr.runtime`, on real storages and the allocator's count.
 
 What differs from paper: the program's references are Python's, given back at any moment; a storage that nothing can ask for any more is
-forgotten, so that a training loop leaves nothing behind; of an op's missing inputs the latest comes back first; and an op's needs are what
+forgotten, so that a training loop leaves nothing behind; staleness is the distance in the program, which a backward pass goes back, since a
+tape reads last what was made first, and what came back for another is no fresher for it; of an op's missing inputs the latest comes back first; and an op's needs are what
 the allocator said of its like, with a margin for what the allocator loses in holes.
 """
 
@@ -33,6 +34,9 @@ CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
 PLENTY, UNASKED = 0.75, 32
 """Below this share of the budget the allocator is asked only every so many ops."""
 
+HORIZON = 1 / 8
+"""Share of the way since the last backward pass that is added to every distance: what is near may be far in time, and is not kept at any cost."""
+
 MARGIN = 1 / 32
 """Share of the budget that is kept for what the allocator loses on an op's memory, before more is known, if not `strict`."""
 
@@ -49,6 +53,9 @@ class EagerPolicy(Runtime):
 
     Attributes:
       first_cost: What the program's ops cost, without recomputation.
+      place: Where the program is, in seconds of `first_cost`. In a backward pass it is where the op ran whose gradient is next, so that
+        what lies far from it will be wanted late, however often it has come back meanwhile.
+      pass_began: The place at which the last backward pass was over.
       demand_bytes: The most memory that would have been in use without eviction.
       overshoots: How often an op took more than was foreseen, and memory went above the budget.
       observer: Told of each cell that the program gives back, if any.
@@ -77,7 +84,7 @@ class EagerPolicy(Runtime):
         self._deallocate = self._retire
         self._overhead_limit, self._strict = overhead_limit, strict
         self._margin_bytes = MARGIN * budget_bytes if self.limited else 0.0
-        self.first_cost = 0.0
+        self.first_cost = self.place = self.pass_began = 0.0
         self.demand_bytes = 0
         self.overshoots = 0
         self._live: dict[Storage, None] = {}
@@ -165,8 +172,6 @@ class EagerPolicy(Runtime):
             locked.append(cell.storage)
 
     def _begin(self, frame: Any) -> None:
-        for cell in frame.tensor.call.inputs:
-            self._touch(cell.storage)
         frame.missing = sorted((cell for cell in frame.tensor.call.inputs if not cell.defined), key=_number)
         if not frame.missing:
             self._hold_inputs(frame)
@@ -176,6 +181,11 @@ class EagerPolicy(Runtime):
         if not frame.locked and frame.missing and frame.missing[-1].defined:
             self._hold_inputs(frame)
         return frame.missing[-1] if not frame.locked and frame.missing else super()._next_missing(frame)
+
+    def _touch(self, storage: Storage) -> None:
+        """The program reads it. That it is read to bring another back says nothing about when the program will."""
+        storage.last_access = self.place
+        self.pool.touched(storage)
 
     def _hold_inputs(self, frame: Any) -> None:
         inputs = frame.tensor.call.inputs
@@ -226,7 +236,7 @@ class EagerPolicy(Runtime):
         while not self._fits(in_use, needs) and len(self.pool):
             if type(self.pool) is Unsorted or len(self.neighbourhood.stale) > STALE_AT_MOST:
                 self.tidy()
-            self._evict(self.pool.choose(self.clock))
+            self._evict(self.pool.choose(self.place, HORIZON * abs(self.place - self.pass_began)))
             in_use = self.allocator.in_use
         self._before_bytes, self._at_most_bytes = in_use, in_use + needs.bytes
         certain = needs.bytes if needs.measured else needs.least_bytes

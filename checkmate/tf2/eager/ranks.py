@@ -106,6 +106,6 @@ class Unsorted:
     def touched(self, storage: Storage) -> None:
         """Nobody asks yet when it was read."""
 
-    def choose(self, clock: float) -> Storage:
+    def choose(self, clock: float, horizon: float = 0) -> Storage:
         """The one that has been in it for longest."""
         return next(iter(self))

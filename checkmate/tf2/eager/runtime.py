@@ -44,7 +44,8 @@ class EagerRuntime(EagerPolicy):
     Attributes:
       ops: How many the program ran.
       reading: Where a gradient function notes what it reads, while one runs.
-      gradients: How many gradient functions are running, one inside of another.
+      gradients: How many tapes are being asked for gradients, one inside of another.
+      returning: A backward pass that no tape records is on its way: the place of the program goes back.
       error: What went wrong where TensorFlow could not be told; raised at the next chance.
       closed: The context has been left.
     """
@@ -69,7 +70,7 @@ class EagerRuntime(EagerPolicy):
         self.device_name = f"/job:localhost/replica:0/task:0/device:{device}"
         self.ops = 0
         self.reading: set[int] | None = None
-        self.gradients = 0
+        self.gradients, self.returning = 0, False
         self.thread = get_ident()
         self.error: BaseException | None = None
         self.closed = False
@@ -133,7 +134,7 @@ class EagerRuntime(EagerPolicy):
     def _first_run(self, call: EagerCall, values: list[Any] | None, name: Any, taped: bool) -> Any:
         """Runs a call on `values`, or on what they are once all of them are in memory."""
         needs, cells, limited = call.needs, call.inputs, self.limited
-        call.cost = needs.cost
+        call.cost, call.place = needs.cost, self.place
         locked: list[Storage] = []
         try:
             if values is None or (limited and not self.roomy(needs)):
@@ -165,6 +166,8 @@ class EagerRuntime(EagerPolicy):
                 self._touch(cell.storage)
         self.clock += needs.cost
         self.first_cost += needs.cost
+        if not self.returning:
+            self.place = self.first_cost
         self.recompute_limit = (self._overhead_limit - 1) * self.first_cost
         return result
 
@@ -194,7 +197,7 @@ class EagerRuntime(EagerPolicy):
                 return value
             cell = self._view(call, value, made)
         else:
-            storage = EagerStorage(made.bytes, call.cost, self.clock, self.gradients > 0 and not taped)
+            storage = EagerStorage(made.bytes, call.cost, self.place, self.gradients > 0 and not taped)
             cell = Cell(call, storage, made.bytes, value, index, made)
             for source in call.inputs:
                 source.storage.after[storage] = None
