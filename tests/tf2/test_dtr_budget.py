@@ -93,6 +93,66 @@ def test_notes_put_in_order_change_no_number(monkeypatch):
     assert tidied and context.stats.rematerializations
 
 
+def test_what_comes_back_for_another_is_no_fresher_for_it():
+    import tensorflow as tf
+
+    with dtr(smallest_bytes=0) as context:
+        first = tf.tanh(normal(8, 8))
+        second = tf.tanh(first)
+        read = first._cell.storage.last_access
+        for _ in range(3):
+            tf.exp(second)
+        context._runtime.evict_all()
+        second.numpy()
+        assert context.stats.rematerializations >= 2 and first._cell.defined
+        assert first._cell.storage.last_access == read < second._cell.storage.last_access
+
+
+def test_a_backward_pass_goes_back_through_the_program(monkeypatch):
+    from checkmate.dtr.pool import Pool
+
+    variables, loss = chain()
+    _, _, peak = plain_peak(variables, loss)
+    choose, asked = Pool.choose, []
+    monkeypatch.setattr(Pool, "choose", lambda pool, now, horizon=0: (asked.append((now, horizon)), choose(pool, now, horizon))[1])
+    with above(0.6 * peak) as context:
+        gradients(variables, loss)
+        runtime = context._runtime
+        assert runtime.place == runtime.pass_began == runtime.first_cost
+    places = [place for place, _ in asked]
+    turn = places.index(max(places))
+    assert 0 < turn < len(places) - 1
+    assert places == sorted(places[:turn]) + sorted(places[turn:], reverse=True)
+    assert all(0 < horizon <= place for place, horizon in asked)
+
+
+def test_inside_of_another_tape_a_backward_pass_is_a_part_of_the_program():
+    import tensorflow as tf
+
+    x = tf.Variable(normal(32, 32))
+    with dtr(smallest_bytes=0) as context:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                y = tf.tanh(tf.tanh(x))
+            before = context._runtime.place
+            slope = inner.gradient(y, x)
+            assert slope._cell.storage.last_access > before
+            assert context._runtime.pass_began == 0 and not slope._cell.storage.is_gradient
+        assert outer.gradient(slope, x) is not None
+        assert context._runtime.pass_began > before
+
+
+def test_a_sum_of_gradients_is_a_gradient():
+    import tensorflow as tf
+
+    x = tf.Variable(normal(32, 32))
+    with dtr(smallest_bytes=0):
+        with tf.GradientTape() as tape:
+            y = tf.add_n([tf.tanh(x * k) for k in range(7)])
+        total = tape.gradient(y, x)
+        assert total._cell.call.name.startswith("Add") and total._cell.storage.is_gradient
+
+
 def test_long_chains_come_back_without_recursion():
     import tensorflow as tf
 

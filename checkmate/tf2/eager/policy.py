@@ -1,9 +1,9 @@
 """Which tensors stay in memory: the policy of `checkmate.dtr.runtime`, on real storages and the allocator's count.
 
 What differs from paper: the program's references are Python's, given back at any moment; a storage that nothing can ask for any more is
-forgotten, so that a training loop leaves nothing behind; staleness is the distance in the program, which a backward pass goes back, since a
-tape reads last what was made first, and what came back for another is no fresher for it; of an op's missing inputs the latest comes back first; and an op's needs are what
-the allocator said of its like, with a margin for what the allocator loses in holes.
+forgotten, so that a training loop leaves nothing behind; staleness is a distance in the program, which a backward pass goes back, since
+tapes read last what was made first, and what comes back for another is no fresher for it; of an op's missing inputs the latest comes back
+first; and an op's needs are what the allocator said of its like, with a margin for what the allocator loses in holes.
 """
 
 from __future__ import annotations
