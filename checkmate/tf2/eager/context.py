@@ -65,7 +65,8 @@ class dtr:
 
     Args:
       budget: A number of bytes or "6GiB"; None for no limit, which still releases and records as DTR does.
-      heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The paper's h_DTR^eq by default.
+      heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The paper's h_DTR^eq by default. Staleness is
+        counted along the program, which a backward pass goes back, and being read for another's recomputation does not count.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is given up.
       strict: Memory above the budget, by whatever was not foreseen, is an error; otherwise `stats.overshoots` counts it.
       smallest_bytes: Tensors below are never evicted.
