@@ -1,6 +1,7 @@
 """Draws the pictures of these pages, from the graph of MobileNet's training step that the package carries: `python docs/pictures.py`.
 
-`images/measured.svg` is another: of a real run, by `checkmate demo --picture docs/images/measured.svg`.
+Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture docs/images/measured.svg`, and `images/dtr.svg`, by
+`checkmate bench dtr --plot docs/images/dtr.svg`.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_the_script_draws_each_picture():
 
     graph = training_chain(12, sizes=(2**20, 2**21))
     drawn = {**script.draw(graph, checkmate.solve(graph, "60%")), "curve": script.curve(graph)}
-    assert {f"{name}.svg" for name in drawn} | {"measured.svg"} == {path.name for path in (DOCS / "images").glob("*.svg")}
+    assert {f"{name}.svg" for name in drawn} | {"measured.svg", "dtr.svg"} == {path.name for path in (DOCS / "images").glob("*.svg")}
     for name, picture in drawn.items():
         assert picture.figure.axes, name
 
