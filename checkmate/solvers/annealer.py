@@ -22,6 +22,9 @@ PRICE, PRICES = 10.0, (0.0001, 100.0)
 the longer the more ops there are (from a start within the budget: one mean cost, to stay near it); and how far the search may change that,
 in mean costs of a byte."""
 
+FASTEST = 1.01
+"""The price rises by this factor at most every n / 2 proposals."""
+
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
 
@@ -61,7 +64,8 @@ class Annealer:
         self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
         over = self._order.counts[self._state.OVERFLOW] > 0
         price = min(1.0, PRICE / len(graph)) if over else 1.0
-        self._price = np.array([price * unit, PRICES[0] * unit, PRICES[1] * unit, 0.0, 0.0])
+        self._unit = unit
+        self._price = np.array([price * unit, PRICES[0] * unit, PRICES[1] * unit, FASTEST, 0.0, 0.0])
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
 
     @property
@@ -96,12 +100,17 @@ class Annealer:
         *,
         hot: float = HOT,
         cold: float = COLD,
+        price: float | None = None,
+        growth: float = float("inf"),
         only_move: bool = False,
         remaining_s: Callable[[], float] = lambda: float("inf"),
     ) -> int:
         """One round: cools down from `hot` to `cold` in so many proposals, or faster where time is short.
 
         Args:
+          price: Where the price of overflow begins, as in `PRICE`; where it is when left out.
+          growth: How many times as high it may be at the end of the round. In a long round where nothing fits it would be at its largest soon after
+            the start otherwise, and the search frozen before it has cooled down.
           only_move: Nothing is recomputed; the round ends with the first order within the budget.
           remaining_s: Seconds until it must end.
 
@@ -110,10 +119,14 @@ class Annealer:
         """
         chunk = max(1, min(proposals // 32, 128 * max(1, 4000 // len(self._graph))))
         started, available, done = time.monotonic(), remaining_s(), 0
+        if price is not None:
+            self._price[self._kernel.PRICE] = price * self._unit
         while done < proposals and remaining_s() > 0 and not (only_move and self.best_cost < np.inf):
             progress = done / proposals
             if done and (spent := time.monotonic() - started) > available * progress:
                 progress = min(1.0, spent / available)
+            looks = 2 * (done / progress if done else proposals) / len(self._graph)
+            self._price[self._kernel.RISE] = min(FASTEST, growth ** (1 / max(1.0, looks)))
             self._anneal(hot * (cold / hot) ** progress, min(chunk, proposals - done), only_move)
             done += chunk
         return done

@@ -41,12 +41,10 @@ DRAGGED = 16
 MANY_CHANGES = 1024
 """A proposal with so many changes goes no further; the journal has room for more."""
 
-PRICE, LEAST, MOST, SEEN, FITTED = range(5)
-"""Entries of `price`: cost of one byte above the budget at one position, its least and its largest value, proposals since it was last looked
-at, and how many of those left the order within the budget."""
-
-RISE, FALL = 1.01, 0.98
-"""Factors on the price every n / 2 proposals, when less than 10 % or more than 30 % of them left the order within the budget."""
+PRICE, LEAST, MOST, RISE, SEEN, FITTED = range(6)
+"""Entries of `price`: cost of one byte above the budget at one position, its least and its largest value, the factor by which it rises every n / 2
+proposals when less than 10 % of them left the order within the budget (and twice as fast it falls when more than 30 % did), proposals since it was
+last looked at, and how many of those left the order within the budget."""
 
 
 @inner
@@ -363,7 +361,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, freedom,
       best: (capacity + 1,) int64: the number of evaluations, or -1, and the ops in order. Changed in place.
       best_cost: (1,) its cost. Changed in place.
       random: (1,) uint64, not zero. Changed in place.
-      price: (5,) see `PRICE`. Changed in place, unless `only_move`.
+      price: (6,) see `PRICE`. Changed in place, unless `only_move`.
       temperature: In the unit of costs.
       freedom: That of the annealer.
       only_move: Nothing is recomputed.
@@ -390,7 +388,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, freedom,
         price[FITTED] += count[OVERFLOW] == 0
         if not only_move and price[SEEN] >= max(64, len(problem.sizes) >> 1):
             if price[FITTED] > 0.3 * price[SEEN]:
-                price[PRICE] = max(price[PRICE] * FALL, price[LEAST])
+                price[PRICE] = max(price[PRICE] / price[RISE] ** 2, price[LEAST])
             elif price[FITTED] < 0.1 * price[SEEN]:
-                price[PRICE] = min(price[PRICE] * RISE, price[MOST])
+                price[PRICE] = min(price[PRICE] * price[RISE], price[MOST])
             price[SEEN] = price[FITTED] = 0.0

@@ -5,7 +5,8 @@
     exact    the cheapest path through the states of memory, where ops are few: nothing is left to do when it ends
     move     anneal over orders without recomputation; an order that fits is optimal, too
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
-    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far
+    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far; while there is none, from
+             where it is, as hot as it takes to leave a place where nothing fits
     ask      the solver again, in the order of the best plan
 
 A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. Where the
@@ -28,8 +29,8 @@ from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.state_space import Paths
 
-BOUND, MOVE, ASK, ANNEAL = 0.1, 0.2, 0.15, 0.6
-"""Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for a round of annealing."""
+BOUND, MOVE, ASK, FIRST, ANNEAL = 0.1, 0.2, 0.1, 0.4, 0.6
+"""Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for the first and any other round of annealing."""
 
 LOAD = 0.5
 """Share of the time to wait for the annealer."""
@@ -40,8 +41,11 @@ FEW_OPS, STATES = 24, 3000
 MOVING = (5.0, 0.05)
 """Temperatures of moves alone, in mean costs of an op."""
 
-ANNEALING, AGAIN = (0.3, 0.05), (0.15, 0.03)
-"""Temperatures of the first round of annealing and of later ones, which start from the best plan."""
+ANNEALING, AGAIN, PLANLESS = (1.0, 0.05), (0.15, 0.03), (5.0, 0.05)
+"""Temperatures of the first round of annealing, of later ones, which start from the best plan, and of those while there is none."""
+
+PRICE, PLANLESS_PRICE, GROWTH = 0.1, 0.3, 1e3
+"""Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end."""
 
 PATIENCE = 2
 """It ends when so many rounds in a row found nothing cheaper than the best plan."""
@@ -97,7 +101,8 @@ class Reorder:
             before = search.timeline.cost if search.timeline else float("inf")
             if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
-            self._anneal(search, annealer, self.proposals << number, AGAIN if number else ANNEALING, share=ANNEAL)
+            temperatures, price = (ANNEALING, PRICE) if not number else (AGAIN, None) if search.plan else (PLANLESS, PLANLESS_PRICE)
+            self._anneal(search, annealer, self.proposals << number, temperatures, price=price, share=ANNEAL if number else FIRST)
             order = list(dict.fromkeys(search.plan.computed if search.plan else annealer.current))
             if order != asked:
                 asked = order
@@ -112,11 +117,20 @@ class Reorder:
         temperatures: tuple[float, float],
         *,
         share: float,
+        price: float | None = None,
         only_move: bool = False,
     ) -> None:
         stop, (hot, cold) = search.remaining_s * (1 - share), temperatures
         proposals *= len(search.graph)
-        annealer.run(proposals, hot=hot, cold=cold, only_move=only_move, remaining_s=lambda: max(0.0, search.remaining_s - stop))
+        annealer.run(
+            proposals,
+            hot=hot,
+            cold=cold,
+            price=price,
+            growth=GROWTH,
+            only_move=only_move,
+            remaining_s=lambda: max(0.0, search.remaining_s - stop),
+        )
         if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
             search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
 

@@ -6,8 +6,8 @@
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
                 Where it overflows, repair it, set one more snapshot there, and solve again, with annealing beside that on another core
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
-    deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, larger programs and more
-                time for each, with annealing beside them; then annealing alone, while it pays
+    deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large,
+                with annealing beside the integer programs; then annealing alone, while it pays
 
 The annealer is loaded beside all that, once one snapshot was not enough; until it is there, ruin and recreate does what it can.
 
@@ -23,7 +23,7 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -55,14 +55,17 @@ FEW = 4
 NODES = (200, 20, 1000)
 """Branch-and-bound nodes for one snapshot, for several, and while deepening."""
 
-DEEP_MODEL, QUICK_MODEL = 12000, 2500
-"""Variables beyond which deepening ends, and up to which it sets several snapshots at once."""
+DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 12000, 4000, 2500
+"""Variables beyond which deepening ends, up to which it looks at linear programs alone while far, and up to which it sets several snapshots at once."""
 
 CANDIDATES = 4
 """Stages among which linear programs choose the next snapshot while deepening; all of them are taken where the model stays quick."""
 
-FIRST_SECONDS, SECONDS, DEEP_SECONDS = 10.0, 4.0, 4.0
-"""Longest call of HiGHS for one snapshot, for several, and the first while deepening; each further one may take half as long again."""
+FIRST_SECONDS, SECONDS = 10.0, 4.0
+"""Longest call of HiGHS for one snapshot and for several."""
+
+DEEP_SHARE, DEEP_SECONDS = 0.7, 20.0
+"""Share of the time that is left for one integer program while deepening, where that is more than so many seconds; else half of it."""
 
 WORTH, PATIENCE = 0.02, (2, 4)
 """Deepening ends when so many models in a row, more when far, each took less than this share of what was missing."""
@@ -117,11 +120,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The choice of snapshots that told most: its bound, and by how much each stage of its lifted plan is over the budget."""
+    """The model that told most: its bound, and by how much each stage of its lifted solution is over the budget."""
 
-    bound: float
-    chosen: tuple[int, ...]
-    over: np.ndarray
+    bound: float = 0.0
+    model: SnapshotModel | None = None
+    over: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """Its snapshots."""
+        return self.model.snapshots if self.model else ()
 
 
 class _Run:
@@ -133,7 +141,7 @@ class _Run:
         self.finder = Finder(search, proposals=options.proposals, rounds=options.rounds, seed=options.seed)
         self.timetable = self.finder.timetable
         self.peak = int(self.timetable.bytes_in[: len(search.graph)].argmax())
-        self.looked = _Look(0.0, (), np.zeros(0))
+        self.looked = _Look()
 
     def run(self) -> None:
         for part in (self._at_once, self._first_look, self._others, self._to_the_end):
@@ -222,14 +230,16 @@ class _Run:
 
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
-        search, options = self.search, self.options
-        seconds, fruitless = DEEP_SECONDS, 0
-        while fruitless < PATIENCE[self.finder.far()] and 0 < len(self.looked.chosen) < options.snapshots and not self.finder.finished():
+        search, fruitless = self.search, 0
+        while (
+            fruitless < PATIENCE[self.finder.far()] and 0 < len(self.looked.chosen) < self.options.snapshots and not self.finder.finished()
+        ):
             missing = self.finder.missing()
-            model = self._telling_model()
+            model = self._wider_model()
             if model is None:
                 return
-            limit = self._limit(seconds)
+            seconds = DEEP_SHARE * search.remaining_s
+            limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self._limit(seconds)
             beside = self._begin(model, NODES[2], limit)
             self.finder.improve()
             found = self._await(beside, limit)
@@ -237,7 +247,30 @@ class _Run:
                 return
             self._learn(model, found, deeper=True)
             fruitless = 0 if self.finder.missing() < (1 - WORTH) * missing else fruitless + 1
-            seconds = min(1.5 * seconds, max(DEEP_SECONDS, search.remaining_s))
+
+    def _wider_model(self) -> SnapshotModel | None:
+        """The model with a few snapshots more, each where linear programs say that it tells most; None when it becomes too large.
+
+        What an integer program of few snapshots has learnt is of no use to the next: so far from a proof it is not worth its time.
+        """
+        wider, widest = self._telling_model(), len(self.looked.chosen) + CANDIDATES
+        model = None
+        while wider is not None and (model is None or wider.size <= WIDE_MODEL):
+            model = wider
+            if not self.finder.far() or len(model.snapshots) >= widest or self.finder.finished():
+                break
+            self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
+            wider = self._telling_model()
+        return model
+
+    def _lift(self, model: SnapshotModel, dropped: tuple[tuple[int, ...], ...] | None) -> np.ndarray:
+        """Makes the timetable what a solution of the relaxation says. Returns by how much each stage is over the budget."""
+        n = len(self.search.graph)
+        if dropped is None:
+            return np.zeros(n)
+        self.timetable.move_to(())
+        lift(self.timetable, model.snapshots, dropped)
+        return self.timetable.bytes_in[:n] - float(self.search.budget_bytes)
 
     def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
         """Takes the bound of the linear program; None when it does not come back in time."""
@@ -264,18 +297,14 @@ class _Run:
 
         Returns by how much each stage of the lifted plan is over the budget; None when there is nothing more to learn there.
         """
-        search, n = self.search, len(self.search.graph)
+        search = self.search
         if np.isinf(found.cost):
             search.prove_infeasible(self._why_none(model))
             return None
         search.raise_bound(found.cost, by=_many(model))
-        over: np.ndarray = np.zeros(n)
-        if found.dropped is not None:
-            self.timetable.move_to(())
-            lift(self.timetable, model.snapshots, found.dropped)
-            over = self.timetable.bytes_in[:n] - float(search.budget_bytes)
+        over = self._lift(model, found.dropped)
         if found.cost > self.looked.bound or deeper:
-            self.looked = _Look(max(found.cost, self.looked.bound), model.snapshots, over)
+            self.looked = _Look(max(found.cost, self.looked.bound), model, over)
         if found.dropped is None:
             return None
         if self.timetable.peak_bytes <= search.budget_bytes:
@@ -294,11 +323,8 @@ class _Run:
 
     def _soonest(self, model: SnapshotModel) -> float:
         """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps; little where little is missing."""
-        return (
-            SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0)
-            if len(model.snapshots) > 1 and self.search.plan
-            else 0.0
-        )
+        near = len(model.snapshots) > 1 and self.search.plan is not None and not (self.looked.chosen and self.finder.far())
+        return SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0) if near else 0.0
 
     def _telling_model(self) -> SnapshotModel | None:
         """The model with one snapshot more, or several while it is small, where the lifted plan or the best plan is fullest; that of the best linear bound."""
@@ -319,6 +345,8 @@ class _Run:
             model = SnapshotModel(search.graph, search.budget_bytes, choice)
             if model.size > DEEP_MODEL:
                 return None
+            if self.looked.model is not None:
+                model.adopt(self.looked.model)
             bound = None if self.finder.finished() else self._linear_bound(model, SECONDS)
             if bound is not None and bound > best_bound:
                 best, best_bound = model, bound

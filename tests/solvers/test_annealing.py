@@ -136,6 +136,17 @@ def test_time_that_is_short_ends_a_round():
     assert 0 < annealer.run(10_000, remaining_s=lambda: next(left)) < 10_000
 
 
+def test_in_a_long_round_the_price_rises_slowly():
+    """Where nothing fits it would be at its largest soon after the start otherwise, and nothing moved any more."""
+    graph = strategies.training_chain(30)
+    annealer = Annealer(graph, floor(graph).bytes // 2, _start(graph))
+    prices = []
+    annealer.run(60_000, price=0.1, growth=1e3, remaining_s=lambda: prices.append(annealer._price[0] / annealer._unit) or float("inf"))
+    assert prices[1] == pytest.approx(0.1)
+    assert prices[len(prices) // 8] < 0.1 * 1e3 ** (1 / 6)
+    assert prices[-1] > 2 * prices[len(prices) // 2] or prices[-1] == pytest.approx(annealer_module.PRICES[1])
+
+
 def test_costs_of_all_sizes():
     graph = strategies.training_chain(10, costs=(1e15, 1e3, 0.0), sizes=(2**40, 1, 0))
     annealer = Annealer(graph, _budget(graph, 0.4), _start(graph))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import strategies
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate import DFGraph, Op, Plan, replay
@@ -62,9 +62,12 @@ def test_rows_over_several_intervals_change_no_optimum(problem, data):
     snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=3, max_size=7, unique=True))
     model = SnapshotModel(graph, budget, snapshots)
     apart = model.solve(time_limit_s=10)
-    for a in range(len(snapshots) - 1):
-        for b in range(a + 2, len(snapshots) + 1):
-            model._join(a, b)
+    chance = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    rows = len(model._upper)
+    for share in (0.1, 0.5, 0.9):  # fractions that no linear program would give break rows of every form
+        for _ in range(5):
+            model._join(np.where(chance.random(model.size) < share, chance.random(model.size), 0.0))
+    assume(len(model._upper) > rows or model.contradiction)
     joined = model.solve(time_limit_s=10)
     assert np.isclose(joined.cost, apart.cost, rtol=1e-5) or joined.cost == apart.cost
 
@@ -138,3 +141,32 @@ def test_whole_costs_end_the_search_a_unit_early():
     assert whole.solve(time_limit_s=60, nodes=20, soonest=0.1).cost % 1 == 0
     measured = DFGraph(tuple(replace(op, cost=op.cost * 1.0001 + 1e-7) for op in graph.ops), graph.outputs)
     assert not all(SnapshotModel(measured, peak * 6 // 10, (16, 19, 22))._binary)
+
+
+def test_rows_of_fewer_snapshots_are_taken_over():
+    graph = strategies.training_chain(12)
+    budget = int(0.4 * Timetable(graph).peak_bytes)
+    fewer, more = (SnapshotModel(graph, budget, snapshots) for snapshots in ([12, 14, 16, 20, 22], [12, 14, 16, 18, 20, 22]))
+    fewer.tighten(time_limit_s=10)
+    rows = len(more._upper)
+    more.adopt(fewer)
+    assert len(more._upper) > rows
+    once = SnapshotModel(graph, budget, more.snapshots).tighten(time_limit_s=10, rounds=1)
+    assert more.tighten(time_limit_s=10, rounds=1) > once
+    exact = SnapshotModel(graph, budget, more.snapshots).solve(time_limit_s=30)
+    assert np.isclose(more.solve(time_limit_s=30).cost, exact.cost, rtol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.problems(strategies.training_chains()), st.data())
+def test_rows_that_are_taken_over_change_no_optimum(problem, data):
+    graph, budget = problem
+    snapshots = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=3, max_size=7, unique=True))
+    fewer, more = SnapshotModel(graph, budget, snapshots[::2]), SnapshotModel(graph, budget, snapshots)
+    chance = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    for share in (0.1, 0.5, 0.9):
+        fewer._join(np.where(chance.random(fewer.size) < share, chance.random(fewer.size), 0.0))
+    apart = more.solve(time_limit_s=10)
+    more.adopt(fewer)
+    joined = more.solve(time_limit_s=10)
+    assert np.isclose(joined.cost, apart.cost, rtol=1e-5) or joined.cost == apart.cost

@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 
 from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
 from checkmate.bench.problems import layered
+from checkmate.solvers import snapshot
 from checkmate.solvers.annealer import Loading
 from checkmate.solvers.dtr import DTR
 from checkmate.solvers.finder import Finder
@@ -162,6 +163,22 @@ def test_plans_of_others_are_starts(problem):
     assert moves_of(timetable.plan()) == timetable.moves()
     assert timetable.cost <= search.timeline.cost
     replay(graph, timetable.plan())
+
+
+def test_far_from_a_proof_several_snapshots_are_set_before_the_next_program(monkeypatch):
+    monkeypatch.setattr(snapshot, "QUICK_MODEL", 0)
+    graph = _resnet_like(12)
+    search = Search(graph, _budget(graph, 0.1), time_limit_s=60)
+    set_at_once = {}
+    for far in (False, True):
+        monkeypatch.setattr(Finder, "far", lambda _, far=far: far)
+        run = snapshot._Run(Snapshot(), search)
+        one = SnapshotModel(graph, search.budget_bytes, [run.peak])
+        one.tighten(time_limit_s=10)
+        run.looked = snapshot._Look(0.0, one, run._lift(one, one.rounded))
+        set_at_once[far] = len(run._wider_model().snapshots) - 1
+    assert set_at_once[False] == 1
+    assert 1 < set_at_once[True] <= snapshot.CANDIDATES
 
 
 def test_no_time_gives_an_answer_soon():
