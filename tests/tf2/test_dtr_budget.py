@@ -110,6 +110,7 @@ def test_what_comes_back_for_another_is_no_fresher_for_it():
 
 def test_a_backward_pass_goes_back_through_the_program(monkeypatch):
     from checkmate.dtr.pool import Pool
+    from checkmate.tf2.eager.policy import HORIZON
 
     variables, loss = chain()
     _, _, peak = plain_peak(variables, loss)
@@ -123,7 +124,7 @@ def test_a_backward_pass_goes_back_through_the_program(monkeypatch):
     turn = places.index(max(places))
     assert 0 < turn < len(places) - 1
     assert places == sorted(places[:turn]) + sorted(places[turn:], reverse=True)
-    assert all(0 < horizon <= place for place, horizon in asked)
+    assert all(horizon == HORIZON * place for place, horizon in asked)
 
 
 def test_inside_of_another_tape_a_backward_pass_is_a_part_of_the_program():
