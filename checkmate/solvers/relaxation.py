@@ -35,7 +35,7 @@ half of an input, and more snapshots make the bound *weaker*. Let each of the op
 hold for every plan: when j_0 runs, the value of j_1 is in memory since snapshot a, or was computed after it, when that of j_2 was in memory, and
 so on until j_k; for (9) a value that is in memory at snapshot b was there at a, or ran in between. `tighten` adds those
 that the linear program breaks most, and solves it again (`interval_rows` finds them). ResNet50, a tenth of the way from floor to peak, eight
-snapshots: 1.158 without, 1.176 after four rounds of 0.1 s, and the integer program, 1.196, is solved to the end in 45 s.
+snapshots: 1.158 without, 1.176 after four rounds of 0.1 s, and the integer program, 1.196, is solved to the end in 40 to 50 s.
 
 Only P is declared binary. For P of zeros and ones, (1) and (2) ask of R no more than R[c, i] >= 0 or 1 or R[c, j]; what is least under such
 rows is binary and cheapest. Where costs are few whole units, R is declared binary, too: HiGHS then sees that

@@ -29,7 +29,7 @@ from checkmate.solvers.any_order import raise_any_order_bound
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.state_space import Paths
 
-BOUND, MOVE, ASK, FIRST, ANNEAL = 0.1, 0.2, 0.1, 0.4, 0.6
+BOUND, MOVE, ASK, FIRST, ANNEAL = 0.1, 0.2, 0.15, 0.4, 0.6
 """Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for the first and any other round of annealing."""
 
 LOAD = 0.5
@@ -44,8 +44,9 @@ MOVING = (5.0, 0.05)
 ANNEALING, AGAIN, PLANLESS = (1.0, 0.05), (0.15, 0.03), (5.0, 0.05)
 """Temperatures of the first round of annealing, of later ones, which start from the best plan, and of those while there is none."""
 
-PRICE, PLANLESS_PRICE, GROWTH = 0.1, 0.3, 1e3
-"""Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end."""
+PRICE, PLANLESS_PRICE, GROWTH = 0.1, 0.3, 30.0
+"""Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end of
+a round that begins without a plan; from a plan on it may rise and fall as fast as it can, which takes the search across the border again and again."""
 
 PATIENCE = 2
 """It ends when so many rounds in a row found nothing cheaper than the best plan."""
@@ -121,13 +122,14 @@ class Reorder:
         only_move: bool = False,
     ) -> None:
         stop, (hot, cold) = search.remaining_s * (1 - share), temperatures
+        growth = GROWTH if search.plan is None else float("inf")
         proposals *= len(search.graph)
         annealer.run(
             proposals,
             hot=hot,
             cold=cold,
             price=price,
-            growth=GROWTH,
+            growth=growth,
             only_move=only_move,
             remaining_s=lambda: max(0.0, search.remaining_s - stop),
         )
