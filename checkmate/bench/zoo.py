@@ -95,7 +95,7 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     started = time.perf_counter()
     traced.get_concrete_function(*specs)
     tracing_s = time.perf_counter() - started
-    planned = _lowest(traced, name, specs, plain_bytes)
+    planned = _lowest(traced, name, specs, plain_bytes, batch)
     report = planned.report()
     peak = _peak_of(planned, batch, steps)
     found = checkmate.tf2.verify(planned, batch)
@@ -183,13 +183,13 @@ def _training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     return step, (work.inputs, work.labels)
 
 
-def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int) -> Any:
+def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int, batch: tuple[Any, ...]) -> Any:
     """The planned step for the lowest of `SHARES` that has a plan."""
     from checkmate.tf2.planning import Planner
     from checkmate.tf2.step import PlannedStep
 
     def planned(share: float, explains: bool = False) -> PlannedStep:
-        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False, explains=explains), specs)
+        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False, explains=explains), specs, batch)
 
     least = 0  # what was proven to be needed
     for share in SHARES[:-1]:

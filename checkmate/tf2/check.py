@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,34 +75,62 @@ def measured_peak(
     if op_rules.is_seen_outside(traced.function):
         return None
     before = tf.config.experimental.get_memory_info(device)["current"]
+    made_up = batch is None
     if batch is None:
-        batch = [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+        batch = _made_up(traced)
         # Where the user's batch is in memory as well, the step will find the room of ours free. The allocator may then hand it out with
         # a value that needs less, so that the peak is the same without our batch as with it: that is taken for granted.
         if before < resident_bytes(traced):
             before = tf.config.experimental.get_memory_info(device)["current"]
     resting = before - traced.graph.fixed_bytes
-    result: Any = None
-    found: list[int] = []
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
-    try:
+
+    def peaks() -> Generator[int]:
+        result: Any = None
         with kept_state(traced.function.variables):
-            for number in range(LOOP_RUNS if loops else CHECK_RUNS):
-                results = [each for each in tf.nest.flatten(result, expand_composites=True) if each is not None]
-                held = sum(devices.held_bytes(each) for each in results)
+            for _ in range(LOOP_RUNS if loops else CHECK_RUNS):
+                held = _held_bytes(result)
                 result, _, peak = devices.peak_above(device, lambda: run(*batch))
-                found.append(peak - resting - held)  # the results of the run before are in `fixed_bytes`
-                # The first run finds memory as whatever ran before left it, the others as the step itself does.
-                same = not loops and number > 1 and abs(found[-1] - found[-2]) <= SAME * found[-1]
-                if same or (number and found[-1] > enough):
-                    break
+                yield peak - resting - (held or _held_bytes(result))  # the results of the run before are in `fixed_bytes`
+
+    try:
+        with closing(peaks()) as found:
+            settled = _until_steady(found, enough, early=not loops)
+        by_chance = max(settled[1:]) - min(settled[1:]) if loops else 0  # others differ by turns
+        most = max(settled[1:]) + by_chance // 2
+        if most > enough:
+            return most
+        # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
+        if made_up:
+            batch = None
+            batch = _made_up(traced)
+        with closing(peaks()) as found:
+            return max(most, *_until_steady(found, enough, early=not loops))
     except tf.errors.ResourceExhaustedError:
         return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - resting)
     except tf.errors.OpError as error:
         log.info("The step cannot be run on trial: %s", error)
         return None
-    by_chance = max(found[1:]) - min(found[1:]) if loops else 0  # others differ by turns
-    return max(found[1:]) + by_chance // 2
+
+
+def _until_steady(peaks: Iterator[int], enough: int, *, early: bool) -> list[int]:
+    """The peaks until it is known what a step takes, or that it is too much."""
+    found: list[int] = []
+    for peak in peaks:
+        found.append(peak)
+        # The first run finds memory as whatever ran before left it, the others as the step itself does.
+        same = early and len(found) > 2 and abs(found[-1] - found[-2]) <= SAME * found[-1]
+        if same or (len(found) > 1 and found[-1] > enough):
+            break
+    return found
+
+
+def _made_up(traced: TracedStep) -> list[tf.Tensor]:
+    return [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+
+
+def _held_bytes(result: Any) -> int:
+    return sum(devices.held_bytes(each) for each in tf.nest.flatten(result, expand_composites=True) if each is not None)
 
 
 def resident_bytes(traced: TracedStep) -> int:

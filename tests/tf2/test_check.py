@@ -80,12 +80,15 @@ def test_values_come_back_to_the_bit(dtype):
 
 
 @pytest.mark.parametrize(
-    "peaks, expected",
+    ("peaks", "expected"),
     [
-        ([10, 10, 13, 13], 13),  # the first run holds no results yet
-        ([12, 10, 10, 99], 10),
-        ([10, 10, 13, 10, 13], 13),
-        ([10, 30, 10, 10], 30),  # known to be too much
+        ([10, 10, 13, 13, 9, 9, 9], 13),  # the first run holds no results yet
+        ([12, 10, 10, 9, 9, 9], 10),
+        ([12, 10, 10, 11, 9, 9], 11),  # training begins with it
+        ([12, 10, 10, 9, 11, 9, 14, 9], 14),
+        ([10, 10, 13, 10, 13, 9, 9, 9], 13),
+        ([10, 30], 30),  # known to be too much
+        ([10, 10, 10, 9, 30], 30),
     ],
 )
 def test_runs_that_tell_what_a_step_takes(tensorflow, monkeypatch, peaks, expected):
@@ -107,6 +110,7 @@ def test_runs_that_tell_what_a_step_takes(tensorflow, monkeypatch, peaks, expect
     monkeypatch.setattr(devices, "peak_above", peak_above)
     found = check.measured_peak(step.run, step.traced, device, enough=20 * mib)
     assert round(found / mib) == expected
+    assert next(more, None) is None
 
 
 def test_what_was_tried_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
