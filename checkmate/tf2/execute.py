@@ -67,23 +67,45 @@ class _Replayer:
         self.evaluations: Counter[tf.Operation] = Counter()
         self.shown: dict[str, Any] = {}  # tensor that is a variable's memory -> the variable's handle
         self.looking: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
-        self.last = ""
+        self.filters = Counter(op_rules.source(o.inputs[2]).ref() for o in self.planned if o.type in op_rules.FILTER_GRADIENTS)
+        self.last: list[str] = []  # what the next op waits for: the one before, or a pair
+        self.shared, self.beside = "", []  # what the gradient of a bias reads, and that gradient, until its twin is made
 
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
         for operation in self.traced.groups[i]:  # before the group: its ops may be run within one kernel, which nothing can come between
             for tensor in operation.inputs:
                 self.prepare(tensor)
-        for operation in self.traced.groups[i]:
+        for k, operation in enumerate(self.traced.groups[i]):
             inputs = [self.tensor(tensor) for tensor in operation.inputs]
             # What has to come before the first evaluation came before the others, too.
             after = [] if operation in self.current else self.befores(operation)
-            after += edge_from(self.last, operation, inputs)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
-            if operation.type == "BiasAddGrad":
+            twin = self.twin(operation, self.traced.groups[i][k + 1 :])
+            if self.shared:
+                inputs[2] = self.shared
+            # Both of a pair come after the same ops and read the same tensor, or oneDNN leaves them apart.
+            read = [*inputs, *map(self.tensor, twin.inputs)] if twin else inputs
+            for last in self.last:
+                after += edge_from(last, operation, read)
+            if operation.type == "BiasAddGrad" and not twin:
                 inputs = [self.in_rows(operation, inputs[0])]
-            self.current[operation] = self.last = self.copy(operation, inputs, after, name)
+            self.current[operation] = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
+            if twin:
+                self.shared, self.beside = inputs[0], [self.current[operation]]
+            else:
+                self.last, self.shared, self.beside = [self.current[operation], *self.beside], "", []
+
+    def twin(self, gradient: tf.Operation, following: Sequence[tf.Operation]) -> tf.Operation | None:
+        """The gradient of a filter that comes next, within which oneDNN may compute that of the bias, as it does in the plain step.
+
+        It rounds in another way there. It takes any filter's gradient that reads the same tensor, so there must be one only.
+        """
+        if gradient.type != "BiasAddGrad" or not following or following[0].type not in op_rules.FILTER_GRADIENTS:
+            return None
+        read = op_rules.source(gradient.inputs[0])
+        return following[0] if op_rules.source(following[0].inputs[2]) is read and self.filters[read.ref()] == 1 else None
 
     def in_rows(self, gradient: tf.Operation, name: str) -> str:
         """The name of a view of what a bias' gradient sums up, as a matrix of rows that it sums; of itself where that cannot be."""
@@ -156,8 +178,8 @@ class _Replayer:
             if not self._exists(top):
                 chained = op_rules.role(top) is Role.KERNEL
                 inputs, after = [self.tensor(tensor) for tensor in top.inputs], self.befores(top)
-                self.once[top] = self.copy(top, inputs, [*after, self.last] if chained and self.last else after)
-                self.last = self.once[top] if chained else self.last
+                self.once[top] = self.copy(top, inputs, [*after, *self.last] if chained else after)
+                self.last = [self.once[top]] if chained else self.last
         return self.once.get(operation) or self.current[operation]
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
@@ -175,7 +197,7 @@ class _Replayer:
         """The name of a value for the caller to keep: a copy made when all else is gone from memory."""
         if not _can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given:
             return self.tensor(tensor)
-        return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=[self.last], name="result")
+        return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=self.last, name="result")
 
     def _has_room_for(self, assignment: tf.Operation) -> bool:
         """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""

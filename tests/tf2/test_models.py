@@ -61,6 +61,26 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
     assert_equal([variable.numpy() for variable in variables], expected_state)
 
 
+@pytest.mark.parametrize("name, sizes", [("mixed_bfloat16", {}), ("multi_output", {"batch": 2, "size": 24})])
+def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name, sizes):
+    """oneDNN has one that sums within the gradient of the filter, and rounds otherwise than the op does."""
+    import tensorflow as tf
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.observe import observe
+    from checkmate.tf2.trace import analyse
+
+    step, batch = zoo_model(name, **sizes)
+    plain = tf.function(step)
+    traced = analyse(plain.get_concrete_function(*batch), name=name)
+    run = replayed(traced, repeating(traced.graph))
+    found = []
+    for call in (lambda: plain(*batch), lambda: run(*tf.nest.flatten(batch))):
+        ran = observe(call).ran
+        found.append(sorted(kernel for (_, kernel), times in ran.items() if "BackpropFilter" in kernel for _ in range(times)))
+    assert found[0] == found[1] != []
+
+
 def loop_step(weight, rounds, rows):
     """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight."""
     import tensorflow as tf
