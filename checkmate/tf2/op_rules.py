@@ -68,8 +68,8 @@ NO_SCRATCH = IN_PLACE | {
 
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
-# TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
-FUSED_BY_TENSORFLOW = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "Pad"})
+# TensorFlow may run them within the kernel of the op that reads them, where nobody else does, or of the filter's gradient beside them.
+FUSED_BY_TENSORFLOW = frozenset({"BiasAddGrad", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "Pad"})
 
 # Their random state is TensorFlow's own, in the kernel, and goes on from call to call.
 _RANDOM = frozenset({
