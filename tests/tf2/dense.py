@@ -52,7 +52,7 @@ def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **
 
 def tight(make, lowest=60):
     """What `make(budget)` makes at the lowest of a few budgets that are feasible; there it recomputes."""
-    for percent in range(lowest, 100, 10):
+    for percent in (*range(lowest, 100, 10), 95):
         try:
             step = make(f"{percent}%")
         except (InfeasibleBudgetError, NoPlanFoundError):
