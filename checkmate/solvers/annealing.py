@@ -7,16 +7,17 @@ memory are taken first, rises slowly until states fit, and then keeps the search
              that are gone by then
     release  take repeated evaluations back, and evict where that made it overflow
     slide    run a repeated evaluation before another use
-    move     shift a first evaluation, away from a full position where there is one, and drag its inputs or readers along
+    move     shift an evaluation, away from a full position where there is one, and drag its inputs or readers along
 
 How freely: in stages, where between two first evaluations come repeated ones in index order, as in a `Timetable`; with repeated evaluations
-anywhere; or with the last proposal, too, which changes the order of first evaluations.
+anywhere; or with the last proposal, too, which changes the order. Where repeated evaluations can be anywhere, an op also runs again long before
+the use, while an input is in memory for the last time: holding one value then takes the place of holding its inputs.
 
 How much energy a proposal may add is drawn before it is made. So what an eviction costs is known to be too much, most of the time, before
 anything is changed: the overflow that goes away with the value is counted first, and op after op that must run again is paid from it.
 
 This file imports numba: import it inside functions only. Whoever calls `anneal` first compiles it, for some 15 seconds; later processes
-load machine code from numba's cache (see `machine_code`, which also sees to it that it is of these two files as they are).
+load machine code from numba's cache (see `machine_code`, which also sees to it that it is of these files as they are).
 
 Source: simulated annealing for rematerialization with re-ordering is FastSA's idea ("A fast heuristic to optimize time-space tradeoff for large
 models", NeurIPS 2023); moves, prices and the incremental memory are our own. Guarantee: none on the cost. What comes out is legal by
@@ -30,9 +31,12 @@ import numpy as np
 from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES
 from checkmate.solvers.compiled import entry, inner
 
+from checkmate.solvers.choices import (  # isort: skip
+    chance, draw, full_position, held, last_use, may_repeat, next_use, place, relief, sooner, window,
+)  # fmt: skip
 from checkmate.solvers.evaluation_order import (  # isort: skip
-    BUDGET, CHANGES, DEPS, FREE, LAST, LENGTH, NONE, OP, OVERFLOW, PREVIOUS, REPEAT, REPEATS, TOGETHER, USERS,
-    end_of, insert, latest, may_repeat, remove, shift, undo, window,
+    CHANGES, DEPS, FREE, LAST, LENGTH, OP, OVERFLOW, PREVIOUS, REPEAT, REPEATS, TOGETHER, USERS, NONE,
+    end_of, insert, latest, remove, shift, undo,
 )  # fmt: skip
 
 DRAGGED = 16
@@ -45,103 +49,6 @@ PRICE, LEAST, MOST, RISE, SEEN, FITTED = range(6)
 """Entries of `price`: cost of one byte above the budget at one position, its least and its largest value, the factor by which it rises every n / 2
 proposals when less than 10 % of them left the order within the budget (and twice as fast it falls when more than 30 % did), proposals since it was
 last looked at, and how many of those left the order within the budget."""
-
-
-@inner
-def draw(random, n):
-    """A whole number from 0 to n - 1 (xorshift)."""
-    x = random[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    random[0] = x
-    return np.int64(((x >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
-
-
-@inner
-def chance(random, share):
-    """True in this share of the cases."""
-    return draw(random, 1 << 30) < share * (1 << 30)
-
-
-@inner
-def full_position(order, random):
-    """A position over the budget by chance, any position when there is none."""
-    length = order.counts[LENGTH]
-    if order.counts[OVERFLOW] > 0:
-        for _ in range(8):
-            p = draw(random, length)
-            if order.memory[p] > order.counts[BUDGET]:
-                return p
-        return np.argmax(order.memory[:length])
-    return draw(random, length)
-
-
-@inner
-def next_use(problem, order, e, position):
-    """The first position after this one at which the value of evaluation e is read, or the end of the order."""
-    i = order.event[e, OP]
-    found = order.counts[LENGTH]
-    for k in range(problem.starts[USERS, i], problem.starts[USERS, i + 1]):
-        r = order.ends[problem.links[k], 1]
-        while r >= 0 and order.position[r] > position:
-            found = min(found, order.position[r])
-            r = order.event[r, PREVIOUS]
-    return found
-
-
-@inner
-def last_use(problem, order, e, position):
-    """The last position before this one at which the value of evaluation e is made or read."""
-    found = order.position[e]
-    i = order.event[e, OP]
-    for k in range(problem.starts[USERS, i], problem.starts[USERS, i + 1]):
-        r = latest(order, problem.links[k], position)
-        if r >= 0:
-            found = max(found, order.position[r])
-    return found
-
-
-@inner
-def held(problem, order, random, position, tries):
-    """An evaluation whose value is held across a position and not read there, by chance: of several the one with most to gain."""
-    best, best_score = NONE, -1.0
-    n = len(problem.sizes)
-    wanted = 1 + draw(random, 4)
-    for _ in range(tries):
-        i = draw(random, n)
-        if problem.sizes[i] == 0:
-            continue
-        e = latest(order, i, position)
-        if e < 0 or end_of(order, e) <= position:
-            continue
-        at = order.event[order.sequence[position], OP]
-        read = False
-        for k in range(problem.starts[DEPS, at], problem.starts[DEPS, at + 1]):
-            read |= problem.links[k] == i
-        if read:
-            continue
-        score = problem.sizes[i] / (problem.costs[i] + 1e-30) * (1 + draw(random, 100))
-        if score > best_score:
-            best, best_score = e, score
-        wanted -= 1
-        if wanted == 0:
-            break
-    return best
-
-
-@inner
-def place(order, i, position):
-    """Where stage form puts a repeated evaluation of op i in the stage around a position; NONE where it runs there already."""
-    sequence, event = order.sequence, order.event
-    p = position
-    while p < order.counts[LENGTH] and event[sequence[p], REPEAT] >= 0:
-        p += 1
-    while p > 0 and event[sequence[p - 1], REPEAT] >= 0 and event[sequence[p - 1], OP] > i:
-        p -= 1
-    if p > 0 and event[sequence[p - 1], REPEAT] >= 0 and event[sequence[p - 1], OP] == i:
-        return NONE
-    return p
 
 
 @inner
@@ -229,19 +136,6 @@ def release(problem, order, e):
 
 
 @inner
-def relief(order, first, last, size):
-    """The overflow that goes away when `size` bytes are not held at the positions from first to last."""
-    budget, change = order.counts[BUDGET], 0
-    least = (budget >> 7) + 1
-    part = order.memory[first : max(first, last + 1)]
-    for p in range(len(part)):
-        before = part[p] - budget
-        after = before - size
-        change += max(before, 0) - max(after, 0) + least * (before > 0) - least * (after > 0)
-    return change
-
-
-@inner
 def energy(order, price):
     """Cost and priced overflow."""
     return order.cost[0] + price[PRICE] * order.counts[OVERFLOW]
@@ -255,6 +149,8 @@ def evict(problem, order, random, freedom, price, ceiling):
     if e < 0 or not problem.recomputable[order.event[e, OP]]:
         return
     i, use, since = order.event[e, OP], next_use(problem, order, e, position), last_use(problem, order, e, position)
+    if freedom != IN_STAGES:
+        use = sooner(problem, order, random, i, position, use)
     affordable = ceiling - energy(order, price)
     if order.event[e, REPEAT] >= 0 and since == order.position[e]:  # it goes away altogether, and what it reads with it
         affordable += problem.costs[i] + price[PRICE] * order.counts[OVERFLOW]
@@ -277,12 +173,15 @@ def slide(problem, order, random, freedom, price, ceiling):
     if until > since:
         p = since + draw(random, until - since)
         affordable = ceiling - order.cost[0]
-        run_again(problem, order, random, i, next_use(problem, order, before, p), p, freedom, affordable)
+        use = next_use(problem, order, before, p)
+        if freedom != IN_STAGES:
+            use = sooner(problem, order, random, i, p, use)
+        run_again(problem, order, random, i, use, p, freedom, affordable)
 
 
 @inner
 def move(problem, order, random):
-    """Shifts a first evaluation, and drags inputs behind it when it goes down, readers when it goes up."""
+    """Shifts an evaluation, away from a full position where there is one, and drags inputs behind it when it goes down, readers when it goes up."""
     event = order.event
     p = full_position(order, random)
     e, target = NONE, NONE
@@ -293,8 +192,8 @@ def move(problem, order, random):
             e = g  # make it after the full position
         elif g >= 0:
             e = event[g, LAST]  # read it for the last time before
-    if e < 0 or event[e, REPEAT] >= 0:
-        e = order.ends[draw(random, len(problem.sizes)), 0]
+    if e < 0:
+        e = order.sequence[draw(random, order.counts[LENGTH])]
         way = 2
     low, high = window(problem, order, e)
     at = order.position[e]
@@ -307,9 +206,9 @@ def move(problem, order, random):
         target = max(low, min(high, at - reach + draw(random, 2 * reach + 1)))
     else:
         target = high if chance(random, 0.6) else low
-    if target == at:
+    if target == at or high < low:
         return
-    shift(problem, order, e, target)
+    relocate(problem, order, e, target)
     relation = DEPS if target > at else USERS
     stack = order.stacks[1]
     stack[0] = e
@@ -317,18 +216,44 @@ def move(problem, order, random):
     dragged = 1 + (draw(random, 2) * DRAGGED >> draw(random, 4))
     while many and order.counts[CHANGES] < dragged:
         many -= 1
-        i = event[stack[many], OP]
+        f = stack[many]
+        i = event[f, OP]
         for k in range(problem.starts[relation, i], problem.starts[relation, i + 1]):
             if draw(random, 2):
                 continue
-            other = order.ends[problem.links[k], 0]
+            d = problem.links[k]
+            other = latest(order, d, order.position[f]) if relation == DEPS else order.ends[d, 0]
             low, high = window(problem, order, other)
             to = high if relation == DEPS else low
             if (to > order.position[other]) if relation == DEPS else (to < order.position[other]):
-                shift(problem, order, other, to)
+                relocate(problem, order, other, to)
                 if many < TOGETHER:
                     stack[many] = other
                     many += 1
+    release_unread(problem, order, event[e, OP])
+
+
+@inner
+def release_unread(problem, order, i):
+    """Takes back what was run again for op i alone and is read no more, one evaluation of each input."""
+    event = order.event
+    for k in range(problem.starts[DEPS, i], problem.starts[DEPS, i + 1]):
+        g = order.ends[problem.links[k], 1]
+        while g >= 0 and not (event[g, REPEAT] >= 0 and event[g, LAST] == g):
+            g = event[g, PREVIOUS]
+        if g >= 0:
+            release(problem, order, g)
+
+
+@inner
+def relocate(problem, order, e, target):
+    """Moves an evaluation to a position within its `window`; it keeps its number."""
+    if order.event[e, REPEAT] < 0:
+        shift(problem, order, e, target)
+    else:
+        i = order.event[e, OP]
+        remove(problem, order, e)
+        insert(problem, order, i, target)
 
 
 @inner

@@ -330,35 +330,6 @@ def shift(problem, order, e, target):
 
 
 @inner
-def window(problem, order, e):
-    """The first and last position that an op's first evaluation can shift to."""
-    event, ends, links, starts = order.event, order.ends, problem.links, problem.starts
-    i = event[e, OP]
-    low, high = 0, order.counts[LENGTH] - 1
-    for relation in (DEPS, BEFORE, OVERWRITES):
-        side = 1 if relation == OVERWRITES else 0
-        for k in range(starts[relation, i], starts[relation, i + 1]):
-            low = max(low, order.position[ends[links[k], side]] + 1)
-    for relation in (USERS, AFTER, OVERWRITTEN_BY):
-        for k in range(starts[relation, i], starts[relation, i + 1]):
-            high = min(high, order.position[ends[links[k], 0]] - 1)
-    if event[e, NEXT] >= 0:
-        high = min(high, order.position[event[e, NEXT]] - 1)
-    return low, high
-
-
-@inner
-def may_repeat(problem, order, i, position):
-    """Whether op i may run again at a position: it is recomputable, has run, and nothing that it reads was overwritten before."""
-    if not problem.recomputable[i] or order.position[order.ends[i, 0]] >= position:
-        return False
-    for k in range(problem.starts[OVERWRITTEN_BY, i], problem.starts[OVERWRITTEN_BY, i + 1]):
-        if order.position[order.ends[problem.links[k], 0]] < position:
-            return False
-    return True
-
-
-@inner
 def note(order, kind, subject, position):
     """Writes a change to the journal."""
     row = order.journal[order.counts[CHANGES]]

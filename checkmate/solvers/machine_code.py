@@ -92,9 +92,9 @@ def _in_this_process() -> bool:
 
 
 def _last_change() -> float:
-    from checkmate.solvers import annealing, evaluation_order
+    from checkmate.solvers import annealing, choices, evaluation_order
 
-    return max(Path(file).stat().st_mtime for file in (annealing.__file__, evaluation_order.__file__))
+    return max(Path(file).stat().st_mtime for file in (annealing.__file__, choices.__file__, evaluation_order.__file__))
 
 
 def _functions() -> tuple[Any, ...]:

@@ -38,13 +38,13 @@ LOAD = 0.5
 FEW_OPS, STATES = 24, 3000
 """Ops up to which states are searched, and how many."""
 
-MOVING = (5.0, 0.05)
-"""Temperatures of moves alone, in mean costs of an op."""
+MOVING = (0.4, 0.002)
+"""Temperatures of moves alone, in mean costs of an op: low, as overflow is all that counts there and is cheap at first."""
 
-ANNEALING, AGAIN, PLANLESS = (1.0, 0.05), (0.15, 0.03), (5.0, 0.05)
+ANNEALING, AGAIN, PLANLESS = (1.0, 0.05), (0.15, 0.03), (6.0, 0.3)
 """Temperatures of the first round of annealing, of later ones, which start from the best plan, and of those while there is none."""
 
-PRICE, PLANLESS_PRICE, GROWTH = 0.1, 0.3, 30.0
+PRICE, PLANLESS_PRICE, GROWTH = 0.1, 1.0, 30.0
 """Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end of
 a round that begins without a plan; from a plan on it may rise and fall as fast as it can, which takes the search across the border again and again."""
 
@@ -133,7 +133,9 @@ class Reorder:
             only_move=only_move,
             remaining_s=lambda: max(0.0, search.remaining_s - stop),
         )
-        if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
+        if annealer.best is None:  # for the record of the lowest peak
+            search.offer(Plan.from_order(search.graph, annealer.current), by="re-ordering")
+        elif search.timeline is None or annealer.best_cost < search.timeline.cost:
             search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
 
     def _ask(self, search: Search, order: Sequence[int], *, share: float) -> None:

@@ -14,7 +14,7 @@ import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate import DFGraph, Plan, Schedule, floor, replay
+from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
 from checkmate.bench.problems import layered
 from checkmate.solvers import annealer as annealer_module
 from checkmate.solvers import evaluation_order as eo
@@ -114,6 +114,28 @@ def test_order_alone_can_be_enough():
     assert annealer.best is not None
     assert sorted(annealer.best) == _start(graph)
     assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= budget
+
+
+def test_an_op_runs_again_while_its_input_is_still_there():
+    """Right before its use would be too late: the input, which is larger and cannot be made again, fits beside `wide` no more."""
+    graph = DFGraph(
+        (
+            Op("input", (), 1, 6, recomputable=False),
+            Op("value", (0,), 1, 4),
+            Op("use", (1,), 1, 0),
+            Op("full", (2,), 1, 8),
+            Op("after_full", (3,), 1, 0),
+            Op("last_use_of_input", (0, 4), 1, 0),
+            Op("wide", (5,), 1, 9),
+            Op("late_use", (1, 6), 1, 0),
+        ),
+        (7,),
+    )
+    annealer = Annealer(graph, 14, _start(graph), freedom=REPEATS_ANYWHERE)
+    annealer.run(2000)
+    assert annealer.best is not None
+    assert annealer.best_cost == graph.total_cost + 1
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= 14
 
 
 def test_same_seed_same_answer():

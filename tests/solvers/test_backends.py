@@ -67,6 +67,25 @@ def test_the_child_process_answers_as_this_one_does(engine, monkeypatch):
     assert (there.status, there.x.tolist(), there.bound) == (here.status, here.x.tolist(), here.bound)
 
 
+def test_ctrl_c_is_python_s_again_after_an_engine():
+    program = """
+        import os, signal
+        from test_backends import ENGINES, knapsack, solve_matrices
+        from checkmate.solvers.backends import engines
+        assert not engines._apart()
+        for engine in ENGINES:
+            solve_matrices(knapsack(), engine=engine, time_limit_s=20)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                print(engine, "swallowed it")
+            except KeyboardInterrupt:
+                print(engine)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True)
+    assert ran.stdout.split() == list(ENGINES), (ran.returncode, ran.stdout, ran.stderr)
+
+
 @pytest.mark.parametrize("engine", MILP_ENGINES)
 def test_a_start_is_not_made_worse(engine):
     answer = solve_matrices(knapsack(), engine=engine, time_limit_s=20, start=np.array([1.0, 0.0, 1.0]))

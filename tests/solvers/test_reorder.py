@@ -15,6 +15,7 @@ from checkmate.bench.problems import layered
 from checkmate.solvers import reorder
 from checkmate.solvers.any_order import comparable, raise_any_order_bound
 from checkmate.solvers.local_search import LocalSearch
+from checkmate.solvers.machine_code import wait_until_compiled
 from checkmate.solvers.reorder import Reorder, greedy_order, in_numbers_of, renumbered
 from checkmate.solvers.search import Search
 from checkmate.solvers.snapshot import Snapshot
@@ -175,6 +176,7 @@ def test_cut_down_to_one_moment():
 
 
 def test_any_solver_can_be_asked():
+    wait_until_compiled()
     graph = layered(40)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     for solver in (Snapshot(), LocalSearch(), "chen_greedy"):

@@ -2,8 +2,9 @@
 
 Problems of some size are solved in a process of their own. That is what keeps an engine to its wall-clock limit whatever it is busy
 with, lets Ctrl-C through, and turns a crash of the package into an error. Small ones are solved here: they end before a process
-would have started. None is where packages do not bear each other: CP-SAT, HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends
-the process, and OR-tools and highspy cannot be imported into one, whichever comes first.
+would have started, and what they make of Ctrl-C is put right after them. None is where packages do not bear each other: CP-SAT, HiGHS,
+GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process, and OR-tools and highspy cannot be imported into one, whichever
+comes first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         if time_limit_s <= 0:
             return None
         here = small and not _apart()
-        return _ask(module, question) if here else _ask_in_child(module, question, time_limit_s)
+        return _ask_here(module, question) if here else _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
         raise SolverUnavailableError(
@@ -121,12 +123,25 @@ def _is_installed(package: str) -> bool:
 
 
 def _apart() -> bool:
-    """True where engines must stay out of this process: TensorFlow is loaded, or highspy is there to be imported some day."""
-    return "tensorflow" in sys.modules or _is_installed("highspy")
+    """True where engines must stay out of this process.
+
+    TensorFlow is loaded, highspy is there to be imported some day, or Ctrl-C cannot be given back to Python after them.
+    """
+    interruptible = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None
+    return "tensorflow" in sys.modules or _is_installed("highspy") or not interruptible
 
 
 def _ask(module: str, question: dict) -> Any:
     return importlib.import_module(module).solve(**question)
+
+
+def _ask_here(module: str, question: dict) -> Any:
+    """Asks in this process. CBC and OR-tools leave a handler of Ctrl-C behind that swallows it, or none, so that it ends the process."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        return _ask(module, question)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
