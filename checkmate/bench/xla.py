@@ -120,7 +120,7 @@ def _barrier(*tensors: Any) -> list[Any]:
     try:
         barrier = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        raise UnsupportedError(f"This TensorFlow has no {module}.{name}; the rows with a barrier need it, the others do not.") from None
+        raise UnsupportedError(f"This TensorFlow has no {module}.{name}; `bench xla` needs it for its last rows.") from None
     return barrier(list(tensors))
 
 

@@ -24,7 +24,7 @@ from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.check import measured_peak, resident_bytes
+from checkmate.tf2.check import measured_peak
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
@@ -60,6 +60,9 @@ AIM_BELOW = 0.035
 UNUSED_SHARE = 0.06
 """Share of what the budget leaves for activations that a plan with recomputations may leave unused without another one being tried."""
 
+NEAR = 0.1
+"""Share of what the budget leaves for activations: a plan with less to spare may need more on a batch that lies elsewhere in memory."""
+
 SMALLEST_CORRECTION = 0.02
 """Share of what the budget leaves for activations by which the next plan differs at least."""
 
@@ -71,6 +74,8 @@ class Planned:
     Attributes:
       run: Takes the flattened arguments and returns what the step returns.
       result: The solver's judged answer, or None where the step runs as it is.
+      on_made_up: Checked on made-up data, with little to spare: see `Planner.confirmed`.
+      held_bytes: What building `run` left in the device's memory for as long as it lives: small constants of its graph, on a CPU.
     """
 
     traced: TracedStep
@@ -79,6 +84,8 @@ class Planned:
     result: SolveResult | None
     run: Callable[..., Any] = field(repr=False)
     report: Report = field(repr=False)
+    on_made_up: bool = False
+    held_bytes: int = 0
 
 
 class Clock:
@@ -119,10 +126,10 @@ class Attempt:
         if plain_peak_bytes + self.reserve > self.planner.budget_bytes:
             return None
         run = unchanged(self.traced, self.specs)
-        measured = self._measured(run)
+        measured = self.measured(run)
         if measured is not None and measured > self.planner.budget_bytes:
             return None
-        return self._planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured)
+        return self.planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured)
 
     def within_budget(self, plain_peak_bytes: int) -> Planned:
         """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
@@ -147,10 +154,9 @@ class Attempt:
                     break
                 target = (target + too_high) // 2
                 continue
-            with self.clock.phase("building"), self.progress.phase("building"):
-                run = replayed(self.traced, result.plan)
-            measured = self._measured(run)
-            planned = self._planned(result, result.plan, run, plain_peak_bytes, measured, budget - target)
+            run, held = self.built(result.plan)
+            measured = self.measured(run, held)
+            planned = self.planned(result, result.plan, run, plain_peak_bytes, measured, reserve=budget - target, held=held)
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
             if measured is None:
                 return planned
@@ -199,22 +205,39 @@ class Attempt:
                 on_progress=self.progress.improved,
             )
 
-    def _measured(self, run: Callable[..., Any]) -> int | None:
-        """The step's real peak in the budget's terms, or None where nobody can tell."""
+    def built(self, plan: Plan) -> tuple[Callable[..., Any], int]:
+        """The function that runs a plan, and what it holds in memory by being there."""
+        with self.clock.phase("building"), self.progress.phase("building"):
+            gc.collect()  # functions of earlier plans hold constants of their graphs, and those that TensorFlow folded, in cycles
+            before = devices.bytes_in_use(devices.training_device())
+            run = replayed(self.traced, plan)
+            return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
+
+    def measured(self, run: Callable[..., Any], held: int = 0) -> int | None:
+        """The step's real peak in the budget's terms, with what its function holds, or None where nobody can tell."""
         if not self._can_measure:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
-            gc.collect()  # functions of earlier plans hold the constants that TensorFlow folded, in cycles
-            enough = self.planner.budget_bytes - self.outside
+            gc.collect()  # nothing that was built for an earlier plan is measured with this one
+            enough = self.planner.budget_bytes - self.outside - held
             measured = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if measured is None:
             self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
             return None
-        return measured + self.outside
+        return measured + self.outside + held
 
-    def _planned(
-        self, result: SolveResult | None, plan: Plan, run: Callable[..., Any], plain_peak_bytes: int, measured: int | None, reserve: int = 0
+    def planned(
+        self,
+        result: SolveResult | None,
+        plan: Plan,
+        run: Callable[..., Any],
+        plain_peak_bytes: int,
+        measured: int | None,
+        *,
+        reserve: int = 0,
+        held: int = 0,
     ) -> Planned:
+        """The end of the way: the function with all that is known of it."""
         notes = (*self.traced.notes, *self.notes)
         if not self._can_measure:
             notes += (
@@ -236,7 +259,10 @@ class Attempt:
             graph=self.graph,
             plain_plan=self.traced.plain_plan(),
         )
-        return Planned(self.traced, self.graph, plan, result, run, report)
+        near = measured is not None and report.budget_bytes - measured < NEAR * (
+            report.budget_bytes - self.graph.fixed_bytes - self.outside
+        )
+        return Planned(self.traced, self.graph, plan, result, run, report, on_made_up=near and self.batch is None, held_bytes=held)
 
     def _refused(
         self, error: InfeasibleBudgetError | NoPlanFoundError | None, lowest_measured: int | None, plain_peak_bytes: int
@@ -250,7 +276,7 @@ class Attempt:
         if self.planner.budget == "auto":
             self.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
             log.warning(self.notes[-1])
-            return self._planned(None, self.traced.plain_plan(), unchanged(self.traced, self.specs), plain_peak_bytes, None)
+            return self.planned(None, self.traced.plain_plan(), unchanged(self.traced, self.specs), plain_peak_bytes, None)
         raise error from None
 
 
@@ -263,7 +289,7 @@ def outside_bytes(traced: TracedStep) -> int:
     if not devices.allocator_reports(device):
         return 0
     gc.collect()  # models that nobody has any more hold their variables in cycles
-    beyond = tf.config.experimental.get_memory_info(device)["current"] - resident_bytes(traced)
+    beyond = devices.bytes_in_use(device) - traced.before_bytes
     return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
 
 

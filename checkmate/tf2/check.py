@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,23 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS
-from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
 CHECK_RUNS = 5
-"""How often a plan is run at most to be measured: until two runs in a row take the same, which they do unless something else is at work.
+"""How often a plan is run at most to be measured on a batch that stays where it is: until two runs in a row take the same, which they do unless
+something else is at work.
 
 The first run is none of them: only from the second on the results of the one before are in memory, in one of two places by turns.
 """
 
+MOVING_RUNS = 5
+"""How often it is run on a batch that lies elsewhere each time, as those of a training loop do: what the allocator loses depends on it."""
+
 LOOP_RUNS = 6
-"""The same for a step with loops, without an early end: TensorFlow gives the small values of a loop back at any time, and two equal runs are chance."""
+"""Either for a step with loops, without an early end: TensorFlow gives the small values of a loop back at any time, and two equal runs are chance."""
 
 SAME = 0.002
 """By which share of themselves two peaks may differ and count as the same."""
@@ -61,8 +65,10 @@ def measured_peak(
 ) -> int | None:
     """Runs a step as a training loop would, and returns the allocator's peak in the terms of a budget.
 
-    What is counted is what the step adds to what was in use before, and `fixed_bytes`, which is what was. The variables it
-    writes to are saved on the host and put back.
+    What is counted is what the step adds to what was in use before, and `between_bytes`, which is what was. The variables it
+    writes to are saved on the host and put back. A step that is within `enough` is measured twice: on a batch that stays where it is, in the
+    memory that planning left behind, and once more as training begins, without results of a run before, and goes on, with each batch made
+    while the one before is in memory. The allocator cuts its memory in another way for each, and gives a value up to twice what it asks for.
 
     Args:
       enough: Bytes above which it need not be known exactly.
@@ -74,40 +80,36 @@ def measured_peak(
     """
     if op_rules.is_seen_outside(traced.function):
         return None
-    before = tf.config.experimental.get_memory_info(device)["current"]
-    made_up = batch is None
-    if batch is None:
-        batch = _made_up(traced)
-        # Where the user's batch is in memory as well, the step will find the room of ours free. The allocator may then hand it out with
-        # a value that needs less, so that the peak is the same without our batch as with it: that is taken for granted.
-        if before < resident_bytes(traced):
-            before = tf.config.experimental.get_memory_info(device)["current"]
-    resting = before - traced.graph.fixed_bytes
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
+    most, at_first = 0, devices.bytes_in_use(device)
 
-    def peaks() -> Generator[int]:
+    def peaks(batch: list[tf.Tensor], *, moving: bool) -> Generator[int]:
         result: Any = None
+        resting: int | None = None  # what is in use beside what the step counts
         with kept_state(traced.function.variables):
-            for _ in range(LOOP_RUNS if loops else CHECK_RUNS):
+            for _ in range(LOOP_RUNS if loops else MOVING_RUNS if moving else CHECK_RUNS):
+                batch = _elsewhere(batch) if moving else batch
                 held = _held_bytes(result)
-                result, _, peak = devices.peak_above(device, lambda: run(*batch))
-                yield peak - resting - (held or _held_bytes(result))  # the results of the run before are in `fixed_bytes`
+                result, before, peak = devices.peak_above(device, partial(run, *batch))
+                resting = before - traced.between_bytes if resting is None else resting
+                # `between_bytes` has the results of a run before, and here they were in use beside it; after the first run, which found
+                # none, as many are taken off, so that all the runs compare.
+                yield peak - resting - (held or _held_bytes(result))
 
     try:
-        with closing(peaks()) as found:
+        with closing(peaks(batch or _made_up(traced), moving=False)) as found:
             settled = _until_steady(found, enough, early=not loops)
         by_chance = max(settled[1:]) - min(settled[1:]) if loops else 0  # others differ by turns
         most = max(settled[1:]) + by_chance // 2
         if most > enough:
             return most
         # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
-        if made_up:
-            batch = None
-            batch = _made_up(traced)
-        with closing(peaks()) as found:
-            return max(most, *_until_steady(found, enough, early=not loops))
+        with closing(peaks(batch or _made_up(traced), moving=True)) as found:
+            return max(most, *_until_steady(found, enough, early=False))
     except tf.errors.ResourceExhaustedError:
-        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - resting)
+        if most and batch:  # there is no room for another one beside the user's
+            return most
+        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes)
     except tf.errors.OpError as error:
         log.info("The step cannot be run on trial: %s", error)
         return None
@@ -129,13 +131,13 @@ def _made_up(traced: TracedStep) -> list[tf.Tensor]:
     return [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
 
 
+def _elsewhere(batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same values in other memory, as the next batch of a training loop is made while it holds the one before."""
+    return [tf.raw_ops.DeepCopy(x=each) if each.dtype not in (tf.string, tf.resource, tf.variant) else each for each in batch]
+
+
 def _held_bytes(result: Any) -> int:
     return sum(devices.held_bytes(each) for each in tf.nest.flatten(result, expand_composites=True) if each is not None)
-
-
-def resident_bytes(traced: TracedStep) -> int:
-    """What a step holds before it has run: `fixed_bytes` without the results of a run before."""
-    return traced.graph.fixed_bytes - sum(tensor_bytes(tensor) or 0 for tensor in traced.flat.outputs)
 
 
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:

@@ -52,10 +52,15 @@ def allocator_reports(device: str) -> bool:
     return True
 
 
+def bytes_in_use(device: str) -> int:
+    """Returns what the allocator has given out, 0 where it does not report."""
+    return tf.config.experimental.get_memory_info(device)["current"] if allocator_reports(device) else 0
+
+
 def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
     """Calls `call` and returns (its result, bytes in use before, the most bytes in use meanwhile), by the allocator's count."""
     tf.config.experimental.reset_memory_stats(device)
-    before = tf.config.experimental.get_memory_info(device)["current"]
+    before = bytes_in_use(device)
     result = call()
     synchronize()
     return result, before, tf.config.experimental.get_memory_info(device)["peak"]
@@ -104,7 +109,7 @@ def _gpu_free_bytes(device: str) -> int:
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.split(":")[1]))
-    return pynvml.nvmlDeviceGetMemoryInfo(handle).free + tf.config.experimental.get_memory_info(device)["current"]
+    return pynvml.nvmlDeviceGetMemoryInfo(handle).free + bytes_in_use(device)
 
 
 def _cpu_name() -> str:

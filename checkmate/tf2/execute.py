@@ -13,7 +13,8 @@ convolutions do whose results are added. Hence the former reads a view of it.
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
 allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
 for everyone who looks at its memory (else TensorFlow writes elsewhere), what is assigned is written into that memory (else the value's
-becomes the variable's), and the step's results are copied at its end, when all else is free.
+becomes the variable's). Small results get their memory first of all, where that of results before the last has become free, and are
+written there at the end: they would creep through the memory else, from step to step. Large ones are copied at the end, when all else is free.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.plan import Compute, Plan
-from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
@@ -68,34 +68,58 @@ class _Replayer:
         self.shown: dict[str, Any] = {}  # tensor that is a variable's memory -> the variable's handle
         self.looking: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
         self.filters = Counter(op_rules.source(o.inputs[2]).ref() for o in self.planned if o.type in op_rules.FILTER_GRADIENTS)
+        self.with_product: dict[str, tf.Tensor] = {}  # evaluation that may be run within the kernel of a product -> what it makes
+        self.markers: dict[str, str] = {}  # such an evaluation -> the op to wait for instead
         self.last: list[str] = []  # what the next op waits for: the one before, or a pair
-        self.shared, self.beside = "", []  # what the gradient of a bias reads, and that gradient, until its twin is made
+        self.rooms = [self.room(tensor) if early else "" for tensor, early in zip(traced.flat.outputs, traced.early, strict=True)]
 
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
         for operation in self.traced.groups[i]:  # before the group: its ops may be run within one kernel, which nothing can come between
-            for tensor in operation.inputs:
+            for tensor in (*operation.inputs, *self.bias(operation)):
                 self.prepare(tensor)
+        ahead: list[str] = []  # what the next op reads, where it is the twin of the one before
+        pair: list[str] = []  # an op, and its twin
         for k, operation in enumerate(self.traced.groups[i]):
-            inputs = [self.tensor(tensor) for tensor in operation.inputs]
+            inputs = ahead or self.writer.apart(operation, [self.tensor(tensor) for tensor in operation.inputs], self.last)
             # What has to come before the first evaluation came before the others, too.
             after = [] if operation in self.current else self.befores(operation)
             name = f"{operation.name}{EVALUATION_MARK}{self.evaluations[operation]}"
             twin = self.twin(operation, self.traced.groups[i][k + 1 :])
-            if self.shared:
-                inputs[2] = self.shared
             # Both of a pair come after the same ops and read the same tensor, or oneDNN leaves them apart.
-            read = [*inputs, *map(self.tensor, twin.inputs)] if twin else inputs
-            for last in self.last:
-                after += edge_from(last, operation, read)
+            ahead = [*map(self.tensor, twin.inputs[:2]), inputs[0]] if twin else []
+            edges = [self.done(edge) for last in self.last for edge in edge_from(last, operation, [*inputs, *ahead])]
+            if edges and operation.type in op_rules.PRODUCTS:
+                # An edge to the kernel itself would keep TensorFlow from fusing it with the next one, which rounds once less.
+                inputs[0], edges = self.writer.behind(edges, inputs[0], operation.inputs[0]), []
+            after += edges
             if operation.type == "BiasAddGrad" and not twin:
                 inputs = [self.in_rows(operation, inputs[0])]
             self.current[operation] = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
-            if twin:
-                self.shared, self.beside = inputs[0], [self.current[operation]]
-            else:
-                self.last, self.shared, self.beside = [self.current[operation], *self.beside], "", []
+            if operation.type in op_rules.IN_PLACE and any(op_rules.source(t).op.type in op_rules.PRODUCTS for t in operation.inputs):
+                self.with_product[self.current[operation]] = operation.outputs[0]
+            pair.append(self.current[operation])
+            if not twin:
+                self.last, pair = pair, []
+
+    def done(self, name: str) -> str:
+        """The name of what to wait for in order to wait for an op: of one that reads it where it may be run within a product's kernel.
+
+        An edge from the op itself would keep it from that.
+        """
+        if name not in self.with_product:
+            return name
+        if name not in self.markers:
+            self.markers[name] = self.writer.behind([], f"{name}:0", self.with_product[name]).partition(":")[0]
+        return self.markers[name]
+
+    def bias(self, product: tf.Operation) -> list[tf.Tensor]:
+        """What will be added to a product by an op that is too small to be one of the plan: it may be run within the product's kernel."""
+        if product.type not in op_rules.PRODUCTS:
+            return []
+        small = [reader for reader in product.outputs[0].consumers() if reader.type == "BiasAdd" and reader not in self.planned]
+        return [reader.inputs[1] for reader in small if _is_weight(reader.inputs[1], self.planned)]
 
     def twin(self, gradient: tf.Operation, following: Sequence[tf.Operation]) -> tf.Operation | None:
         """The gradient of a filter that comes next, within which oneDNN may compute that of the bias, as it does in the plain step.
@@ -160,7 +184,9 @@ class _Replayer:
         return copy
 
     def befores(self, operation: tf.Operation) -> list[str]:
-        """The names of the ops that the traced step has this one wait for."""
+        """The names of the ops that the traced step has this one wait for. A constant, which TensorFlow's gradients have wait, needs not."""
+        if operation.type == "Const":
+            return []
         return [self.made(before) for before in operation.control_inputs if self._is_made_once(before) or before in self.planned]
 
     def made(self, operation: tf.Operation) -> str:
@@ -178,7 +204,7 @@ class _Replayer:
             if not self._exists(top):
                 chained = op_rules.role(top) is Role.KERNEL
                 inputs, after = [self.tensor(tensor) for tensor in top.inputs], self.befores(top)
-                self.once[top] = self.copy(top, inputs, [*after, *self.last] if chained else after)
+                self.once[top] = self.copy(top, inputs, [*after, *map(self.done, self.last)] if chained else after)
                 self.last = [self.once[top]] if chained else self.last
         return self.once.get(operation) or self.current[operation]
 
@@ -188,22 +214,29 @@ class _Replayer:
         for operation in flat.graph.control_outputs:
             if self._is_made_once(operation):
                 self.made(operation)
-        names = [self.result(tensor) for tensor in flat.outputs]
+        names = [self.result(tensor, room) for tensor, room in zip(flat.outputs, self.rooms, strict=True)]
         given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
         return self.traced.pack(outputs)
 
-    def result(self, tensor: tf.Tensor) -> str:
-        """The name of a value for the caller to keep: a copy made when all else is gone from memory."""
-        if not _can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given:
+    def room(self, tensor: tf.Tensor) -> str:
+        """The name of memory for a result, there before anything is computed."""
+        room = self.writer.room(tensor, after=self.last)
+        self.last = [room.partition(":")[0]]
+        return room
+
+    def result(self, tensor: tf.Tensor, room: str) -> str:
+        """The name of a value for the caller to keep: a copy in the room for it, or one made when all else is gone from memory."""
+        if room:
+            return self.writer.fill(room, self.tensor(tensor), tensor, after=self.last)
+        if not op_rules.can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given:
             return self.tensor(tensor)
         return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=self.last, name="result")
 
     def _has_room_for(self, assignment: tf.Operation) -> bool:
         """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""
         handle, value = self.captured.get(op_rules.source(assignment.inputs[0]).ref()), assignment.inputs[1]
-        kernel = value.dtype.is_floating or not devices.training_device().startswith("GPU")
-        if handle is None or not kernel or not value.shape.is_fully_defined() or not _can_be_copied(value.dtype):
+        if handle is None or not op_rules.can_be_filled(value):
             return False
         with tf.init_scope():  # now, and not when the step runs
             if not tf.executing_eagerly() or not tf.raw_ops.VarIsInitializedOp(resource=handle):
@@ -219,11 +252,15 @@ class _Replayer:
         )
 
 
+def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:
+    """True for what is read from a variable, in whatever shape or precision, without an op of the plan."""
+    operation = op_rules.source(tensor).op
+    if operation not in planned and (op_rules.role(operation) is Role.VIEW or operation.type == "Cast"):
+        return _is_weight(operation.inputs[0], planned)
+    return operation.type == "ReadVariableOp"
+
+
 def _captured(function: Any) -> list[tuple[Any, tf.Tensor]]:
     """(reference of the placeholder, value) of what a function captures."""
     values = function.captured_inputs
     return [(tensor.ref(), value) for tensor, value in zip(function.inputs[len(function.inputs) - len(values) :], values, strict=True)]
-
-
-def _can_be_copied(dtype: tf.DType) -> bool:
-    return dtype.is_numpy_compatible and dtype not in (tf.string, tf.resource, tf.variant)

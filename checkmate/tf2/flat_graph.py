@@ -23,6 +23,9 @@ from checkmate.tf2.op_rules import Role
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
 
+EARLY_SHARE = 0.01
+"""Results that together take at most this share of the planned ops' bytes get their memory when the step begins."""
+
 ALLOCATION_GRANULE = 256
 """TensorFlow's allocators hand out multiples of this many bytes."""
 
@@ -57,6 +60,7 @@ class FlatGraph:
       backward: Ops of the backward pass and of the optimizer's update.
       recomputable: Planned ops that may run again.
       small_bytes: The size up to which a tensor is small.
+      early: For each output whether its memory is there from the beginning of the step; see `execute`.
     """
 
     def __init__(self, concrete: Any, traced: Any, planned_names: set[str] | None):
@@ -87,6 +91,7 @@ class FlatGraph:
         }
         self._find_overwrites()
         self._find_readers()
+        self.early = self._early_results()
 
     def bytes_of(self, operation: tf.Operation) -> int:
         """Bytes of all its outputs."""
@@ -108,9 +113,9 @@ class FlatGraph:
         """What is resident all the time.
 
         Arguments, captured variables and tensors, constants, everything small that is kept, and the results of the step before,
-        which a training loop still holds while this step runs.
+        which a training loop still holds while this step runs; and those of this step that have their memory from the beginning.
         """
-        total = sum(tensor_bytes(tensor) or 0 for tensor in self.concrete.outputs)
+        total = sum((tensor_bytes(tensor) or 0) * (1 + early) for tensor, early in zip(self.concrete.outputs, self.early, strict=True))
         seen: set[int] = set()
         for variable in self.variables:
             seen.add(id(variable.handle))
@@ -131,6 +136,16 @@ class FlatGraph:
         """The ops of a group that others read, and its last one."""
         inside = set(group)
         return tuple(o for o in group if o is group[-1] or o in self.read_once or not self.readers[o] <= inside)
+
+    def _early_results(self) -> tuple[bool, ...]:
+        """The smallest results whose memory can be there before they are computed, up to `EARLY_SHARE`."""
+        left = EARLY_SHARE * sum(self._bytes[operation] for operation in self.planned)
+        early = [False] * len(self.concrete.outputs)
+        for k in sorted(range(len(early)), key=lambda k: tensor_bytes(self.concrete.outputs[k]) or 0):
+            tensor = self.concrete.outputs[k]
+            left -= tensor_bytes(tensor) or 0
+            early[k] = left >= 0 and op_rules.can_be_filled(tensor) and op_rules.source(tensor).op.type != "Placeholder"
+        return tuple(early)
 
     def _find_readers(self) -> None:
         """Who reads each planned op: planned ops, or (`_read_once`) the caller and ops that run once."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.bodies import CALLS
+
 
 class GraphWriter:
     """Writes ops down; a tensor is named "op:k" here. Names of what comes from outside are the caller's to choose.
@@ -36,6 +38,9 @@ class GraphWriter:
         del node.input[:]
         node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
         node.attr.pop("_class", None)  # colocation goes by the old names
+        if operation.type in CALLS:  # what a function returns is not known to be of any shape, nor is what is made of it
+            del node.attr["_output_shapes"].list.shape[:]
+            node.attr["_output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
         node.device = node.device or device
         return node.name
 
@@ -52,22 +57,50 @@ class GraphWriter:
         Args:
           like: A tensor of the value's shape and dtype.
         """
-        whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
-        node = self._graph_def.node.add(
-            name=self._unique(name), op="ResourceStridedSliceAssign", input=[handle, *whole, value, *(f"^{before}" for before in after)]
-        )
-        node.attr["T"].type = like.dtype.as_datatype_enum
-        node.attr["Index"].type = tf.int32.as_datatype_enum
-        node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
+        node = self._assign_all("ResourceStridedSliceAssign", handle, value, like, after=after, name=name)
         return self._graph_def.node.add(
             name=self._unique(f"{node.name}/shared"), op="DisableCopyOnRead", input=[handle, f"^{node.name}"]
         ).name
+
+    def room(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that takes memory for a value like this one and leaves it as it is; returns the name of its tensor."""
+        shape = self.constant(like.shape.as_list(), tf.int32)
+        node = self._graph_def.node.add(name=self._unique("room"), op="Empty", input=[shape, *(f"^{before}" for before in after)])
+        node.attr["dtype"].type = like.dtype.as_datatype_enum
+        return f"{node.name}:0"
+
+    def fill(self, room: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that copies a value into a `room` that nobody else reads; returns the name of its tensor."""
+        return f"{self._assign_all('TensorStridedSliceUpdate', room, value, like, after=after, name='result').name}:0"
+
+    def _assign_all(self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> Any:
+        """Writes an op that assigns to a slice, which is the whole."""
+        whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
+        node = self._graph_def.node.add(name=self._unique(name), op=kind, input=[to, *whole, value, *(f"^{before}" for before in after)])
+        node.attr["T"].type = like.dtype.as_datatype_enum
+        node.attr["Index"].type = tf.int32.as_datatype_enum
+        node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
+        return node
 
     def add(self, kind: str, inputs: Sequence[str], dtype: tf.DType, *, after: Sequence[str] = (), name: str) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns the name of its tensor."""
         node = self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *(f"^{before}" for before in after)])
         node.attr["T"].type = dtype.as_datatype_enum
         return f"{node.name}:0"
+
+    def behind(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
+        """Writes an op that hands a value on when others have run, and returns its tensor's name.
+
+        TensorFlow's optimizer would take an identity away, and put edges to the ops before and behind it instead.
+
+        Args:
+          like: A tensor of the value's shape and dtype.
+        """
+        if like.shape.rank is None:  # EnsureShape refuses that
+            return self.add("Identity", [value], like.dtype, after=before, name="in_turn")
+        name = self.add("EnsureShape", [value], like.dtype, after=before, name="in_turn")
+        self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
+        return name
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""

@@ -40,6 +40,19 @@ class InOrder(GraphWriter):
             node.attr["parallel_iterations"].i = 1
         return node
 
+    def apart(self, operation: tf.Operation, inputs: Sequence[str], last: Sequence[str]) -> list[str]:
+        """An op's inputs, those that must not be computed within one kernel with it read behind the ops `last`, which run in between.
+
+        TensorFlow and oneDNN do not look for those when they fuse two kernels, which would then wait for themselves. An edge to the op would
+        not do, nor one to an identity before it: where it reads one of `last` itself, TensorFlow's optimizer takes both away.
+        """
+        found = list(inputs)
+        for k, tensor in enumerate(operation.inputs):
+            between = last and not any(inputs[k].startswith(f"{each}:") for each in last)
+            if between and op_rules.source(tensor).op.type in op_rules.FUSED_WITH_READER:
+                found[k] = self.behind(last, inputs[k], tensor)
+        return found
+
     def import_here(self, given: dict[str, tf.Tensor], outputs: Any, *, scope: str = "") -> list[tf.Tensor]:
         """As that of `GraphWriter`; the graph has the bodies live as long as itself."""
         tf.compat.v1.get_default_graph().add_to_collection("bodies in order", self._bodies)
@@ -67,7 +80,7 @@ def _in_order(body: Any) -> Any:
     for operation in reachable(body):
         if operation.type == "Placeholder":
             continue
-        inputs = [names[tensor.ref()] for tensor in operation.inputs]
+        inputs = writer.apart(operation, [names[tensor.ref()] for tensor in operation.inputs], [last] if last else [])
         after = [copies[before] for before in operation.control_inputs if before in copies]
         chained = op_rules.role(operation) is op_rules.Role.KERNEL
         after += edge_from(last, operation, inputs) if chained else ()

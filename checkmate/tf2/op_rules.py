@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.device import training_device
+
 
 class Role(Enum):
     """What the executor does with an op.
@@ -66,10 +68,16 @@ NO_SCRATCH = IN_PLACE | {
     "LessEqual", "Mean", "SelectV2", "Sum", "Tile",
 }  # fmt: skip
 
+# Products that TensorFlow may run together with the bias and the activation that follow, within one kernel.
+PRODUCTS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"})
+
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
-# TensorFlow may run them within the kernel of the op that reads them, where nobody else does, or of the filter's gradient beside them.
-FUSED_BY_TENSORFLOW = frozenset({"BiasAddGrad", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "Pad"})
+# TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
+FUSED_WITH_READER = PRODUCTS | {"Pad"}
+
+# Or within that of the filter's gradient beside them.
+FUSED_BY_TENSORFLOW = FUSED_WITH_READER | {"BiasAddGrad"}
 
 # Their random state is TensorFlow's own, in the kernel, and goes on from call to call.
 _RANDOM = frozenset({
@@ -94,6 +102,17 @@ def source(tensor: tf.Tensor) -> tf.Tensor:
     while role(tensor.op) is Role.ALIAS:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def can_be_copied(dtype: tf.DType) -> bool:
+    """True for numbers, which lie in the allocator's memory as they are."""
+    return dtype.is_numpy_compatible and dtype not in (tf.string, tf.resource, tf.variant)
+
+
+def can_be_filled(tensor: tf.Tensor) -> bool:
+    """True where memory for a value can be had before the value, and TensorFlow has a kernel that writes it there."""
+    kernel = tensor.dtype.is_floating or not training_device().startswith("GPU")
+    return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
 
 
 def is_stateful(operation: tf.Operation) -> bool:

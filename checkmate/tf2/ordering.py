@@ -4,7 +4,8 @@ A trace lists ops as the program made them. Three changes cost nothing and lower
 
 * the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made,
   except where an update needs so much memory itself that it better waits until the activations are gone;
-* a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted;
+* a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted; that of a bias before
+  the product it is added to, with which TensorFlow may run the sum within one kernel;
 * a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
   (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
 """
@@ -24,7 +25,8 @@ Group = tuple[tf.Operation, ...]
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
     """Returns the planned ops in groups, each of which becomes one op, in the order of their first evaluation."""
     twins = _twins(flat)
-    return _fused(flat, _with_late_values(flat, _with_early_updates(flat, twins), twins), twins)
+    order = _with_late_values(flat, _with_early_updates(flat, twins), twins)
+    return _fused(flat, _with_biases_before_products(flat, order), twins)
 
 
 def values_of(flat: FlatGraph, group: Group) -> Group:
@@ -82,6 +84,19 @@ def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping
         stays = kept_longer <= min(flat.bytes_of(operation), max(flat.bytes_of(first), flat.small_bytes))
         if stays and wanted < ends[operation]:
             position[operation] = wanted - (number + 1) * nudge
+    return sorted(order, key=position.__getitem__)
+
+
+def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> list[tf.Operation]:
+    """Moves what makes a bias of a weight, as in mixed precision, up to right before the product that it is added to."""
+    position = {operation: float(k) for k, operation in enumerate(order)}
+    for operation in order:
+        product = op_rules.source(operation.inputs[0]).op if operation.type == "BiasAdd" else None
+        if product not in position or product.type not in op_rules.PRODUCTS:
+            continue
+        for before in flat.planned_behind(operation.inputs[1]):
+            if position[before] > position[product] and not flat.order_deps[before]:
+                position[before] = position[product] - 0.5
     return sorted(order, key=position.__getitem__)
 
 

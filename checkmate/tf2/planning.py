@@ -13,17 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.memory import replay
-from checkmate.errors import NoPlanFoundError, PlanError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules, plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
-from checkmate.tf2.check import in_memory
+from checkmate.tf2.check import in_memory, measured_peak
 from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.trace import TracedStep, trace
-from checkmate.units import Bytes, parse_bytes
+from checkmate.units import Bytes, format_bytes, parse_bytes
 
 log = logging.getLogger("checkmate")
 
@@ -76,12 +76,43 @@ class Planner:
             attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
-        if op_rules.draws(traced.function):
-            # What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial.
-            planned = replace(planned, run=tf.function(planned.run, autograph=False))
+        planned = _as_if_never_run(planned)
+        # Of several plans that were tried it need not be the last one.
+        planned = replace(planned, report=replace(planned.report, seconds=dict(clock.seconds)))
         log.info("%s", planned.report)
         if like is None and (path := self.path_of(traced)):
             path.parent.mkdir(parents=True, exist_ok=True)
+            save(path, planned)
+        return planned
+
+    def confirmed(self, planned: Planned, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
+        """A plan that was checked on made-up data, checked on a batch before it trains; one made with that at hand where it needs too much.
+
+        A batch of the user's lies elsewhere in memory than ours did, and may leave holes that the step's larger tensors do not fit. Where no
+        other plan is found, a warning says by how much this one is over: training has begun, and small is the difference.
+        """
+        there = in_memory(batch, tf.nest.flatten(specs))
+        if there is None:
+            return planned
+        gc.collect()
+        beside = planned.report.outside_bytes + planned.held_bytes
+        enough = self.budget_bytes - beside
+        measured = measured_peak(planned.run, planned.traced, devices.training_device(), enough=enough, batch=there)
+        if measured is not None and measured > enough:
+            over = f"{format_bytes(measured + beside)} on the first batch, of {format_bytes(self.budget_bytes)}"
+            log.info("%r takes %s: it is planned anew.", self.name, over)
+            try:
+                return self._planned_anew(specs, batch)
+            except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+                log.warning("%r takes %s. It was within that on trial, and no other plan is. %s", self.name, over, refusal)
+        if measured is not None:
+            planned = replace(planned, report=replace(planned.report, measured_peak_bytes=measured + beside))
+        return _as_if_never_run(replace(planned, on_made_up=False))
+
+    def _planned_anew(self, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
+        """A plan that is made, whatever lies in the folder, and left there instead."""
+        planned = replace(self, kept=None).plan(specs, batch=batch)
+        if path := self.path_of(planned.traced):
             save(path, planned)
         return planned
 
@@ -115,18 +146,18 @@ class Planner:
         attempt = Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside, batch)
         attempt.notes.append(f"The plan is from {known.path}.")
         plan = known.plan or traced.plain_plan()
-        with clock.phase("building"):
-            run = replayed(traced, plan) if known.plan else unchanged(traced, specs)
+        run, held = attempt.built(plan) if known.plan else (unchanged(traced, specs), 0)
         result = known.result(self.budget_bytes) if known.plan else None
-        measured = attempt._measured(run) if not known.as_here else known.measured_peak_bytes and known.measured_peak_bytes + outside
+        measured = attempt.measured(run, held) if not known.as_here else known.measured_peak_bytes and known.measured_peak_bytes + outside
         if measured is not None and measured > self.budget_bytes:
             raise explained(NoPlanFoundError("", best_peak_bytes=measured), attempt, measured)
-        return attempt._planned(result, plan, run, known.plain_peak_bytes + outside, measured)
+        planned = attempt.planned(result, plan, run, known.plain_peak_bytes + outside, measured, held=held)
+        return replace(planned, on_made_up=planned.on_made_up and not known.named)  # whoever names a file wants that plan
 
     def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
         if main.result is None:
-            return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
+            return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs), on_made_up=False)
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:
             return None
         try:
@@ -134,19 +165,24 @@ class Planner:
                 return None
         except PlanError:
             return None
-        return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan))
+        return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan), on_made_up=False)
 
     def _make_room(self, traced: TracedStep, outside: int) -> None:
         """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones."""
         device = devices.training_device()
         if devices.allocator_reports(device):
             plain = replay(traced.graph, traced.plain_plan()).peak_bytes + outside
-            devices.make_room(device, min(plain, self.budget_bytes or self._resolve(plain)) - outside - traced.graph.fixed_bytes)
+            devices.make_room(device, min(plain, self.budget_bytes or self._resolve(plain)) - outside - traced.between_bytes)
 
     def _resolve(self, plain_peak_bytes: int) -> int:
         if self.budget == "auto":
             return int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE))
         return parse_bytes(self.budget, percent_of=plain_peak_bytes)
+
+
+def _as_if_never_run(planned: Planned) -> Planned:
+    """What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial."""
+    return replace(planned, run=tf.function(planned.run, autograph=False)) if op_rules.draws(planned.traced.function) else planned
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:

@@ -49,7 +49,9 @@ def compile(
       model: A Keras 3 model, built or not.
       loss: A `keras.losses.Loss`, a function (label, prediction) -> scalar tensor, or the name of a Keras loss.
       optimizer: A `keras.optimizers.Optimizer` or its name. It is built if it is not yet.
-      input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them.
+      input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them. A plan is checked on the
+        tensors; where there are none, on made-up data, and where that leaves little to spare once more when the first batch comes: another plan is made
+        then if need be, and if there is none, a warning says by how much this one is over.
       label_spec: The same for labels.
       budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
         activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
@@ -173,11 +175,14 @@ class PlannedStep:
         return planned.run(*flat)
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
-        """Returns the plan that a batch of these shapes runs under, made now if it is the first, and the batch flattened."""
+        """Returns the plan that a batch of these shapes runs under, made or confirmed now if it is the first, and the batch flattened."""
         flat = self._flatten(batch)
-        planned = self._by_shape.get(_shapes(flat))
+        shapes = _shapes(flat)
+        planned = self._by_shape.get(shapes)
         if planned is None:
-            planned = self._by_shape[_shapes(flat)] = self._planner.plan(self._smaller(flat), like=self._main)
+            planned = self._by_shape[shapes] = self._planner.plan(self._smaller(flat), like=self._main, batch=flat)
+        elif planned is self._main and planned.on_made_up:
+            planned = self._by_shape[shapes] = self._main = self._planner.confirmed(planned, self._specs, flat)
         return planned, flat
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ from checkmate.core.graph import DFGraph, Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2 import op_rules
-from checkmate.tf2.flat_graph import FlatGraph
+from checkmate.tf2.flat_graph import FlatGraph, tensor_bytes
 from checkmate.tf2.inline import inline
 from checkmate.tf2.ordering import arrange, values_of
 from checkmate.tf2.simplify import simplify
@@ -33,6 +33,7 @@ class TracedStep:
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
       values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
       taken: taken[i] are the TensorFlow ops whose values graph.ops[i] reads as the last of all and writes its own over.
+      early: early[k] is true where the k-th result has its memory from the beginning of the planned step.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain step.
       notes: What was treated with caution, and why, as sentences for the report.
     """
@@ -43,6 +44,7 @@ class TracedStep:
     groups: tuple[tuple[tf.Operation, ...], ...]
     values: tuple[tuple[tf.Operation, ...], ...]
     taken: tuple[tuple[tf.Operation, ...], ...]
+    early: tuple[bool, ...]
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -50,6 +52,16 @@ class TracedStep:
         """The placeholders of the step's own arguments, without those of what it captures."""
         inputs = self.flat.inputs
         return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
+
+    @property
+    def between_bytes(self) -> int:
+        """What is in memory between two steps: `graph.fixed_bytes` without the results that the next one begins with."""
+        return self.graph.fixed_bytes - sum(tensor_bytes(t) or 0 for t, early in zip(self.flat.outputs, self.early, strict=True) if early)
+
+    @property
+    def before_bytes(self) -> int:
+        """What is in memory before the first step: `between_bytes` without the results of one before."""
+        return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
         """Returns the flat function's outputs in the structure that the step returns; what is None there has no output."""
@@ -128,7 +140,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
             taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=place.__getitem__)
-    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), tuple(plain_order), flat.notes())
+    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, tuple(plain_order), flat.notes())
 
 
 def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: list[int]) -> dict[int, int]:

@@ -31,6 +31,9 @@ LAST_BITS = 4
 MORE_STEPS = 4
 """How many further pairs of plain steps tell the model's own sensitivity where two do not explain a difference."""
 
+MORE_LOOKS = 2
+"""How often a step is watched again where evaluations seem not to have run."""
+
 _REPLACEMENT = re.compile(rf"/[A-Za-z]+Optimizer/[^/]+_{re.escape(EVALUATION_MARK.removeprefix('/'))}([0-9]+)$")
 """How TensorFlow's optimizer names what it puts in the place of X/evaluation_k: X/ArithmeticOptimizer/RULE_evaluation_k."""
 
@@ -66,7 +69,7 @@ class Verification:
         they are more than rounding, and vanish when TensorFlow's graph optimizer is off in both steps, they are those without it.
       planned_evaluations: TensorFlow ops that the plan evaluates, repetitions counted.
       not_run: Evaluations of the plan that did not run, but for elementwise and constant ones, which TensorFlow's own optimizer may
-        take out, and kernels that it ran within others.
+        take out, kernels that it ran within others, and loops and functions compiled by XLA, of which nothing need be seen.
       run_again: Evaluations that ran more than once, and ops with side effects that the plan repeats: both must be empty.
       plain_peak_bytes: Measured peak of the plain step in the terms of a budget; None where the allocator does not report or it
         does not fit.
@@ -162,7 +165,7 @@ class _Verifier:
             differences = self._differences(ours, plain, (again, moved, *self._more_plain_steps()), before)
         if not all(each.is_rounding for each in differences):
             differences = self._as_written(before, differences)
-        counted, not_run, run_again = evaluations(self.traced, self.planned.plan, seen) if self.planned.result else (0, (), ())
+        counted, not_run, run_again = self._evaluations(seen) if self.planned.result else (0, (), ())
         reports = devices.allocator_reports(self.device)
         if not reports:
             self.notes.append("This device's allocator does not report what is in use: nothing is said about memory.")
@@ -209,33 +212,59 @@ class _Verifier:
         return differences
 
     def _planned_step(self) -> tuple[list[np.ndarray], int, Observation]:
-        run = self.planned.run
+        run, peak = self.planned.run, self._planned_peak()  # the peak first: what is compared here lies in memory, too
         with kept_state(self.variables):
             run(*self.flat)  # as in a loop: the first run finds memory as something else left it
         with kept_state(self.variables):
             seen = observe(lambda: run(*self.flat))
         values, _ = self._values(lambda: run(*self.flat))
-        return values, self._planned_peak(), seen
+        return values, peak, seen
 
     def _planned_peak(self) -> int:
-        """Of the planned step built anew: the constants that TensorFlow folds in it lie in memory as long as it lives, and count."""
-        run = replayed(self.traced, self.planned.plan) if self.planned.result else self.planned.run
-        before = devices.peak_above(self.device, lambda: None)[1] if devices.allocator_reports(self.device) else 0
+        """Of the step as it trains: where it has been running, with the results of a run before in memory, and what its function holds."""
+        if not devices.allocator_reports(self.device):
+            return 0
+        with kept_state(self.variables):  # not put back in between, which would leave other holes than training does
+            self.planned.run(*self.flat)
+            before = devices.bytes_in_use(self.device)
+            held = self.planned.run(*self.flat)
+            held, _, peak = devices.peak_above(self.device, lambda: self.planned.run(*self.flat))
+        del held
+        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + self._held_by_function()
+
+    def _held_by_function(self) -> int:
+        """Constants of the planned step's graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see one built anew."""
+        if not self.planned.result:
+            return 0
+        before = devices.bytes_in_use(self.device)
+        run = replayed(self.traced, self.planned.plan)
         with kept_state(self.variables):
             run(*self.flat)
-        with kept_state(self.variables):
-            return self._values(lambda: run(*self.flat), before)[1]
+        return max(0, devices.bytes_in_use(self.device) - before)
+
+    def _evaluations(self, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+        """What ran and what did not, after more looks where something seems not to have.
+
+        TensorFlow's profiler now and then loses the last ops of a thread.
+        """
+        ran = seen.ran
+        found = evaluations(self.traced, self.planned.plan, ran)
+        for _ in range(MORE_LOOKS if found[1] else 0):
+            with kept_state(self.variables):
+                ran = ran | observe(lambda: self.planned.run(*self.flat)).ran
+            found = evaluations(self.traced, self.planned.plan, ran)
+        return found
 
     def _plain(self) -> Any:
         arguments, _ = self.traced.function.structured_input_signature
         return self.traced.function(*tf.nest.pack_sequence_as(arguments, self.flat))
 
-    def _values(self, call: Callable[[], Any], before: int | None = None) -> tuple[list[np.ndarray], int]:
-        """Outputs, then variables, as they are after a call; and the peak in the budget's terms, with what was in use `before`."""
+    def _values(self, call: Callable[[], Any]) -> tuple[list[np.ndarray], int]:
+        """Outputs, then variables, as they are after a call; and the peak in the budget's terms, as if the results of one before were held."""
         result, now, peak = devices.peak_above(self.device, call) if devices.allocator_reports(self.device) else (call(), 0, 0)
         outputs = [each for each in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(each)]
         values = [np.asarray(each) for each in (*outputs, *self.variables)]
-        return values, peak - (now if before is None else before) + self.traced.graph.fixed_bytes + self.planned.report.outside_bytes
+        return values, peak - now + self.traced.between_bytes + self.planned.report.outside_bytes
 
     def _move_weights(self) -> None:
         for variable in self.variables:
@@ -290,8 +319,8 @@ def _largest(plain: np.ndarray, other: np.ndarray) -> float:
     return np.inf if np.isnan(difference) else difference
 
 
-def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Compares what ran with a plan.
+def evaluations(traced: TracedStep, plan: Plan, seen: Counter[tuple[str, str]]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Compares what was `seen` to run, (op name, kernel) -> times, with a plan.
 
     Returns:
       (evaluations of TensorFlow ops that the plan asks for, those of them that did not run, those that ran again or must not
@@ -306,7 +335,7 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
                 again.append(operation.name)
     ran: Counter[str] = Counter()
     fused_kernels = 0
-    for (name, kernel), times in seen.ran.items():
+    for (name, kernel), times in seen.items():
         name = _REPLACEMENT.sub(rf"{EVALUATION_MARK}\1", name)
         found = re.search(rf"(?:^|/)planned/(.*?{re.escape(EVALUATION_MARK)}[0-9]+)(.*)$", name)
         if found:
@@ -322,22 +351,35 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Observation) -> tuple[int,
 
 
 def _may_vanish(operation: tf.Operation) -> bool:
-    """True for what TensorFlow's own optimizer takes out: constants are folded; what is listed here can do nothing.
+    """True for what TensorFlow's own optimizer takes out: constants and sizes are folded; what is listed here can do nothing.
 
-    A product with one, a sum with zero, a sum over no axis, two transpositions, one beside a product of matrices that can do it.
+    A product with one, a sum with zero, a sum over no axis, two transpositions, one that moves nothing, one beside a product of matrices
+    that can do it.
+    True for a loop, too, which is seen by the kernels within: the profiler leaves out those that proved cheap in about a hundred runs.
+    And for a function that XLA compiled, which runs under names of XLA's.
     """
     if operation.type == "Sum" and _adds_nothing(operation):
         return True
     if operation.type == "Transpose":
         around = [op_rules.source(operation.inputs[0]).op, *_readers(operation)]
-        return any(other.type in ("Transpose", "MatMul", "BatchMatMulV2") for other in around)
-    return operation.type in op_rules.IN_PLACE or (
-        bool(operation.inputs)
-        and all(
-            tensor.op.type == "Const" or op_rules.role(tensor.op) is op_rules.Role.SHAPE or _may_vanish(tensor.op)
-            for tensor in operation.inputs
-        )
-    )
+        if _moves_nothing(operation) or any(other.type in ("Transpose", "MatMul", "BatchMatMulV2") for other in around):
+            return True
+    if (
+        operation.type in op_rules.IN_PLACE | bodies.LOOPS
+        or operation.node_def.attr["_XlaMustCompile"].b
+        or op_rules.role(operation) is op_rules.Role.SHAPE
+    ):
+        return True
+    return bool(operation.inputs) and all(tensor.op.type == "Const" or _may_vanish(tensor.op) for tensor in operation.inputs)
+
+
+def _moves_nothing(transposition: tf.Operation) -> bool:
+    """True where the axes of more than one element stay in order, or the order is computed, of which only TensorFlow's optimizer knows."""
+    shape, order = transposition.inputs[0].shape, tf.get_static_value(transposition.inputs[1])
+    if order is None or shape.rank is None:
+        return order is None
+    moved = [axis for axis in order if shape[axis] != 1]
+    return moved == sorted(moved)
 
 
 def _adds_nothing(total: tf.Operation) -> bool:

@@ -203,9 +203,29 @@ def convolutions():
     return step, (square(9, (2, 16, 16, 4)),), kernels + biases
 
 
+def normalized_volumes():
+    """The gradient of a squared difference has a constant wait for an op that the one which reads it is in a chain with."""
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers.BatchNormalization(), keras.layers.Conv3D(4, 3)
+    for layer in layers:
+        layer.build((2, 4, 4, 4, 8))
+    weights = [weight.value for layer in layers for weight in layer.trainable_weights]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layers[1](layers[0](tf.nn.relu(x), training=True))
+            value = tf.reduce_sum(y * y)
+        return tape.gradient(value, [x, *weights])
+
+    return step, (square(1, (2, 4, 4, 4, 8)),), [variable.value for layer in layers for variable in layer.variables]
+
+
 STEPS = (
     nests, inner_functions, loops, branches, writes, writes_in_an_inner_function, captures, gradients_of_an_embedding, seeded_dropout,
-    states_drawn_in_the_step, convolutions, recurrent_layers,
+    states_drawn_in_the_step, convolutions, recurrent_layers, normalized_volumes,
 )  # fmt: skip
 
 

@@ -239,4 +239,5 @@ def test_a_large_budget_costs_no_memory():
     from processes import found, started
 
     asked = found(started(Path(__file__).with_name("large_budget.py")))
-    assert max(asked["planned"]) <= max(asked["plain"]) + 4096  # of 40 MiB: a few scalars are in memory at another time
+    # A thousandth: gradients of small weights are in memory at another time. The smallest activation is a tenth.
+    assert max(asked["planned"]) <= 1.001 * max(asked["plain"])

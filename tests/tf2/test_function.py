@@ -318,6 +318,7 @@ def planned(x, **options):
 def kept(tensorflow, tmp_path_factory):
     """(a planned step, the file of its plan)"""
     step = planned(batch()[0])
+    step(batch()[0])  # confirmed on a batch: what is measured there is what the report and the file say
     path = tmp_path_factory.mktemp("plans") / "step.json"
     step.save(path)
     return step, path

@@ -81,6 +81,73 @@ def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name,
     assert found[0] == found[1] != []
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
+    """oneDNN fuses a convolution and the sum with a bias also where what makes the bias waits for the convolution: for itself then."""
+    import tensorflow as tf
+    from training import assert_equal
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.trace import trace
+
+    weight, bias = tf.Variable(tf.random.stateless_normal((3, 3, 4, 4), (1, 2))), tf.Variable(tf.ones(4))
+
+    def layer(x):
+        product = tf.nn.conv2d(tf.tanh(x), weight, 1, "SAME")
+        return tf.nn.relu(tf.nn.bias_add(product, tf.exp(tf.sin(bias))))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda k, _: k < 3, lambda k, y: (k + 1, layer(y)), (0, x))[1] if nested else layer(layer(x))
+            loss = tf.reduce_sum(y * y)
+        return loss, tape.gradient(loss, x)
+
+    x = tf.random.stateless_normal((2, 4, 4, 4), (3, 4))
+    traced = trace(step, x)
+    assert_equal(replayed(traced, traced.plain_plan())(x), step(x))
+
+
+@pytest.fixture
+def fusing(tensorflow):
+    """TensorFlow's graph optimizer is on, as it is for users; other tests have it off."""
+    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
+    before = options.get_experimental_options().get(name, False)
+    options.set_experimental_options({name: False})
+    yield
+    options.set_experimental_options({name: before})
+
+
+def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
+    """Products with bias within one kernel round once less than in two. At first biases are zero, and nobody can tell."""
+    import tensorflow as tf
+    from training import assert_equal
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.observe import observe
+    from checkmate.tf2.trace import analyse
+
+    step, batch = zoo_model("mixed_bfloat16")
+    plain = tf.function(step)
+    plain(*batch)
+    traced = analyse(plain.get_concrete_function(*batch), name="mixed_bfloat16")
+    run = replayed(traced, traced.plain_plan())
+    kernels, results = [], []
+    variables = traced.function.variables
+    start = [variable.numpy() for variable in variables]
+    for call in (lambda: plain(*batch), lambda: run(*tf.nest.flatten(batch))):
+        seen = observe(call)
+        results.append([*tf.nest.flatten(seen.result), *[variable.numpy() for variable in variables]])
+        kernels.append(
+            sorted(kernel for (_, kernel), times in seen.ran.items() if "Fused" in kernel or "WithBias" in kernel for _ in range(times))
+        )
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+    assert kernels[0] == kernels[1] != []
+    assert_equal(results[1], results[0])
+
+
 def loop_step(weight, rounds, rows):
     """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight."""
     import tensorflow as tf

@@ -1,5 +1,7 @@
 """The contract of compile(): what it takes and what it gives."""
 
+import collections
+import contextlib
 import functools
 
 import numpy as np
@@ -101,6 +103,31 @@ def test_what_a_step_shows():
     assert {"tracing", "measuring ops", "solving", "building", "checking"} == set(report.seconds)
 
 
+def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
+    from checkmate.tf2 import attempt
+
+    phases = collections.Counter()
+
+    @contextlib.contextmanager
+    def counted(self, name):
+        phases[name] += 1
+        self.seconds[name] = self.seconds.get(name, 0) + 1
+        yield
+
+    monkeypatch.setattr(attempt.Clock, "phase", counted)
+    # The first plan leaves much unused, and no other is within the budget.
+    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: enough // 2 if phases["checking"] == 1 else 2 * enough)
+
+    def made(budget):
+        phases.clear()
+        return compiled(budget=budget)
+
+    step = tight(made)
+    assert step.result.plan.recomputed and phases["checking"] > 1
+    assert step.report().measured_peak_bytes < 0.6 * step.budget_bytes
+    assert step.report().seconds == phases
+
+
 def test_a_huge_budget_runs_the_step_as_it_is():
     step = compiled()
     assert step.result is None
@@ -143,12 +170,15 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
 
     def make(model, optimizer):
         ask = functools.partial(compiled, model, optimizer=optimizer)
-        return tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+        step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+        step.planned_for(*batch_of())  # confirmed on a batch
+        replays.clear()
+        return step
 
     ours, our_state, step = two_epochs(make, sizes)
     assert bool(step.plan.recomputed) == (budget == "tight")
     if budget == "tight":
-        assert replays[-2:] == [step.plan] * 2  # one for the batch of 100, one for the batch of 1
+        assert replays == [step.plan]  # for the batch of 100; that of 1 has another graph, and runs as it is
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
 
@@ -280,3 +310,69 @@ def test_mixed_precision_with_a_scaled_loss():
 def test_nothing_is_shown_without_a_terminal(capfd):
     compiled(verbose=True)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_plan_made_from_shapes_is_confirmed_on_the_first_batch(tensorflow, monkeypatch):
+    from keras_models import cnn
+    from training import tightest
+
+    from checkmate.tf2 import attempt, planning
+
+    monkeypatch.setattr(attempt, "NEAR", 1)
+    case = cnn()
+    step = tightest(case, "sgd")
+    assert step._main.on_made_up, "arrays, no tensors"
+    first, plans, checked = step._main, [], []
+    plan, measured_peak = planning.Planner.plan, planning.measured_peak
+
+    def over(run, traced, device, *, enough, batch):
+        checked.append(batch)
+        measured_peak(run, traced, device, enough=enough, batch=batch)
+        return enough + 1
+
+    def planned_again(self, specs, *, like=None, batch=()):
+        plans.append((specs, batch))
+        return plan(self, specs, like=like, batch=batch)
+
+    monkeypatch.setattr(planning, "measured_peak", over)
+    monkeypatch.setattr(planning.Planner, "plan", planned_again)
+    before = [variable.numpy() for variable in case.model.variables]
+    planned, _ = step.planned_for(case.inputs, case.labels)
+    assert len(checked) == len(plans) == 1
+    assert [a is b for a, b in zip(checked[0], plans[0][1], strict=True)] == [True, True], "on the user's own batch"
+    assert planned is step._main is not first and not planned.on_made_up
+    for a, b in zip(before, case.model.variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+    step(case.inputs, case.labels)
+    assert len(checked) == 1
+
+
+def test_where_no_other_plan_is_found_on_the_first_batch_training_goes_on_with_a_warning(tensorflow, monkeypatch, caplog):
+    from checkmate.tf2 import attempt, planning
+
+    monkeypatch.setattr(attempt, "NEAR", 1)
+    step = tight(lambda budget: compiled(budget=budget))
+    first = step.plan
+    monkeypatch.setattr(planning, "measured_peak", lambda *_, enough, **__: enough + 2**20)
+    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: enough + 2**20)
+    for _ in range(2):
+        prediction, _ = step(*batch_of())
+    assert prediction.shape == (BATCH, 4) and step.plan is first
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "on the first batch" in warnings[0]
+    assert step.report().measured_peak_bytes == step.budget_bytes + 2**20
+
+
+def test_another_plan_takes_the_place_of_that_in_the_folder(tensorflow, monkeypatch, tmp_path):
+    from checkmate.tf2 import attempt, planning
+
+    monkeypatch.setattr(attempt, "NEAR", 1)
+    step = tight(lambda budget: compiled(budget=budget, plan=tmp_path))
+    left, solve = step.kept_at.read_bytes(), attempt.solve
+    monkeypatch.setattr(planning, "measured_peak", lambda *_, enough, **__: enough + 1)
+    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: enough)
+    asked = []
+    monkeypatch.setattr(attempt, "solve", lambda *args, **options: asked.append(args) or solve(*args, **options))
+    step.planned_for(*batch_of())
+    assert asked, "planned, and not taken from the folder"
+    assert step.kept_at.read_bytes() != left, "another measured peak at least"

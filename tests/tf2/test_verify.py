@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,17 +13,22 @@ import checkmate
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
+ROOMY = "80%"
+"""A budget for which ops are recomputed, and that leaves some percent: in a pool of some MiB one value in a chunk too large is as much."""
+
 
 @pytest.fixture(scope="module")
 def trained(tensorflow):
     import keras
     from keras_models import cnn
-    from training import tightest
+    from training import compiled
 
     keras.utils.set_random_seed(0)
     case = cnn()
     optimizer = keras.optimizers.Adam(1e-3)
-    return case, optimizer, tightest(case, optimizer)
+    step = compiled(case, optimizer, ROOMY)
+    step.planned_for(case.inputs, case.labels)  # confirmed on the first batch
+    return case, optimizer, step
 
 
 def test_a_planned_step_is_the_plain_one_and_nothing_changes(trained):
@@ -46,11 +50,11 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(trained):
 def test_tokens_and_dropout(trained):
     import keras
     from keras_models import transformer
-    from training import tightest
+    from training import compiled
 
     keras.utils.set_random_seed(0)
     case = transformer()
-    step = tightest(case, keras.optimizers.AdamW(1e-3))
+    step = compiled(case, keras.optimizers.AdamW(1e-3), ROOMY)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert found.ok, str(found)
 
@@ -124,24 +128,108 @@ def test_evaluations_that_do_not_run_are_seen(trained):
     assert not found.ok and len(found.not_run) > 20
 
 
+def evaluations_of(main):
+    """The ops that a plan evaluates, by the names that their evaluations have in the graph that runs."""
+    from checkmate.tf2.execute import EVALUATION_MARK
+
+    return {
+        f"planned/{operation.name}{EVALUATION_MARK}{k}": operation
+        for i, times in Counter(main.plan.computed).items()
+        for operation in main.traced.groups[i]
+        for k in range(times)
+    }
+
+
 def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(trained):
     """A bias is added to few numbers in an op too small for the plan, and TensorFlow multiplies within its kernel."""
     from checkmate.tf2.execute import EVALUATION_MARK
     from checkmate.tf2.verify import evaluations
 
     main = trained[2]._main
-    evaluated = [
-        (operation, k) for i, times in Counter(main.plan.computed).items() for operation in main.traced.groups[i] for k in range(times)
-    ]
-    names = {f"planned/{operation.name}{EVALUATION_MARK}{k}": operation for operation, k in evaluated}
+    names = evaluations_of(main)
     product = next(name for name, operation in names.items() if operation.type in ("MatMul", "Conv2D"))
     ran = Counter({(name, operation.type): 1 for name, operation in names.items() if name != product})
-    assert evaluations(main.traced, main.plan, SimpleNamespace(ran=ran))[1] == (product.removeprefix("planned/"),)
+    assert evaluations(main.traced, main.plan, ran)[1] == (product.removeprefix("planned/"),)
     ran["planned/head/BiasAdd", "_FusedMatMul"] = 1
-    assert evaluations(main.traced, main.plan, SimpleNamespace(ran=ran))[1] == ()
+    assert evaluations(main.traced, main.plan, ran)[1] == ()
     del ran["planned/head/BiasAdd", "_FusedMatMul"]
     ran[product.replace(EVALUATION_MARK, "/ArithmeticOptimizer/FoldTransposeIntoMatMul_evaluation_"), "MatMul"] = 1
-    assert evaluations(main.traced, main.plan, SimpleNamespace(ran=ran))[1] == ()
+    assert evaluations(main.traced, main.plan, ran)[1] == ()
+
+
+def test_what_the_profiler_loses_is_looked_for_again(trained, monkeypatch):
+    verify = importlib.import_module("checkmate.tf2.verify")
+    case, _, step = trained
+    looks, observe = [], verify.observe
+
+    def forgetful(call):
+        looks.append(observe(call))
+        ran = sorted(looks[-1].ran)
+        lost = ran[: len(ran) // 2] if len(looks) == 1 else ()
+        return replace(looks[-1], ran=Counter({each: times for each, times in looks[-1].ran.items() if each not in lost}))
+
+    monkeypatch.setattr(verify, "observe", forgetful)
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.ok and not found.not_run and len(looks) > 1, str(found)
+
+
+def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
+    import tensorflow as tf
+    from training import planned_function
+
+    from checkmate.tf2.bodies import LOOPS
+    from checkmate.tf2.verify import evaluations
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(12):
+                y = tf.exp(-y * y)
+            y = tf.map_fn(lambda row: tf.cumsum(row) * 0.5, y[:, :4])
+            loss = tf.reduce_mean(tf.boolean_mask(y, x[:, :4] > 0))
+        return loss, tape.gradient(loss, x)
+
+    x = tf.random.stateless_normal((256, 256), (1, 2))
+    planned = planned_function(step, x, budget="70%")
+    assert len(planned.plan.computed) > len(planned.graph), "something has to be computed again"
+    found = checkmate.tf2.verify(planned, (x,))
+    assert found.ok, str(found)
+    evaluated = evaluations_of(planned._main)
+    loops = {name for name, operation in evaluated.items() if operation.type in LOOPS}
+    ran = Counter({(name, operation.type): 1 for name, operation in evaluated.items() if name not in loops})
+    assert loops and evaluations(planned._main.traced, planned.plan, ran)[1] == ()
+
+
+def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
+    """Their sizes are known, and so are those of what is made of them."""
+    import keras
+    from keras_models import Case
+    from training import compiled
+
+    inputs = x = keras.Input((24, 24, 16))
+    for _ in range(4):
+        x = keras.layers.Conv2D(16, 3, padding="same", groups=4, activation="tanh")(x)
+        x = keras.layers.LayerNormalization()(x)
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x)))
+    chance = np.random.default_rng(0)
+    case = Case(model, "mse", chance.normal(size=(8, 24, 24, 16)).astype("float32"), chance.normal(size=(8, 3)).astype("float32"))
+    step = compiled(case, keras.optimizers.SGD(0.1), ROOMY)
+    assert not any("size of some outputs" in note for note in step.report().notes)
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.ok, str(found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "nothing"),
+    [((4, 1, 3), (1, 0, 2), True), ((4, 1, 3), (2, 1, 0), False), ((4, 2, 3), (1, 0, 2), False), ((None, 1, 3), (0, 2, 1), True)],
+)
+def test_a_transposition_that_moves_nothing(tensorflow, shape, order, nothing):
+    from checkmate.tf2.verify import _moves_nothing
+
+    with tensorflow.Graph().as_default():
+        values = tensorflow.compat.v1.placeholder(tensorflow.float32, shape)
+        assert _moves_nothing(tensorflow.transpose(values, order).op) is nothing
 
 
 def _packed(step, flat):

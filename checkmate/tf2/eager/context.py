@@ -224,7 +224,7 @@ def _checked_device(budget_bytes: int | None) -> str:
                 f"A budget needs an allocator that counts, and that of {device} does not. Set TF_CPU_ALLOCATOR_USE_BFC=true in the environment "
                 "before TensorFlow is imported."
             )
-        in_use = tf.config.experimental.get_memory_info(device)["current"]
+        in_use = devices.bytes_in_use(device)
         if in_use > budget_bytes:
             raise EvictionError(
                 f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins: variables, data and other tensors take "
@@ -238,7 +238,7 @@ def _checked_device(budget_bytes: int | None) -> str:
 
 def _reserve(device: str, budget_bytes: int) -> None:
     """Has the allocator take the budget in one piece, where it can: pieces of many sizes waste up to half of themselves."""
-    room = budget_bytes - tf.config.experimental.get_memory_info(device)["current"]
+    room = budget_bytes - devices.bytes_in_use(device)
     if budget_bytes <= devices.free_bytes(device):
         devices.make_room(device, room)
     tf.config.experimental.reset_memory_stats(device)

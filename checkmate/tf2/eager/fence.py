@@ -1,4 +1,4 @@
-"""Every name of TensorFlow that is not public and that the eager runtime uses; nothing private is named in any other file.
+"""Every name of TensorFlow and Keras that is not public and that the eager runtime uses; nothing private is named in any other file.
 
 `check` looks whether all of them are there and behave as they did in the versions this was written against (2.16 and 2.21), on a small
 gradient with a forced eviction. If not, `checkmate.tf2.dtr` refuses; nothing else of the library is touched.
