@@ -75,7 +75,7 @@ class Planned:
       run: Takes the flattened arguments and returns what the step returns.
       result: The solver's judged answer, or None where the step runs as it is.
       on_made_up: Checked on made-up data, with little to spare: see `Planner.confirmed`.
-      held_bytes: What building `run` left in the device's memory for as long as it lives: small constants of its graph, on a CPU.
+      held_bytes: What `run` holds in the device's memory for as long as it lives, built and run: constants of its graph, and folded ones.
     """
 
     traced: TracedStep
@@ -126,10 +126,10 @@ class Attempt:
         if plain_peak_bytes + self.reserve > self.planner.budget_bytes:
             return None
         run = unchanged(self.traced, self.specs)
-        measured = self.measured(run)
+        measured, held = self.measured(run)
         if measured is not None and measured > self.planner.budget_bytes:
             return None
-        return self.planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured)
+        return self.planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured, held=held)
 
     def within_budget(self, plain_peak_bytes: int) -> Planned:
         """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
@@ -154,8 +154,8 @@ class Attempt:
                     break
                 target = (target + too_high) // 2
                 continue
-            run, held = self.built(result.plan)
-            measured = self.measured(run, held)
+            run, built = self.built(result.plan)
+            measured, held = self.measured(run, built)
             planned = self.planned(result, result.plan, run, plain_peak_bytes, measured, reserve=budget - target, held=held)
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
             if measured is None:
@@ -213,18 +213,19 @@ class Attempt:
             run = replayed(self.traced, plan)
             return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
 
-    def measured(self, run: Callable[..., Any], held: int = 0) -> int | None:
-        """The step's real peak in the budget's terms, with what its function holds, or None where nobody can tell."""
+    def measured(self, run: Callable[..., Any], built: int = 0) -> tuple[int | None, int]:
+        """(The step's real peak in the budget's terms, None where nobody can tell; what of it its function holds, `built` bytes from the start)."""
         if not self._can_measure:
-            return None
+            return None, built
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
             gc.collect()  # nothing that was built for an earlier plan is measured with this one
-            enough = self.planner.budget_bytes - self.outside - held
-            measured = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
-        if measured is None:
+            enough = self.planner.budget_bytes - self.outside - built
+            found = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
+        if found is None:
             self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
-            return None
-        return measured + self.outside + held
+            return None, built
+        peak, folded = found
+        return peak + self.outside + built, built + folded
 
     def planned(
         self,

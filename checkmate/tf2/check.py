@@ -62,7 +62,7 @@ def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.
 
 def measured_peak(
     run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int, batch: Sequence[tf.Tensor] | None = None
-) -> int | None:
+) -> tuple[int, int] | None:
     """Runs a step as a training loop would, and returns the allocator's peak in the terms of a budget.
 
     What is counted is what the step adds to what was in use before, and `between_bytes`, which is what was. The variables it
@@ -75,13 +75,14 @@ def measured_peak(
       batch: The step's flattened arguments, which somebody else holds; without them, data is made up.
 
     Returns:
-      The peak in bytes, more than `enough` where memory ran out, or None when the step cannot run on such data, or prints, writes files or
-      calls Python, which a trial must not.
+      (the peak in bytes, more than `enough` where memory ran out; how much of it the function came to hold by running: constants that
+      TensorFlow folds are in memory from its first run on), or None when the step cannot run on such data, or prints, writes files or calls
+      Python, which a trial must not.
     """
     if op_rules.is_seen_outside(traced.function):
         return None
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
-    most, at_first = 0, devices.bytes_in_use(device)
+    most, held, at_first = 0, 0, devices.bytes_in_use(device)
 
     def peaks(batch: list[tf.Tensor], *, moving: bool) -> Generator[int]:
         result: Any = None
@@ -89,27 +90,28 @@ def measured_peak(
         with kept_state(traced.function.variables):
             for _ in range(LOOP_RUNS if loops else MOVING_RUNS if moving else CHECK_RUNS):
                 batch = _elsewhere(batch) if moving else batch
-                held = _held_bytes(result)
+                results = _held_bytes(result)
                 result, before, peak = devices.peak_above(device, partial(run, *batch))
                 resting = before - traced.between_bytes if resting is None else resting
                 # `between_bytes` has the results of a run before, and here they were in use beside it; after the first run, which found
                 # none, as many are taken off, so that all the runs compare.
-                yield peak - resting - (held or _held_bytes(result))
+                yield peak - resting - (results or _held_bytes(result))
 
     try:
         with closing(peaks(batch or _made_up(traced), moving=False)) as found:
             settled = _until_steady(found, enough, early=not loops)
         by_chance = max(settled[1:]) - min(settled[1:]) if loops else 0  # others differ by turns
         most = max(settled[1:]) + by_chance // 2
+        held = max(0, devices.bytes_in_use(device) - at_first)
         if most > enough:
-            return most
+            return most, held
         # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
         with closing(peaks(batch or _made_up(traced), moving=True)) as found:
-            return max(most, *_until_steady(found, enough, early=False))
+            return max(most, *(peak + held for peak in _until_steady(found, enough - held, early=False))), held
     except tf.errors.ResourceExhaustedError:
         if most and batch:  # there is no room for another one beside the user's
-            return most
-        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes)
+            return most, held
+        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes), held
     except tf.errors.OpError as error:
         log.info("The step cannot be run on trial: %s", error)
         return None
@@ -133,7 +135,7 @@ def _made_up(traced: TracedStep) -> list[tf.Tensor]:
 
 def _elsewhere(batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The same values in other memory, as the next batch of a training loop is made while it holds the one before."""
-    return [tf.raw_ops.DeepCopy(x=each) if each.dtype not in (tf.string, tf.resource, tf.variant) else each for each in batch]
+    return [tf.raw_ops.DeepCopy(x=each) if op_rules.can_be_copied(each.dtype) else each for each in batch]
 
 
 def _held_bytes(result: Any) -> int:

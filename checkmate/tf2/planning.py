@@ -97,16 +97,17 @@ class Planner:
         gc.collect()
         beside = planned.report.outside_bytes + planned.held_bytes
         enough = self.budget_bytes - beside
-        measured = measured_peak(planned.run, planned.traced, devices.training_device(), enough=enough, batch=there)
-        if measured is not None and measured > enough:
-            over = f"{format_bytes(measured + beside)} on the first batch, of {format_bytes(self.budget_bytes)}"
+        found = measured_peak(planned.run, planned.traced, devices.training_device(), enough=enough, batch=there)
+        measured = found and found[0] + beside
+        if measured is not None and measured > self.budget_bytes:
+            over = f"{format_bytes(measured)} on the first batch, of {format_bytes(self.budget_bytes)}"
             log.info("%r takes %s: it is planned anew.", self.name, over)
             try:
                 return self._planned_anew(specs, batch)
             except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
                 log.warning("%r takes %s. It was within that on trial, and no other plan is. %s", self.name, over, refusal)
         if measured is not None:
-            planned = replace(planned, report=replace(planned.report, measured_peak_bytes=measured + beside))
+            planned = replace(planned, report=replace(planned.report, measured_peak_bytes=measured))
         return _as_if_never_run(replace(planned, on_made_up=False))
 
     def _planned_anew(self, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
@@ -148,7 +149,9 @@ class Planner:
         plan = known.plan or traced.plain_plan()
         run, held = attempt.built(plan) if known.plan else (unchanged(traced, specs), 0)
         result = known.result(self.budget_bytes) if known.plan else None
-        measured = attempt.measured(run, held) if not known.as_here else known.measured_peak_bytes and known.measured_peak_bytes + outside
+        measured = known.measured_peak_bytes and known.measured_peak_bytes + outside
+        if not known.as_here:
+            measured, held = attempt.measured(run, held)
         if measured is not None and measured > self.budget_bytes:
             raise explained(NoPlanFoundError("", best_peak_bytes=measured), attempt, measured)
         planned = attempt.planned(result, plan, run, known.plain_peak_bytes + outside, measured, held=held)

@@ -32,7 +32,7 @@ MORE_STEPS = 4
 """How many further pairs of plain steps tell the model's own sensitivity where two do not explain a difference."""
 
 MORE_LOOKS = 2
-"""How often a step is watched again where evaluations seem not to have run."""
+"""How often a step is watched again at most where evaluations seem not to have run."""
 
 _REPLACEMENT = re.compile(rf"/[A-Za-z]+Optimizer/[^/]+_{re.escape(EVALUATION_MARK.removeprefix('/'))}([0-9]+)$")
 """How TensorFlow's optimizer names what it puts in the place of X/evaluation_k: X/ArithmeticOptimizer/RULE_evaluation_k."""
@@ -249,7 +249,9 @@ class _Verifier:
         """
         ran = seen.ran
         found = evaluations(self.traced, self.planned.plan, ran)
-        for _ in range(MORE_LOOKS if found[1] else 0):
+        for _ in range(MORE_LOOKS):
+            if not found[1]:
+                break
             with kept_state(self.variables):
                 ran = ran | observe(lambda: self.planned.run(*self.flat)).ran
             found = evaluations(self.traced, self.planned.plan, ran)

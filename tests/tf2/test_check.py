@@ -152,7 +152,7 @@ def test_runs_that_tell_what_a_step_takes(tensorflow, monkeypatch, peaks, expect
     device = devices.training_device()
     resting = tensorflow.config.experimental.get_memory_info(device)["current"] - between
     monkeypatch.setattr(devices, "peak_above", peak_above)
-    found = check.measured_peak(step.run, step.traced, device, enough=20 * mib)
+    found, _ = check.measured_peak(step.run, step.traced, device, enough=20 * mib)
     assert round(found / mib) == expected
     assert next(more, None) is None
 
@@ -169,7 +169,7 @@ def test_what_was_tried_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
 
     def too_much_at_first(*step, enough, **options):
         asked.append(enough)
-        return 2 * enough if len(asked) < 3 else measured_peak(*step, enough=enough, **options)
+        return (2 * enough, 0) if len(asked) < 3 else measured_peak(*step, enough=enough, **options)
 
     monkeypatch.setattr(attempt, "measured_peak", too_much_at_first)
     step = planned_function(with_constants, x, budget="300%")

@@ -173,7 +173,7 @@ def test_a_solver_that_finds_nothing():
 
 def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monkeypatch):
     budget = planned().budget_bytes
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: enough + 4096)
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: (enough + 4096, 0))
     with pytest.raises(NoPlanFoundError, match=r"4\.00 KiB too much") as caught:
         compiled(budget=budget)
     assert caught.value.best_peak_bytes == budget + 4096
@@ -183,7 +183,7 @@ def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monk
 def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
     """What is refused for lack of memory lacks some."""
     budget = planned().budget_bytes
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: enough - 1)
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: (enough - 1, 0))
     step = compiled(budget=budget)
     assert budget - 4096 < step.report().measured_peak_bytes < budget
     assert step.plan.recomputed
@@ -191,7 +191,7 @@ def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
 
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
     # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: 1)
+    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: (1, 0))
     step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
     assert step.result.status is SolveStatus.INTERRUPTED
     assert step.plan.recomputed
