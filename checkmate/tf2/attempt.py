@@ -24,7 +24,7 @@ from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.check import measured_peak
+from checkmate.tf2.check import Trial, on_trial
 from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
@@ -126,10 +126,10 @@ class Attempt:
         if plain_peak_bytes + self.reserve > self.planner.budget_bytes:
             return None
         run = unchanged(self.traced, self.specs)
-        measured, held = self.measured(run)
-        if measured is not None and measured > self.planner.budget_bytes:
+        trial = self.on_trial(run)
+        if trial and trial.most_bytes > self.planner.budget_bytes:
             return None
-        return self.planned(None, self.traced.plain_plan(), run, plain_peak_bytes, measured, held=held)
+        return self.planned(None, self.traced.plain_plan(), run, plain_peak_bytes, trial)
 
     def within_budget(self, plain_peak_bytes: int) -> Planned:
         """The cheapest plan whose peak is within the budget: as measured, or where that cannot be, as predicted with the reserve."""
@@ -154,12 +154,13 @@ class Attempt:
                     break
                 target = (target + too_high) // 2
                 continue
-            run, built = self.built(result.plan)
-            measured, held = self.measured(run, built)
-            planned = self.planned(result, result.plan, run, plain_peak_bytes, measured, reserve=budget - target, held=held)
-            log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured or 0)))
-            if measured is None:
+            run, held = self.built(result.plan)
+            trial = self.on_trial(run, held)
+            planned = self.planned(result, result.plan, run, plain_peak_bytes, trial, reserve=budget - target)
+            if trial is None:
                 return planned
+            measured = trial.most_bytes
+            log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured)))
             if measured <= budget - int(SPARE_SHARE * room):
                 best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
                 if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
@@ -213,19 +214,18 @@ class Attempt:
             run = replayed(self.traced, plan)
             return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
 
-    def measured(self, run: Callable[..., Any], built: int = 0) -> tuple[int | None, int]:
-        """(The step's real peak in the budget's terms, None where nobody can tell; what of it its function holds, `built` bytes from the start)."""
+    def on_trial(self, run: Callable[..., Any], held: int = 0) -> Trial | None:
+        """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start."""
         if not self._can_measure:
-            return None, built
+            return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
             gc.collect()  # nothing that was built for an earlier plan is measured with this one
-            enough = self.planner.budget_bytes - self.outside - built
-            found = measured_peak(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
+            enough = self.planner.budget_bytes - self.outside - held
+            found = on_trial(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if found is None:
             self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
-            return None, built
-        peak, folded = found
-        return peak + self.outside + built, built + folded
+            return None
+        return found.beside(self.outside, held)
 
     def planned(
         self,
@@ -233,10 +233,9 @@ class Attempt:
         plan: Plan,
         run: Callable[..., Any],
         plain_peak_bytes: int,
-        measured: int | None,
+        trial: Trial | None,
         *,
         reserve: int = 0,
-        held: int = 0,
     ) -> Planned:
         """The end of the way: the function with all that is known of it."""
         notes = (*self.traced.notes, *self.notes)
@@ -250,7 +249,8 @@ class Attempt:
             fixed_bytes=self.graph.fixed_bytes,
             outside_bytes=self.outside,
             plain_peak_bytes=plain_peak_bytes,
-            measured_peak_bytes=measured,
+            measured_peak_bytes=trial and trial.most_bytes,
+            usual_peak_bytes=trial and trial.usual_bytes,
             reserve_bytes=reserve,
             result=result,
             ops=len(self.graph),
@@ -260,9 +260,9 @@ class Attempt:
             graph=self.graph,
             plain_plan=self.traced.plain_plan(),
         )
-        near = measured is not None and report.budget_bytes - measured < NEAR * (
-            report.budget_bytes - self.graph.fixed_bytes - self.outside
-        )
+        room = report.budget_bytes - self.graph.fixed_bytes - self.outside
+        near = trial is not None and report.budget_bytes - trial.most_bytes < NEAR * room
+        held = trial.held_bytes if trial else 0
         return Planned(self.traced, self.graph, plan, result, run, report, on_made_up=near and self.batch is None, held_bytes=held)
 
     def _refused(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,34 @@ something else is at work.
 The first run is none of them: only from the second on the results of the one before are in memory, in one of two places by turns.
 """
 
-MOVING_RUNS = 5
-"""How often it is run on a batch that lies elsewhere each time, as those of a training loop do: what the allocator loses depends on it."""
+MOVING_RUNS = 12
+"""How often it is run at most on a batch that lies elsewhere each time, as those of a training loop do: until it takes the same by turns. What the
+allocator loses depends on where the results lie, and it may take some steps until those are two places by turns."""
 
 LOOP_RUNS = 6
-"""Either for a step with loops, without an early end: TensorFlow gives the small values of a loop back at any time, and two equal runs are chance."""
+"""Instead of `CHECK_RUNS`, without an early end, for a step with loops: TensorFlow gives their small values back at any time."""
 
 SAME = 0.002
 """By which share of themselves two peaks may differ and count as the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a step took in runs like those of a training loop, in the terms of a budget.
+
+    Attributes:
+      most_bytes: The highest of their peaks; more than was allowed where memory ran out.
+      usual_bytes: The peak that about half of them stay below, the first ones, which begin without results, left out.
+      held_bytes: How much of either the step's function holds as long as it lives: constants of its graph, and what TensorFlow folds.
+    """
+
+    most_bytes: int
+    usual_bytes: int
+    held_bytes: int
+
+    def beside(self, more: int, held: int) -> Trial:
+        """The same where `more` bytes are in use anyway and the function holds `held` besides."""
+        return Trial(self.most_bytes + more + held, self.usual_bytes + more + held, self.held_bytes + held)
 
 
 @contextmanager
@@ -60,10 +82,10 @@ def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.
     return list(values) if there else None
 
 
-def measured_peak(
+def on_trial(
     run: Callable[..., Any], traced: TracedStep, device: str, *, enough: int, batch: Sequence[tf.Tensor] | None = None
-) -> tuple[int, int] | None:
-    """Runs a step as a training loop would, and returns the allocator's peak in the terms of a budget.
+) -> Trial | None:
+    """Runs a step as a training loop would, and returns what it takes by the allocator's count.
 
     What is counted is what the step adds to what was in use before, and `between_bytes`, which is what was. The variables it
     writes to are saved on the host and put back. A step that is within `enough` is measured twice: on a batch that stays where it is, in the
@@ -75,58 +97,70 @@ def measured_peak(
       batch: The step's flattened arguments, which somebody else holds; without them, data is made up.
 
     Returns:
-      (the peak in bytes, more than `enough` where memory ran out; how much of it the function came to hold by running: constants that
-      TensorFlow folds are in memory from its first run on), or None when the step cannot run on such data, or prints, writes files or calls
-      Python, which a trial must not.
+      What it took, or None when the step cannot run on such data, or prints, writes files or calls Python, which a trial must not.
     """
     if op_rules.is_seen_outside(traced.function):
         return None
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
-    most, held, at_first = 0, 0, devices.bytes_in_use(device)
+    at_first, held = devices.bytes_in_use(device), 0
+    stays: list[int] = []
+    moves: list[int] = []
 
     def peaks(batch: list[tf.Tensor], *, moving: bool) -> Generator[int]:
         result: Any = None
         resting: int | None = None  # what is in use beside what the step counts
         with kept_state(traced.function.variables):
-            for _ in range(LOOP_RUNS if loops else MOVING_RUNS if moving else CHECK_RUNS):
+            while True:
                 batch = _elsewhere(batch) if moving else batch
                 results = _held_bytes(result)
                 result, before, peak = devices.peak_above(device, partial(run, *batch))
-                resting = before - traced.between_bytes if resting is None else resting
+                resting = before - traced.between_bytes - (held if moving else 0) if resting is None else resting
                 # `between_bytes` has the results of a run before, and here they were in use beside it; after the first run, which found
                 # none, as many are taken off, so that all the runs compare.
                 yield peak - resting - (results or _held_bytes(result))
 
+    def same(peaks: list[int]) -> bool:
+        return not loops and _alike(peaks[-2:])
+
+    def by_turns(peaks: list[int]) -> bool:
+        return len(peaks) >= 4 and _alike(peaks[-4::2]) and _alike(peaks[-3::2])
+
     try:
         with closing(peaks(batch or _made_up(traced), moving=False)) as found:
-            settled = _until_steady(found, enough, early=not loops)
-        by_chance = max(settled[1:]) - min(settled[1:]) if loops else 0  # others differ by turns
-        most = max(settled[1:]) + by_chance // 2
+            stays = _until(same, found, enough, LOOP_RUNS if loops else CHECK_RUNS)
+        # What it is from its first run on is no longer found to be more than what was in use before.
         held = max(0, devices.bytes_in_use(device) - at_first)
-        if most > enough:
-            return most, held
-        # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
-        with closing(peaks(batch or _made_up(traced), moving=True)) as found:
-            return max(most, *(peak + held for peak in _until_steady(found, enough - held, early=False))), held
+        if max(stays[1:]) <= enough:
+            # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
+            with closing(peaks(batch or _made_up(traced), moving=True)) as found:
+                moves = _until(by_turns, found, enough, MOVING_RUNS)
     except tf.errors.ResourceExhaustedError:
-        if most and batch:  # there is no room for another one beside the user's
-            return most, held
-        return max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes), held
+        if not stays or not batch:  # else there only is no room for another one beside the user's
+            most = max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes)
+            return Trial(most, most, held)
     except tf.errors.OpError as error:
         log.info("The step cannot be run on trial: %s", error)
         return None
+    log.debug("peaks on trial: %s, on batches that move %s; its function holds %s", stays, moves, held)
+    usual = sorted([*stays[1:], *moves[1:]])
+    return Trial(max([*stays[1:], *moves]), usual[len(usual) // 2], held)
 
 
-def _until_steady(peaks: Iterator[int], enough: int, *, early: bool) -> list[int]:
-    """The peaks until it is known what a step takes, or that it is too much."""
+def _until(steady: Callable[[list[int]], bool], peaks: Iterator[int], enough: int, most: int) -> list[int]:
+    """The peaks until they are steady or one is too much; `most` are looked at.
+
+    The first run, which finds memory as whatever ran before left it, decides neither.
+    """
     found: list[int] = []
-    for peak in peaks:
+    for peak in islice(peaks, most):
         found.append(peak)
-        # The first run finds memory as whatever ran before left it, the others as the step itself does.
-        same = early and len(found) > 2 and abs(found[-1] - found[-2]) <= SAME * found[-1]
-        if same or (len(found) > 1 and found[-1] > enough):
+        if len(found) > 1 and (peak > enough or steady(found[1:])):
             break
     return found
+
+
+def _alike(peaks: list[int]) -> bool:
+    return len(peaks) > 1 and max(peaks) - min(peaks) <= SAME * max(peaks)
 
 
 def _made_up(traced: TracedStep) -> list[tf.Tensor]:

@@ -19,7 +19,7 @@ from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules, plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
-from checkmate.tf2.check import in_memory, measured_peak
+from checkmate.tf2.check import Trial, in_memory, on_trial
 from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.trace import TracedStep, trace
@@ -95,19 +95,20 @@ class Planner:
         if there is None:
             return planned
         gc.collect()
-        beside = planned.report.outside_bytes + planned.held_bytes
-        enough = self.budget_bytes - beside
-        found = measured_peak(planned.run, planned.traced, devices.training_device(), enough=enough, batch=there)
-        measured = found and found[0] + beside
-        if measured is not None and measured > self.budget_bytes:
-            over = f"{format_bytes(measured)} on the first batch, of {format_bytes(self.budget_bytes)}"
+        outside, held = planned.report.outside_bytes, planned.held_bytes
+        enough = self.budget_bytes - outside - held
+        found = on_trial(planned.run, planned.traced, devices.training_device(), enough=enough, batch=there)
+        trial = found and found.beside(outside, held)
+        if trial and trial.most_bytes > self.budget_bytes:
+            over = f"{format_bytes(trial.most_bytes)} on the first batch, of {format_bytes(self.budget_bytes)}"
             log.info("%r takes %s: it is planned anew.", self.name, over)
             try:
                 return self._planned_anew(specs, batch)
             except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
                 log.warning("%r takes %s. It was within that on trial, and no other plan is. %s", self.name, over, refusal)
-        if measured is not None:
-            planned = replace(planned, report=replace(planned.report, measured_peak_bytes=measured))
+        if trial:
+            peaks = {"measured_peak_bytes": trial.most_bytes, "usual_peak_bytes": trial.usual_bytes}
+            planned = replace(planned, report=replace(planned.report, **peaks))
         return _as_if_never_run(replace(planned, on_made_up=False))
 
     def _planned_anew(self, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
@@ -149,12 +150,14 @@ class Planner:
         plan = known.plan or traced.plain_plan()
         run, held = attempt.built(plan) if known.plan else (unchanged(traced, specs), 0)
         result = known.result(self.budget_bytes) if known.plan else None
-        measured = known.measured_peak_bytes and known.measured_peak_bytes + outside
-        if not known.as_here:
-            measured, held = attempt.measured(run, held)
-        if measured is not None and measured > self.budget_bytes:
-            raise explained(NoPlanFoundError("", best_peak_bytes=measured), attempt, measured)
-        planned = attempt.planned(result, plan, run, known.plain_peak_bytes + outside, measured, held=held)
+        if known.as_here:
+            peak = known.measured_peak_bytes
+            trial = peak and Trial(peak, peak, held).beside(outside, 0)
+        else:
+            trial = attempt.on_trial(run, held)
+        if trial and trial.most_bytes > self.budget_bytes:
+            raise explained(NoPlanFoundError("", best_peak_bytes=trial.most_bytes), attempt, trial.most_bytes)
+        planned = attempt.planned(result, plan, run, known.plain_peak_bytes + outside, trial)
         return replace(planned, on_made_up=planned.on_made_up and not known.named)  # whoever names a file wants that plan
 
     def _under_same_plan(self, traced: TracedStep, specs: tuple[Any, ...], main: Planned) -> Planned | None:

@@ -31,7 +31,8 @@ class Report:
       budget_bytes: The budget as bytes; it counts everything resident.
       fixed_bytes: What of it is resident all the time.
       plain_peak_bytes: Predicted peak of the step as it was written.
-      measured_peak_bytes: Peak of this step by the allocator's count, on trial; None where nothing could be measured.
+      measured_peak_bytes: Peak of this step by the allocator's count, the highest on trial; None where nothing could be measured.
+      usual_peak_bytes: The peak that about half of the runs on trial stayed below, or None. They differ by where batch and results lie in memory.
       reserve_bytes: How much lower than the budget the plan was made, for what the allocator loses to rounding and fragmentation.
       result: The solver's judged answer, or None where the step runs as it is.
       ops: Ops of the planned graph.
@@ -56,6 +57,7 @@ class Report:
     seconds: dict[str, float]
     notes: tuple[str, ...]
     outside_bytes: int = 0
+    usual_peak_bytes: int | None = None
     graph: DFGraph | None = field(default=None, repr=False)
     plain_plan: Plan | None = field(default=None, repr=False)
     measured_slowdown: float | None = None
@@ -66,8 +68,8 @@ class Report:
 
     @property
     def expected_peak_bytes(self) -> int:
-        """The peak that the allocator will show: what it showed on trial, or where that could not be, the predicted one."""
-        return self.measured_peak_bytes or self.peak_bytes
+        """The peak that the allocator will show: the usual one on trial, or where nothing could be measured, the predicted one."""
+        return self.usual_peak_bytes or self.measured_peak_bytes or self.peak_bytes
 
     @property
     def lasts_to_bytes(self) -> int:

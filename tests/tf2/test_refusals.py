@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from dense import BATCH, Idle, ThenEnds, batch_of, compiled, dense_model, planned, raising, tf_strings
+from dense import BATCH, Idle, ThenEnds, batch_of, compiled, dense_model, planned, raising, tf_strings, trial
 
 from checkmate import (
     BudgetError,
@@ -130,7 +130,7 @@ def test_a_budget_below_the_floor(monkeypatch):
     assert max(held, key=lambda op: op.output_bytes).name in str(error)
     assert f"budget that a plan was found for is {format_bytes(error.smallest_budget_bytes)}" in str(error)
     with monkeypatch.context() as on_paper:
-        on_paper.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: None)
+        on_paper.setattr("checkmate.tf2.attempt.on_trial", lambda *_, **__: None)
         assert compiled(budget=error.smallest_budget_bytes).plan.recomputed
     batch = int(re.search(r"a batch of at most (\d+)", str(error))[1])
     assert 1 <= batch < BATCH
@@ -173,7 +173,7 @@ def test_a_solver_that_finds_nothing():
 
 def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monkeypatch):
     budget = planned().budget_bytes
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: (enough + 4096, 0))
+    monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, enough, **__: trial(enough + 4096))
     with pytest.raises(NoPlanFoundError, match=r"4\.00 KiB too much") as caught:
         compiled(budget=budget)
     assert caught.value.best_peak_bytes == budget + 4096
@@ -183,7 +183,7 @@ def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monk
 def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
     """What is refused for lack of memory lacks some."""
     budget = planned().budget_bytes
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, enough, **__: (enough - 1, 0))
+    monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, enough, **__: trial(enough - 1))
     step = compiled(budget=budget)
     assert budget - 4096 < step.report().measured_peak_bytes < budget
     assert step.plan.recomputed
@@ -191,7 +191,7 @@ def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
 
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
     # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
-    monkeypatch.setattr("checkmate.tf2.attempt.measured_peak", lambda *_, **__: (1, 0))
+    monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, **__: trial(1))
     step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
     assert step.result.status is SolveStatus.INTERRUPTED
     assert step.plan.recomputed

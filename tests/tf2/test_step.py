@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from dense import BATCH, HUGE, batch_of, compiled, dense_model, planned, tight
+from dense import BATCH, HUGE, batch_of, compiled, dense_model, planned, tight, trial
 
 from checkmate import DFGraph, Plan, replay
 
@@ -116,7 +116,7 @@ def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
 
     monkeypatch.setattr(attempt.Clock, "phase", counted)
     # The first plan leaves much unused, and no other is within the budget.
-    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: (enough // 2 if phases["checking"] == 1 else 2 * enough, 0))
+    monkeypatch.setattr(attempt, "on_trial", lambda *_, enough, **__: trial(enough // 2 if phases["checking"] == 1 else 2 * enough))
 
     def made(budget):
         phases.clear()
@@ -323,18 +323,18 @@ def test_a_plan_made_from_shapes_is_confirmed_on_the_first_batch(tensorflow, mon
     step = tightest(case, "sgd")
     assert step._main.on_made_up, "arrays, no tensors"
     first, plans, checked = step._main, [], []
-    plan, measured_peak = planning.Planner.plan, planning.measured_peak
+    plan, on_trial = planning.Planner.plan, planning.on_trial
 
     def over(run, traced, device, *, enough, batch):
         checked.append(batch)
-        measured_peak(run, traced, device, enough=enough, batch=batch)
-        return enough + 1, 0
+        on_trial(run, traced, device, enough=enough, batch=batch)
+        return trial(enough + 1)
 
     def planned_again(self, specs, *, like=None, batch=()):
         plans.append((specs, batch))
         return plan(self, specs, like=like, batch=batch)
 
-    monkeypatch.setattr(planning, "measured_peak", over)
+    monkeypatch.setattr(planning, "on_trial", over)
     monkeypatch.setattr(planning.Planner, "plan", planned_again)
     before = [variable.numpy() for variable in case.model.variables]
     planned, _ = step.planned_for(case.inputs, case.labels)
@@ -353,8 +353,8 @@ def test_where_no_other_plan_is_found_on_the_first_batch_training_goes_on_with_a
     monkeypatch.setattr(attempt, "NEAR", 1)
     step = tight(lambda budget: compiled(budget=budget))
     first = step.plan
-    monkeypatch.setattr(planning, "measured_peak", lambda *_, enough, **__: (enough + 2**20, 0))
-    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: (enough + 2**20, 0))
+    monkeypatch.setattr(planning, "on_trial", lambda *_, enough, **__: trial(enough + 2**20))
+    monkeypatch.setattr(attempt, "on_trial", lambda *_, enough, **__: trial(enough + 2**20))
     for _ in range(2):
         prediction, _ = step(*batch_of())
     assert prediction.shape == (BATCH, 4) and step.plan is first
@@ -369,8 +369,8 @@ def test_another_plan_takes_the_place_of_that_in_the_folder(tensorflow, monkeypa
     monkeypatch.setattr(attempt, "NEAR", 1)
     step = tight(lambda budget: compiled(budget=budget, plan=tmp_path))
     left, solve = step.kept_at.read_bytes(), attempt.solve
-    monkeypatch.setattr(planning, "measured_peak", lambda *_, enough, **__: (enough + 1, 0))
-    monkeypatch.setattr(attempt, "measured_peak", lambda *_, enough, **__: (enough, 0))
+    monkeypatch.setattr(planning, "on_trial", lambda *_, enough, **__: trial(enough + 1))
+    monkeypatch.setattr(attempt, "on_trial", lambda *_, enough, **__: trial(enough))
     asked = []
     monkeypatch.setattr(attempt, "solve", lambda *args, **options: asked.append(args) or solve(*args, **options))
     step.planned_for(*batch_of())
