@@ -71,6 +71,7 @@ class _Replayer:
         self.with_product: dict[str, tf.Tensor] = {}  # evaluation that may be run within the kernel of a product -> what it makes
         self.markers: dict[str, str] = {}  # such an evaluation -> the op to wait for instead
         self.last: list[str] = []  # what the next op waits for: the one before, or a pair
+        self.results: dict[int, str] = {}  # what is written already of what the step returns
         self.rooms = [self.room(tensor) if early else "" for tensor, early in zip(traced.flat.outputs, traced.early, strict=True)]
 
     def evaluate(self, i: int) -> None:
@@ -102,6 +103,10 @@ class _Replayer:
             pair.append(self.current[operation])
             if not twin:
                 self.last, pair = pair, []
+        for k in self.traced.results[i]:
+            if k not in self.results:
+                self.results[k] = self.result(k)
+                self.last = [self.results[k].partition(":")[0]]
 
     def done(self, name: str) -> str:
         """The name of what to wait for in order to wait for an op: of one that reads it where it may be run within a product's kernel.
@@ -214,7 +219,7 @@ class _Replayer:
         for operation in flat.graph.control_outputs:
             if self._is_made_once(operation):
                 self.made(operation)
-        names = [self.result(tensor, room) for tensor, room in zip(flat.outputs, self.rooms, strict=True)]
+        names = [self.results.get(k) or self.result(k) for k in range(len(flat.outputs))]
         given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
         return self.traced.pack(outputs)
@@ -225,13 +230,16 @@ class _Replayer:
         self.last = [room.partition(":")[0]]
         return room
 
-    def result(self, tensor: tf.Tensor, room: str) -> str:
+    def result(self, k: int) -> str:
         """The name of a value for the caller to keep: a copy in the room for it, or one made when all else is gone from memory."""
-        if room:
-            return self.writer.fill(room, self.tensor(tensor), tensor, after=self.last)
-        if not op_rules.can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given:
+        tensor = self.traced.flat.outputs[k]
+        if not self.rooms[k] and (not op_rules.can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given):
             return self.tensor(tensor)
-        return self.writer.add("DeepCopy", [self.tensor(tensor)], tensor.dtype, after=self.last, name="result")
+        value = self.tensor(tensor)
+        after = [self.done(last) for last in self.last if not value.startswith(f"{last}:")]
+        if self.rooms[k]:
+            return self.writer.fill(self.rooms[k], value, tensor, after=after)
+        return self.writer.add("DeepCopy", [value], tensor.dtype, after=after, name="result")
 
     def _has_room_for(self, assignment: tf.Operation) -> bool:
         """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""

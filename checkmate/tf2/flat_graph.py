@@ -23,7 +23,7 @@ from checkmate.tf2.op_rules import Role
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
 
-EARLY_SHARE = 0.01
+EARLY_SHARE = 0.05
 """Results that together take at most this share of the planned ops' bytes get their memory when the step begins."""
 
 ALLOCATION_GRANULE = 256

@@ -34,6 +34,7 @@ class TracedStep:
       values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
       taken: taken[i] are the TensorFlow ops whose values graph.ops[i] reads as the last of all and writes its own over.
       early: early[k] is true where the k-th result has its memory from the beginning of the planned step.
+      results: results[i] are those of them that are made of the value of graph.ops[i] alone: they are written once it has run, and need it no more.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain step.
       notes: What was treated with caution, and why, as sentences for the report.
     """
@@ -45,6 +46,7 @@ class TracedStep:
     values: tuple[tuple[tf.Operation, ...], ...]
     taken: tuple[tuple[tf.Operation, ...], ...]
     early: tuple[bool, ...]
+    results: tuple[tuple[int, ...], ...]
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -125,7 +127,9 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
                 kind="+".join(o.type for o in group),
             )
         )
-    outputs = {number[o] for tensor in simplified.outputs for o in flat.planned_behind(tensor)}
+    behind = [{number[o] for o in flat.planned_behind(tensor)} for tensor in simplified.outputs]
+    results = tuple(tuple(k for k, early in enumerate(flat.early) if early and behind[k] == {i}) for i in range(len(groups)))
+    outputs = set().union(*(made_of for k, made_of in enumerate(behind) if not flat.early[k] or len(made_of) > 1))
     taken: list[tuple[tf.Operation, ...]] = [()] * len(groups)
     place = [flat.position[group[-1]] for group in groups]
     readers: list[list[int]] = [[] for _ in ops]
@@ -140,7 +144,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
             taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=place.__getitem__)
-    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, tuple(plain_order), flat.notes())
+    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, tuple(plain_order), flat.notes())
 
 
 def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: list[int]) -> dict[int, int]:
