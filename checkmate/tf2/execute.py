@@ -13,8 +13,9 @@ convolutions do whose results are added. Hence the former reads a view of it.
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
 allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
 for everyone who looks at its memory (else TensorFlow writes elsewhere), what is assigned is written into that memory (else the value's
-becomes the variable's). Small results get their memory first of all, where that of results before the last has become free, and are
-written there at the end: they would creep through the memory else, from step to step. Large ones are copied at the end, when all else is free.
+becomes the variable's). Results get their memory first of all, where that of results before the last has become free, and are written there
+as soon as they are computed: they would creep through the memory else, from step to step. Those that are too large to be in memory all the
+time are copied at the end, when all else is free.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Verification:
       plain_peak_bytes: Measured peak of the plain step in the terms of a budget; None where the allocator does not report or it
         does not fit.
       measured_peak_bytes: The same of the planned step.
-      predicted_peak_bytes: What the plan needs by the judge's count.
+      predicted_peak_bytes: What the step's report says to expect.
       budget_bytes: The budget.
       lost_bytes: What of the measured peak the allocator gave out beyond what was asked for.
       notes: Cautions.
@@ -109,7 +109,7 @@ class Verification:
         if self.measured_peak_bytes is not None:
             plain = format_bytes(self.plain_peak_bytes) if self.plain_peak_bytes else "not measured"
             lines.append(
-                f"  peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.predicted_peak_bytes)} asked for by the plan, "
+                f"  peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.predicted_peak_bytes)} expected, "
                 f"{format_bytes(self.budget_bytes)} budget, {plain} for the plain step"
             )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
@@ -176,7 +176,7 @@ class _Verifier:
             run_again,
             plain_peak if reports else None,
             peak if reports else None,
-            self.planned.report.peak_bytes,
+            self.planned.report.expected_peak_bytes,
             self.budget_bytes,
             seen.lost_bytes if reports else None,
             tuple(self.notes),

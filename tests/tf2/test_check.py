@@ -79,6 +79,34 @@ def test_results_of_every_kind_are_the_callers_own():
     assert_equal(again, step(x + 1))
 
 
+def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
+    import tensorflow as tf
+    from training import assert_equal
+
+    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.graph_writer import reachable
+    from checkmate.tf2.observe import observe
+    from checkmate.tf2.trace import trace
+
+    @tf.function
+    def step(x):
+        wave = prediction = tf.sin(x)
+        for _ in range(32):
+            wave = tf.cumsum(wave, 1)
+        return prediction, tf.reduce_sum(wave)
+
+    x = tf.random.stateless_normal((512, 512), (1, 2))
+    traced = trace(step, x)
+    i = next(i for i, op in enumerate(traced.graph.ops) if op.kind == "Sin")
+    assert traced.early[0] and traced.results[i] == (0,) and i not in traced.graph.outputs
+    run = replayed(traced, traced.plain_plan())
+    order = [operation.name.rpartition("/")[0] + operation.type for operation in reachable(run.graph)]
+    assert order.index("plannedTensorStridedSliceUpdate") < order.index(next(name for name in order if name.endswith("Cumsum")))
+    assert_equal(run(x), step(x))
+    size = x.shape.num_elements() * x.dtype.size
+    assert 3 * size <= observe(lambda: run(x)).most_requested_bytes < 3.1 * size, "the result, what is read and what is written"
+
+
 def test_small_updates_wait_for_all_who_read_the_variable():
     """TensorFlow writes to other memory while somebody holds the old content."""
     import keras
