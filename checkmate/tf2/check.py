@@ -30,7 +30,10 @@ The first run is none of them: only from the second on the results of the one be
 
 MOVING_RUNS = 12
 """How often it is run at most on a batch that lies elsewhere each time, as those of a training loop do: until it takes the same by turns. What the
-allocator loses depends on where the results lie, and it may take some steps until those are two places by turns."""
+allocator loses depends on where batch and results lie, and it may take some steps until those are two places by turns."""
+
+LEAST_MOVING_RUNS = 8
+"""How often at least: a few that take the same can be chance."""
 
 LOOP_RUNS = 6
 """Instead of `CHECK_RUNS`, without an early end, for a step with loops: TensorFlow gives their small values back at any time."""
@@ -123,7 +126,7 @@ def on_trial(
         return not loops and _alike(peaks[-2:])
 
     def by_turns(peaks: list[int]) -> bool:
-        return len(peaks) >= 4 and _alike(peaks[-4::2]) and _alike(peaks[-3::2])
+        return len(peaks) >= LEAST_MOVING_RUNS - 1 and _alike(peaks[-4::2]) and _alike(peaks[-3::2])
 
     try:
         with closing(peaks(batch or _made_up(traced), moving=False)) as found:

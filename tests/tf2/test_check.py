@@ -155,12 +155,12 @@ def test_values_come_back_to_the_bit(dtype):
 @pytest.mark.parametrize(
     ("peaks", "most", "usual"),
     [
-        ([10, 10, 13, 13, 9, 9, 9, 9, 9], 13, 9),  # the first run holds no results yet
-        ([12, 10, 10, 9, 9, 9, 9, 9], 10, 9),
-        ([12, 10, 10, 11, 9, 9, 9, 9], 11, 9),  # training begins with it
-        ([12, 10, 10, 9, 11, 9, 11, 9], 11, 10),  # it takes the same by turns
-        ([12, 10, 10, 9, 11, 9, 14, 9, 14], 14, 10),
-        ([10, 10, 13, 10, 13, 9, 9, 9, 9, 9], 13, 10),
+        ([10, 10, 13, 13, *[9] * 8], 13, 9),  # the first run holds no results yet
+        ([12, 10, 10, *[9] * 8], 10, 9),
+        ([12, 10, 10, 11, *[9] * 7], 11, 9),  # training begins with it
+        ([12, 10, 10, 9, 9, 9, 9, 9, 11, 9, 11], 11, 9),  # it takes the same by turns
+        ([12, 10, 10, 9, 11, 9, 11, 9, 11, 9, 14, 9, 14], 14, 10),
+        ([10, 10, 13, 10, 13, *[9] * 8], 13, 9),
         ([12, 10, 10, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 11, 7),  # it never does
         ([10, 30], 30, 30),  # known to be too much
         ([10, 10, 10, 9, 30], 30, 10),
