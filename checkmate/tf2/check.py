@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -95,6 +96,8 @@ def on_trial(
     memory that planning left behind, and once more as training begins, without results of a run before, and goes on, with each batch made
     while the one before is in memory. The allocator cuts its memory in another way for each, and gives a value up to twice what it asks for.
 
+    Of a step that draws from TensorFlow's random state, which goes on from call to call of a function, a copy is run, and gone afterwards.
+
     Args:
       enough: Bytes above which it need not be known exactly.
       batch: The step's flattened arguments, which somebody else holds; without them, data is made up.
@@ -104,6 +107,14 @@ def on_trial(
     """
     if op_rules.is_seen_outside(traced.function):
         return None
+    if op_rules.draws(traced.function):
+        found = _trial(tf.function(run, autograph=False), traced, device, enough, batch)
+        gc.collect()  # functions are in cycles
+        return found and replace(found, held_bytes=0)
+    return _trial(run, traced, device, enough, batch)
+
+
+def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int, batch: Sequence[tf.Tensor] | None) -> Trial | None:
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
     at_first, held = devices.bytes_in_use(device), 0
     stays: list[int] = []

@@ -17,7 +17,7 @@ from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import op_rules, plan_files
+from checkmate.tf2 import plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
 from checkmate.tf2.check import Trial, in_memory, on_trial
 from checkmate.tf2.profile import CostModel, with_costs
@@ -76,7 +76,6 @@ class Planner:
             attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
-        planned = _as_if_never_run(planned)
         # Of several plans that were tried it need not be the last one.
         planned = replace(planned, report=replace(planned.report, seconds=dict(clock.seconds)))
         log.info("%s", planned.report)
@@ -109,7 +108,7 @@ class Planner:
         if trial:
             peaks = {"measured_peak_bytes": trial.most_bytes, "usual_peak_bytes": trial.usual_bytes}
             planned = replace(planned, report=replace(planned.report, **peaks))
-        return _as_if_never_run(replace(planned, on_made_up=False))
+        return replace(planned, on_made_up=False)
 
     def _planned_anew(self, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
         """A plan that is made, whatever lies in the folder, and left there instead."""
@@ -184,11 +183,6 @@ class Planner:
         if self.budget == "auto":
             return int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE))
         return parse_bytes(self.budget, percent_of=plain_peak_bytes)
-
-
-def _as_if_never_run(planned: Planned) -> Planned:
-    """What TensorFlow draws goes on from call to call of a function; that of another one begins anew, as if there had been no trial."""
-    return replace(planned, run=tf.function(planned.run, autograph=False)) if op_rules.draws(planned.traced.function) else planned
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:

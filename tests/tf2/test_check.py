@@ -211,6 +211,27 @@ def test_what_was_tried_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
     del step
 
 
+def test_what_tensorflow_folds_is_in_memory_once_where_the_step_draws_too(tensorflow):
+    """What is drawn goes on from call to call, so a trial runs a copy: that and its constants must be gone when training begins."""
+    import gc
+
+    from training import planned_function, with_constants
+
+    from checkmate.tf2 import device as devices
+
+    def step(x):
+        return with_constants(x + tensorflow.random.uniform(x.shape))
+
+    x, device = tensorflow.random.stateless_normal((512, 512), (1, 2)), devices.training_device()
+    gc.collect()
+    before = devices.bytes_in_use(device)
+    planned = planned_function(step, x, budget="300%")
+    planned(x)
+    constants = 6 * x.shape.num_elements() * x.dtype.size
+    assert constants <= devices.bytes_in_use(device) - before < 2 * constants
+    assert planned.report().measured_peak_bytes > planned.report().fixed_bytes + constants
+
+
 def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(tensorflow):
     """TensorFlow folds it into a constant otherwise."""
     import gc
