@@ -189,7 +189,7 @@ def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: in
     from checkmate.tf2.step import PlannedStep
 
     def planned(share: float, explains: bool = False) -> PlannedStep:
-        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", 2, False, explains=explains), specs, batch)
+        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", None, False, explains=explains), specs, batch)
 
     least = 0  # what was proven to be needed
     for share in SHARES[:-1]:

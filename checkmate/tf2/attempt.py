@@ -63,6 +63,11 @@ UNUSED_SHARE = 0.06
 NEAR = 0.1
 """Share of what the budget leaves for activations: a plan with less to spare may need more on a batch that lies elsewhere in memory."""
 
+LEAST_TIME_S = 2.0
+"""How long the solver may take for a plan where nobody says: at least so many seconds, and `TIME_PER_OP_S` for each op of the graph."""
+
+TIME_PER_OP_S = 0.002
+
 SMALLEST_CORRECTION = 0.02
 """Share of what the budget leaves for activations by which the next plan differs at least."""
 
@@ -196,13 +201,18 @@ class Attempt:
         """Bytes of the budget that the first plan does not use."""
         return reserve_bytes(self.planner.budget_bytes - self.outside - self.graph.fixed_bytes)
 
+    @property
+    def time_limit_s(self) -> float:
+        """The seconds that the solver may take for a plan."""
+        return time_limit(self.planner.time_limit_s, self.graph)
+
     def _solve(self, budget_bytes: int) -> SolveResult:
         with self.clock.phase("solving"), self.progress.phase("solving"):
             return solve(
                 self.graph,
                 max(1, budget_bytes),
                 solver=self.planner.solver,
-                time_limit_s=self.planner.time_limit_s,
+                time_limit_s=self.time_limit_s,
                 on_progress=self.progress.improved,
             )
 
@@ -292,6 +302,11 @@ def outside_bytes(traced: TracedStep) -> int:
     gc.collect()  # models that nobody has any more hold their variables in cycles
     beyond = devices.bytes_in_use(device) - traced.before_bytes
     return beyond if 0 < beyond <= MOST_LOST * traced.graph.fixed_bytes else 0
+
+
+def time_limit(asked_s: float | None, graph: DFGraph) -> float:
+    """Returns the seconds that the solver may take for a plan of a graph: those that were asked for, or what suits its size."""
+    return max(LEAST_TIME_S, TIME_PER_OP_S * len(graph)) if asked_s is None else asked_s
 
 
 def reserve_bytes(room: int) -> int:

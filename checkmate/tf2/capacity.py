@@ -17,7 +17,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.attempt import reserve_bytes
+from checkmate.tf2.attempt import reserve_bytes, time_limit
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.planning import Planner
 from checkmate.tf2.profile import CostModel, Measurement, profile, with_costs
@@ -73,7 +73,7 @@ def max_batch(
     max_overhead: float | str | None = None,
     solver: str | Solver = "auto",
     cost_model: str | CostModel = "profile",
-    time_limit_s: float = 2,
+    time_limit_s: float | None = None,
     largest: int = 1 << 16,
     verbose: bool = True,
 ) -> MaxBatch:
@@ -94,7 +94,7 @@ def max_batch(
         which is the limit that Checkmate's and Chen's papers use; None for any.
       solver: As for `compile`.
       cost_model: As for `compile`.
-      time_limit_s: Seconds for the plan of each batch.
+      time_limit_s: Seconds for the plan of each batch. Unless said, two, and more for graphs of more than a thousand ops.
       verbose: Show progress on a terminal.
       largest: No batch above this is tried.
 
@@ -130,7 +130,7 @@ def max_batch(
             tried.append((batch, "below the floor"))
             return False
         try:
-            result = solve(graph, target, solver=solver, time_limit_s=time_limit_s)
+            result = solve(graph, target, solver=solver, time_limit_s=time_limit(time_limit_s, graph))
         except (InfeasibleBudgetError, NoPlanFoundError) as error:
             tried.append((batch, type(error).__name__))
             return False

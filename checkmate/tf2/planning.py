@@ -34,6 +34,7 @@ class Planner:
 
     Attributes:
       kept: A file with the plan to run, or a folder where plans are looked up and left; None to plan anew.
+      time_limit_s: See `attempt.time_limit`.
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
       budget_bytes: The budget in bytes, known once the first shapes are planned.
     """
@@ -43,7 +44,7 @@ class Planner:
     budget: Bytes
     solver: str | Solver
     cost_model: str | CostModel
-    time_limit_s: float
+    time_limit_s: float | None
     verbose: bool
     kept: str | os.PathLike | None = None
     explains: bool = True

@@ -62,7 +62,7 @@ def explained(
         )
     else:
         solver = planner.solver if isinstance(planner.solver, str) else planner.solver.name
-        found = f"solver {solver!r} found none in {planner.time_limit_s:g} s, which proves nothing."
+        found = f"solver {solver!r} found none in {attempt.time_limit_s:g} s, which proves nothing."
     best = measured_bytes or error.best_peak_bytes
     return NoPlanFoundError(f"No plan within {asked}: {found} {binds} {advice}", best_peak_bytes=best, smallest_budget_bytes=smallest)
 

@@ -34,7 +34,7 @@ def compile(
     budget: Bytes = "auto",
     solver: str | Solver = "auto",
     cost_model: str | CostModel = "profile",
-    time_limit_s: float = 2,
+    time_limit_s: float | None = None,
     verbose: bool = True,
     plan: str | os.PathLike | None = None,
 ) -> PlannedStep:
@@ -59,6 +59,7 @@ def compile(
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
       time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to four plans are made.
+        Unless said, two seconds, and more for graphs of more than a thousand ops.
       verbose: Show progress on a terminal. Without a terminal nothing is shown.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
         folder: a plan that lies there for this step and these options is run, else one is made and left there.

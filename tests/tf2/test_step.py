@@ -103,6 +103,27 @@ def test_what_a_step_shows():
     assert {"tracing", "measuring ops", "solving", "building", "checking"} == set(report.seconds)
 
 
+def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypatch):
+    from checkmate.tf2 import attempt
+
+    solve, asked = attempt.solve, []
+
+    def recorded(*args, time_limit_s, **options):
+        asked.append(time_limit_s)
+        return solve(*args, time_limit_s=5, **options)
+
+    monkeypatch.setattr(attempt, "solve", recorded)
+    tight(lambda budget: compiled(budget=budget))
+    assert set(asked) == {attempt.LEAST_TIME_S}
+    monkeypatch.setattr(attempt, "TIME_PER_OP_S", 1.0)
+    asked.clear()
+    step = tight(lambda budget: compiled(budget=budget))
+    assert set(asked) == {len(step.graph)}
+    asked.clear()
+    tight(lambda budget: compiled(budget=budget, time_limit_s=0.5))
+    assert set(asked) == {0.5}
+
+
 def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
     from checkmate.tf2 import attempt
 
