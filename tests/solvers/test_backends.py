@@ -29,7 +29,7 @@ def knapsack(capacity=6.0, least=-np.inf):
     return MatrixProblem(cost, np.zeros(3), np.ones(3), np.ones(3, bool), start, column, np.concatenate([weight, -cost]), *bounds)
 
 
-def hard(layers=30):
+def hard(layers=60):
     """A program that no engine finishes in seconds."""
     graph = training_chain(layers, skip=3, costs=(3.0, 1.0, 4.0, 1.0, 5.0), sizes=(9, 2, 6, 5, 3))
     peak = replay(graph, Plan.keep_all(graph)).peak_bytes
