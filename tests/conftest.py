@@ -6,6 +6,7 @@ what "the model's own numbers" means.
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +23,25 @@ sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the
 
 # TensorFlow reads these when it is imported.
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+ALONE = "CHECKMATE_TEST_ALONE"
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs a test marked `alone` in a process of its own.
+
+    What the allocator loses hangs on how its pool is cut, and that on all that ran before. Here nothing did, in whichever order tests run.
+    """
+    if ALONE in os.environ or not pyfuncitem.get_closest_marker("alone"):
+        return None
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(
+        command, cwd=pyfuncitem.config.rootpath, env=os.environ | {ALONE: "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        pytest.fail(done.stdout, pytrace=False)
+    return True
 
 
 @pytest.fixture

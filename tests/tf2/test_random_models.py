@@ -17,6 +17,7 @@ from checkmate import InfeasibleBudgetError, NoPlanFoundError
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
+@pytest.mark.alone
 @settings(
     max_examples=int(os.environ.get("CHECKMATE_RANDOM_MODELS", "4")),
     deadline=None,

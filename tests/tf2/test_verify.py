@@ -34,16 +34,11 @@ def trained(tensorflow):
     return planned_cnn()
 
 
-@pytest.fixture
-def just_planned(tensorflow):
-    """Planned for the memory as the tests before left it."""
-    return planned_cnn()
-
-
-def test_a_planned_step_is_the_plain_one_and_nothing_changes(just_planned):
+@pytest.mark.alone
+def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
     from training import state
 
-    case, optimizer, step = just_planned
+    case, optimizer, step = planned_cnn()
     before = state(case.model, optimizer)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert found.ok, str(found)
@@ -56,6 +51,7 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(just_planned):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.alone
 def test_tokens_and_dropout(tensorflow):
     import keras
     from keras_models import transformer
@@ -166,9 +162,10 @@ def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(tra
     assert evaluations(main.traced, main.plan, ran)[1] == ()
 
 
-def test_what_the_profiler_loses_is_looked_for_again(just_planned, monkeypatch):
+@pytest.mark.alone
+def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     verify = importlib.import_module("checkmate.tf2.verify")
-    case, _, step = just_planned
+    case, _, step = planned_cnn()
     looks, observe = [], verify.observe
     names = [(name, operation.type) for name, operation in evaluations_of(step._main).items()]
 
@@ -182,6 +179,7 @@ def test_what_the_profiler_loses_is_looked_for_again(just_planned, monkeypatch):
     assert found.ok and not found.not_run and len(looks) == 2, str(found)
 
 
+@pytest.mark.alone
 def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     import tensorflow as tf
     from training import planned_function
@@ -210,6 +208,7 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     assert loops and evaluations(planned._main.traced, planned.plan, ran)[1] == ()
 
 
+@pytest.mark.alone
 def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
     """Their sizes are known, and so are those of what is made of them."""
     import keras
