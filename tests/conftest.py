@@ -25,22 +25,23 @@ sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-ALONE = "CHECKMATE_TEST_ALONE"
+OWN_PROCESS = "CHECKMATE_TEST_OWN_PROCESS"
 
 
 def pytest_pyfunc_call(pyfuncitem):
-    """Runs a test marked `alone` in a process of its own.
+    """Runs a test marked `own_process` in a process of its own.
 
     What the allocator loses hangs on how its pool is cut, and that on all that ran before. Here nothing did, in whichever order tests run.
     """
-    if ALONE in os.environ or not pyfuncitem.get_closest_marker("alone"):
+    if OWN_PROCESS in os.environ or not pyfuncitem.get_closest_marker("own_process"):
         return None
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    options = ["-n", "0", "-p", "no:cacheprovider", "--timeout", "0"]  # this test's own limit holds
+    command = [sys.executable, "-m", "pytest", *options, pyfuncitem.nodeid]
     done = subprocess.run(
-        command, cwd=pyfuncitem.config.rootpath, env=os.environ | {ALONE: "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=pyfuncitem.config.rootpath, env=os.environ | {OWN_PROCESS: "1"}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        pytest.fail(done.stdout, pytrace=False)
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
     return True
 
 

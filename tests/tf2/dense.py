@@ -3,10 +3,10 @@
 import functools
 
 import numpy as np
+from unhurried import UNHURRIED
 
 from checkmate import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.search import Search
-from checkmate.solvers.snapshot import Snapshot
 
 BATCH = 1024
 HUGE = "64GiB"
@@ -39,7 +39,7 @@ def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **
     import checkmate
 
     x, y = batch_of()
-    options = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0), "budget": HUGE, **options}
+    options = {"cost_model": "roofline", "solver": UNHURRIED, "budget": HUGE, **options}
     return checkmate.tf2.compile(
         dense_model() if model is None else model,
         keras.losses.MeanSquaredError() if loss is None else loss,
@@ -78,7 +78,7 @@ class ThenEnds:
 
     def run(self, search):
         apart = Search(search.graph, search.budget_bytes, time_limit_s=10)
-        Snapshot(snapshots=1, rounds=0).run(apart)
+        UNHURRIED.run(apart)
         if apart.plan is not None:
             search.offer(apart.plan, by="snapshot")
             self.end()

@@ -1,12 +1,11 @@
 """Models for `fit`, under a budget and without one, and what is compared between the two."""
 
 import numpy as np
-
-from checkmate.solvers.snapshot import Snapshot
+from unhurried import UNHURRIED
 
 BATCH, WIDTH = 1024, 32
 EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
-FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
+FAST = {"cost_model": "roofline", "solver": UNHURRIED}
 
 
 def data(seed=0, size=EXAMPLES):

@@ -20,7 +20,7 @@ def search(case, **options):
     return checkmate.tf2.max_batch(case.model, case.loss, keras.optimizers.Adam(), *specs, **options)
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
     import keras
     from keras_models import cnn

@@ -39,7 +39,7 @@ def tight(name):
     return five_steps(name, tightest)
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 @pytest.mark.parametrize("name", MODELS)
 def test_five_steps_are_bit_equal_to_the_plain_step(name):
     from training import assert_equal

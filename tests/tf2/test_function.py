@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from unhurried import UNHURRIED
 
 from checkmate import PlanError, PlanFileError, TraceError
-from checkmate.solvers.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH, DEPTH = 1024, 32, 5
-FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
+FAST = {"cost_model": "roofline", "solver": UNHURRIED}
 
 
 def batch(size=BATCH, seed=0):

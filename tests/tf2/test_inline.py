@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-
-from checkmate.solvers.snapshot import Snapshot
+from unhurried import UNHURRIED
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH, DEPTH = 1024, 32, 5
-FAST = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0)}
+FAST = {"cost_model": "roofline", "solver": UNHURRIED}
 
 
 def variables(seed=0):

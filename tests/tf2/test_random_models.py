@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from random_models import BATCH, models
+from unhurried import UNHURRIED
 
 import checkmate
 from checkmate import InfeasibleBudgetError, NoPlanFoundError
@@ -17,7 +18,7 @@ from checkmate import InfeasibleBudgetError, NoPlanFoundError
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 @settings(
     max_examples=int(os.environ.get("CHECKMATE_RANDOM_MODELS", "4")),
     deadline=None,
@@ -31,7 +32,7 @@ def test_values_and_budget_hold(model_and_optimizer, share):
     model, optimizer = model_and_optimizer
     chance = np.random.default_rng(0)
     batch = chance.normal(size=(BATCH, 12, 12, 3)).astype("float32"), chance.normal(size=(BATCH, 4)).astype("float32")
-    options = {"cost_model": "roofline", "time_limit_s": 1, "verbose": False}
+    options = {"cost_model": "roofline", "solver": UNHURRIED, "verbose": False}
     plain = checkmate.tf2.compile(model, "mse", optimizer, *batch, budget="1000%", **options).report()
     resident = plain.fixed_bytes + plain.outside_bytes
     budget = int(resident + share * (plain.plain_peak_bytes - resident))

@@ -34,7 +34,7 @@ def trained(tensorflow):
     return planned_cnn()
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
     from training import state
 
@@ -51,7 +51,7 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_tokens_and_dropout(tensorflow):
     import keras
     from keras_models import transformer
@@ -162,7 +162,7 @@ def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(tra
     assert evaluations(main.traced, main.plan, ran)[1] == ()
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     verify = importlib.import_module("checkmate.tf2.verify")
     case, _, step = planned_cnn()
@@ -179,7 +179,7 @@ def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     assert found.ok and not found.not_run and len(looks) == 2, str(found)
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     import tensorflow as tf
     from training import planned_function
@@ -208,7 +208,7 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     assert loops and evaluations(planned._main.traced, planned.plan, ran)[1] == ()
 
 
-@pytest.mark.alone
+@pytest.mark.own_process
 def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
     """Their sizes are known, and so are those of what is made of them."""
     import keras

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from unhurried import UNHURRIED
 
 import checkmate
-from checkmate.solvers.snapshot import Snapshot
 from checkmate.tf2.planning import Planner
 from checkmate.tf2.step import PlannedStep
 
@@ -32,7 +32,7 @@ def plain_step(model, loss, optimizer):
 
 def compiled(case, optimizer, budget="1000%", **options):
     """The planned step; by default with costs and a solver that take no time, and for a budget that holds all the step can want."""
-    options = {"cost_model": "roofline", "solver": Snapshot(snapshots=1, rounds=0), **options}
+    options = {"cost_model": "roofline", "solver": UNHURRIED, **options}
     return checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options)
 
 
