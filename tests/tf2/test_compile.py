@@ -58,6 +58,25 @@ def test_five_steps_are_bit_equal_to_the_plain_step(name):
     assert len(set(losses)) == 5, "nothing is trained"
 
 
+@pytest.mark.own_process
+@pytest.mark.parametrize(("name", "batch"), [("mlp", 2048), ("cnn", 64)])
+def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
+    """Each batch is made while the one before and its results are there, as in a loop over a dataset."""
+    import keras
+    import keras_models
+    from training import tightest
+
+    case = keras_models.ALL[name](batch)
+    step = tightest(case, keras.optimizers.Adam(1e-2))
+    assert step.plan.recomputed
+    tensorflow.config.experimental.reset_memory_stats("CPU:0")
+    for _ in range(12):
+        inputs, labels = tensorflow.constant(case.inputs), tensorflow.constant(case.labels)
+        results = step(inputs, labels)
+    peak = tensorflow.config.experimental.get_memory_info("CPU:0")["peak"]
+    assert step.graph.fixed_bytes < peak <= step.budget_bytes, results
+
+
 def test_loops_of_the_forward_pass_may_run_again():
     _, _, step = tight("lstm")
     loops = [i for i, op in enumerate(step.graph.ops) if "While" in op.kind]
