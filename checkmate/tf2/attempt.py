@@ -25,7 +25,7 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.check import Trial, on_trial
-from checkmate.tf2.execute import replay_in_graph
+from checkmate.tf2.execute import Replayed
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep
@@ -114,6 +114,7 @@ class Attempt:
     Attributes:
       outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
       batch: What the step is checked on, None for made-up data.
+      is_main: The step is for the batches that most of training is on, and not for a smaller last one.
     """
 
     planner: Planner
@@ -124,6 +125,7 @@ class Attempt:
     progress: Progress
     outside: int
     batch: Sequence[tf.Tensor] | None = None
+    is_main: bool = True
     notes: list[str] = field(default_factory=list)
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
@@ -221,8 +223,9 @@ class Attempt:
         with self.clock.phase("building"), self.progress.phase("building"):
             gc.collect()  # functions of earlier plans hold constants of their graphs, and those that TensorFlow folded, in cycles
             before = devices.bytes_in_use(devices.training_device())
-            run = replayed(self.traced, plan)
-            return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
+            run = Replayed(self.traced, plan, keeps_rooms=self.is_main)
+            held = devices.bytes_in_use(devices.training_device()) - before
+            return run, max(0, held - 2 * run.rooms_bytes)  # rooms are counted where results are
 
     def on_trial(self, run: Callable[..., Any], held: int = 0) -> Trial | None:
         """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start."""
@@ -317,12 +320,6 @@ def reserve_bytes(room: int) -> int:
 def reserve_share() -> float:
     """Returns the share of what a budget leaves for activations that the first plan leaves unused."""
     return ALLOCATOR_RESERVE if devices.allocator_reports(devices.training_device()) else UNCHECKED_RESERVE
-
-
-def replayed(traced: TracedStep, plan: Plan) -> Callable[..., Any]:
-    """Returns the function that runs a plan of a traced step, on flattened arguments."""
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
-    return tf.function(lambda *flat: replay_in_graph(traced, plan, flat), autograph=False).get_concrete_function(*specs)
 
 
 def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS
+from checkmate.tf2.execute import Replayed, rooms_of
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep
 
@@ -108,7 +109,8 @@ def on_trial(
     if op_rules.is_seen_outside(traced.function):
         return None
     if op_rules.draws(traced.function):
-        found = _trial(tf.function(run, autograph=False), traced, device, enough, batch)
+        copied = run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
+        found = _trial(copied, traced, device, enough, batch)
         gc.collect()  # functions are in cycles
         return found and replace(found, held_bytes=0)
     return _trial(run, traced, device, enough, batch)
@@ -116,7 +118,7 @@ def on_trial(
 
 def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int, batch: Sequence[tf.Tensor] | None) -> Trial | None:
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
-    at_first, held = devices.bytes_in_use(device), 0
+    at_first, held, rooms = devices.bytes_in_use(device), 0, 2 * rooms_of(run)
     stays: list[int] = []
     moves: list[int] = []
 
@@ -130,8 +132,8 @@ def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int
                 result, before, peak = devices.peak_above(device, partial(run, *batch))
                 resting = before - traced.between_bytes - (held if moving else 0) if resting is None else resting
                 # `between_bytes` has the results of a run before, and here they were in use beside it; after the first run, which found
-                # none, as many are taken off, so that all the runs compare.
-                yield peak - resting - (results or _held_bytes(result))
+                # none, as many are taken off, so that all the runs compare. Results in rooms were there all the time.
+                yield peak - resting - (results or _held_bytes(result)) + rooms
 
     def same(peaks: list[int]) -> bool:
         return not loops and _alike(peaks[-2:])
@@ -150,7 +152,7 @@ def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int
                 moves = _until(by_turns, found, enough, MOVING_RUNS)
     except tf.errors.ResourceExhaustedError:
         if not stays or not batch:  # else there only is no room for another one beside the user's
-            most = max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes)
+            most = max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes + rooms)
             return Trial(most, most, held)
     except tf.errors.OpError as error:
         log.info("The step cannot be run on trial: %s", error)

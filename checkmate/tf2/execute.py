@@ -13,21 +13,25 @@ convolutions do whose results are added. Hence the former reads a view of it.
 What outlives the step must not lie in the midst of the memory that the step takes and gives back: a few bytes there keep the
 allocator from handing out what is around them in one piece, and no two steps would have the same peak. So writes to a variable wait
 for everyone who looks at its memory (else TensorFlow writes elsewhere), what is assigned is written into that memory (else the value's
-becomes the variable's). Results get their memory first of all, where that of results before the last has become free, and are written there
-as soon as they are computed: they would creep through the memory else, from step to step. Those that are too large to be in memory all the
-time are copied at the end, when all else is free.
+becomes the variable's). Results would creep through the memory, too, from step to step, and batches with them: so there are two rooms for each,
+which serve by turns and stay where they are, and it is written there as soon as it is computed. Somebody who still holds what was in a room keeps
+that: TensorFlow then gives the room other memory. Results that are too large to be in memory all the time are copied at the end,
+when all else is free.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.core.plan import Compute, Plan
+from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
+from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
@@ -36,18 +40,66 @@ EVALUATION_MARK = "/evaluation_"
 """The k-th evaluation of op X is named X/evaluation_k in the executed graph, so that it can be counted there."""
 
 
-def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor]) -> Any:
+class Replayed:
+    """The function that runs a plan of a traced step, on flattened arguments.
+
+    Args:
+      keeps_rooms: Whether it has rooms for its results that outlive a step, as the one that trains shall; another takes memory for them in each step.
+
+    Attributes:
+      function: The `ConcreteFunction`, of handles of rooms and of the step's arguments.
+      rooms_bytes: What the rooms of one step's results take.
+    """
+
+    def __init__(self, traced: TracedStep, plan: Plan, *, keeps_rooms: bool = False):
+        results = [tensor for tensor, early in zip(traced.flat.outputs, traced.early, strict=True) if early and keeps_rooms]
+        with tf.init_scope(), tf.device(devices.training_device()):
+            rooms = [[tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results] for _ in range(2)]
+        self.rooms_bytes = sum(tensor_bytes(each) or 0 for each in results)
+        self._rooms = cycle(rooms)
+        handles = [tf.TensorSpec([], tf.resource)] * len(results)
+        arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
+
+        def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
+            return replay_in_graph(traced, plan, flat, handles)
+
+        self._replay = replay
+        self._specs = handles, *arguments
+        self.function = self._built()
+
+    def __call__(self, *flat: tf.Tensor) -> Any:
+        """Runs the step."""
+        return self.function([room.handle for room in next(self._rooms)], *flat)
+
+    def _built(self) -> Any:
+        return tf.function(self._replay, autograph=False).get_concrete_function(*self._specs)
+
+    def copy(self) -> Replayed:
+        """The same plan in the same rooms as another function, which draws random numbers of its own."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.function = copied._built()
+        return copied
+
+
+def rooms_of(run: Any) -> int:
+    """Returns what the rooms of one step's results take, of those that outlive it."""
+    return run.rooms_bytes if isinstance(run, Replayed) else 0
+
+
+def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor], rooms: Sequence[tf.Tensor] = ()) -> Any:
     """Makes the ops of a plan in the graph being traced.
 
     Args:
       traced: The step that the plan is for.
       plan: A plan the judge has accepted for `traced.graph`.
       arguments: A tensor for each argument of the step, flattened as the step's specs are.
+      rooms: Handles of variables for the early results of `traced`; without them memory for those is taken in each step.
 
     Returns:
       What the step returns, in the same structure.
     """
-    replayer = _Replayer(traced)
+    replayer = _Replayer(traced, rooms)
     for step in plan.steps:
         if isinstance(step, Compute):
             replayer.evaluate(step.op)
@@ -57,8 +109,9 @@ def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tenso
 class _Replayer:
     """Where each tensor of the traced step is, at this point of the replay."""
 
-    def __init__(self, traced: TracedStep):
+    def __init__(self, traced: TracedStep, rooms: Sequence[tf.Tensor]):
         self.traced = traced
+        self.handles = {f"room_{k}:0": handle for k, handle in enumerate(rooms)}
         self.writer = InOrder(traced.function.graph)
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
@@ -73,7 +126,10 @@ class _Replayer:
         self.markers: dict[str, str] = {}  # such an evaluation -> the op to wait for instead
         self.last: list[str] = []  # what the next op waits for: the one before, or a pair
         self.results: dict[int, str] = {}  # what is written already of what the step returns
-        self.rooms = [self.room(tensor) if early else "" for tensor, early in zip(traced.flat.outputs, traced.early, strict=True)]
+        names = iter(self.handles)
+        self.rooms = [
+            (next(names, "") or self.room(tensor)) if early else "" for tensor, early in zip(traced.flat.outputs, traced.early, strict=True)
+        ]
 
     def evaluate(self, i: int) -> None:
         """Runs DFGraph op i once more."""
@@ -221,8 +277,10 @@ class _Replayer:
             if self._is_made_once(operation):
                 self.made(operation)
         names = [self.results.get(k) or self.result(k) for k in range(len(flat.outputs))]
-        given = dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
+        given = self.handles | dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
+        for output, tensor in zip(outputs, flat.outputs, strict=True):
+            output.set_shape(tensor.shape)  # a room's handle does not tell
         return self.traced.pack(outputs)
 
     def room(self, tensor: tf.Tensor) -> str:
@@ -232,12 +290,15 @@ class _Replayer:
         return room
 
     def result(self, k: int) -> str:
-        """The name of a value for the caller to keep: a copy in the room for it, or one made when all else is gone from memory."""
+        """The name of a value for the caller to keep: a copy in the room for it, which is a variable or memory of this step, or one made when all else is gone from memory."""
         tensor = self.traced.flat.outputs[k]
         if not self.rooms[k] and (not op_rules.can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given):
             return self.tensor(tensor)
         value = self.tensor(tensor)
         after = [self.done(last) for last in self.last if not value.startswith(f"{last}:")]
+        if self.rooms[k] in self.handles:
+            written = self.writer.overwrite(self.rooms[k], value, tensor, after=after, name="result")
+            return self.writer.read(self.rooms[k], tensor, after=[written])
         if self.rooms[k]:
             return self.writer.fill(self.rooms[k], value, tensor, after=after)
         return self.writer.add("DeepCopy", [value], tensor.dtype, after=after, name="result")

@@ -62,6 +62,12 @@ class GraphWriter:
             name=self._unique(f"{node.name}/shared"), op="DisableCopyOnRead", input=[handle, f"^{node.name}"]
         ).name
 
+    def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that returns a variable's memory, and returns the name of its tensor."""
+        node = self._graph_def.node.add(name=self._unique("read"), op="ReadVariableOp", input=[handle, *(f"^{before}" for before in after)])
+        node.attr["dtype"].type = like.dtype.as_datatype_enum
+        return f"{node.name}:0"
+
     def room(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that takes memory for a value like this one and leaves it as it is; returns the name of its tensor."""
         shape = self.constant(like.shape.as_list(), tf.int32)

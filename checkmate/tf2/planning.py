@@ -18,8 +18,9 @@ from checkmate.progress import Progress
 from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import plan_files
-from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, replayed, unchanged
+from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, unchanged
 from checkmate.tf2.check import Trial, in_memory, on_trial
+from checkmate.tf2.execute import Replayed
 from checkmate.tf2.profile import CostModel, with_costs
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.trace import TracedStep, trace
@@ -74,7 +75,7 @@ class Planner:
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
             plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
             self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
-            attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there)
+            attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there, is_main=like is None)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
         # Of several plans that were tried it need not be the last one.
@@ -171,7 +172,7 @@ class Planner:
                 return None
         except PlanError:
             return None
-        return replace(main, traced=traced, graph=traced.graph, run=replayed(traced, main.plan), on_made_up=False)
+        return replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan), on_made_up=False)
 
     def _make_room(self, traced: TracedStep, outside: int) -> None:
         """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones."""

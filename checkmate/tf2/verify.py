@@ -15,9 +15,9 @@ import tensorflow as tf
 from checkmate.core.plan import Plan
 from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
-from checkmate.tf2.attempt import Planned, replayed
+from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
-from checkmate.tf2.execute import EVALUATION_MARK
+from checkmate.tf2.execute import EVALUATION_MARK, Replayed, rooms_of
 from checkmate.tf2.observe import Observation, observe
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -233,11 +233,11 @@ class _Verifier:
         return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + self._held_by_function()
 
     def _held_by_function(self) -> int:
-        """Constants of the planned step's graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see one built anew."""
+        """The rooms for results, constants of the graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see one built anew."""
         if not self.planned.result:
             return 0
         before = devices.bytes_in_use(self.device)
-        run = replayed(self.traced, self.planned.plan)
+        run = Replayed(self.traced, self.planned.plan, keeps_rooms=rooms_of(self.planned.run) > 0)
         with kept_state(self.variables):
             run(*self.flat)
         return max(0, devices.bytes_in_use(self.device) - before)

@@ -42,7 +42,7 @@ def replayed(found, plan):
 
     from checkmate.tf2 import planning
 
-    run = planning.replayed(found, plan)
+    run = planning.Replayed(found, plan)
     return lambda *arguments: run(*map(tf.convert_to_tensor, tf.nest.flatten(arguments)))
 
 

@@ -42,7 +42,7 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.execute import Replayed
     from checkmate.tf2.trace import analyse
 
     step, batch = zoo_model(name, **SMALL[name])
@@ -50,7 +50,7 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
     traced = analyse(plain.get_concrete_function(*batch), name=name)
     plan = repeating(traced.graph)
     assert plan.recomputed
-    run = replayed(traced, plan)
+    run = Replayed(traced, plan)
     variables = traced.function.variables
     start = [variable.numpy() for variable in variables]
     expected = [plain(*batch) for _ in range(2)]
@@ -66,14 +66,14 @@ def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name,
     """oneDNN has one that sums within the gradient of the filter, and rounds otherwise than the op does."""
     import tensorflow as tf
 
-    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.execute import Replayed
     from checkmate.tf2.observe import observe
     from checkmate.tf2.trace import analyse
 
     step, batch = zoo_model(name, **sizes)
     plain = tf.function(step)
     traced = analyse(plain.get_concrete_function(*batch), name=name)
-    run = replayed(traced, repeating(traced.graph))
+    run = Replayed(traced, repeating(traced.graph))
     found = []
     for call in (lambda: plain(*batch), lambda: run(*tf.nest.flatten(batch))):
         ran = observe(call).ran
@@ -87,7 +87,7 @@ def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.execute import Replayed
     from checkmate.tf2.trace import trace
 
     weight, bias = tf.Variable(tf.random.stateless_normal((3, 3, 4, 4), (1, 2))), tf.Variable(tf.ones(4))
@@ -106,7 +106,7 @@ def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
 
     x = tf.random.stateless_normal((2, 4, 4, 4), (3, 4))
     traced = trace(step, x)
-    assert_equal(replayed(traced, traced.plain_plan())(x), step(x))
+    assert_equal(Replayed(traced, traced.plain_plan())(x), step(x))
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.execute import Replayed
     from checkmate.tf2.observe import observe
     from checkmate.tf2.trace import analyse
 
@@ -132,7 +132,7 @@ def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
     plain = tf.function(step)
     plain(*batch)
     traced = analyse(plain.get_concrete_function(*batch), name="mixed_bfloat16")
-    run = replayed(traced, traced.plain_plan())
+    run = Replayed(traced, traced.plain_plan())
     kernels, results = [], []
     variables = traced.function.variables
     start = [variable.numpy() for variable in variables]
@@ -275,7 +275,7 @@ def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
     import numpy as np
     import tensorflow as tf
 
-    from checkmate.tf2.attempt import replayed
+    from checkmate.tf2.execute import Replayed
     from checkmate.tf2.trace import analyse
 
     layers, image = keras.layers, keras.Input((8, 8, 4))
@@ -293,5 +293,5 @@ def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
     images = np.ones((2, 8, 8, 4), "float32")
     plain = tf.function(step).get_concrete_function(images)
     traced = analyse(plain, name="residual")
-    for ours, expected in zip(replayed(traced, repeating(traced.graph))(tf.constant(images)), plain(tf.constant(images)), strict=True):
+    for ours, expected in zip(Replayed(traced, repeating(traced.graph))(tf.constant(images)), plain(tf.constant(images)), strict=True):
         np.testing.assert_array_equal(ours, expected)

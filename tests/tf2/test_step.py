@@ -179,14 +179,14 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
 
     sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
     replays = []
-    make_replay = planning.replayed
+    make_replay = planning.Replayed
 
-    def counting(traced, plan):
+    def counting(traced, plan, **options):
         replays.append(plan)
-        return make_replay(traced, plan)
+        return make_replay(traced, plan, **options)
 
     for module in (attempt, planning):
-        monkeypatch.setattr(module, "replayed", counting)
+        monkeypatch.setattr(module, "Replayed", counting)
     plain, plain_state, _ = two_epochs(lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer), sizes)
 
     def make(model, optimizer):
