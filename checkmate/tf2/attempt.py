@@ -25,7 +25,7 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.check import Trial, on_trial
-from checkmate.tf2.execute import Replayed
+from checkmate.tf2.execute import Replayed, Rooms
 from checkmate.tf2.refusal import explained
 from checkmate.tf2.report import Report
 from checkmate.tf2.trace import TracedStep
@@ -115,6 +115,7 @@ class Attempt:
       outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
       batch: What the step is checked on, None for made-up data.
       is_main: The step is for the batches that most of training is on, and not for a smaller last one.
+      rooms: Those of the main step for its results, once there are plans: the same for all of them.
     """
 
     planner: Planner
@@ -126,6 +127,7 @@ class Attempt:
     outside: int
     batch: Sequence[tf.Tensor] | None = None
     is_main: bool = True
+    rooms: Rooms | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
@@ -222,10 +224,10 @@ class Attempt:
         """The function that runs a plan, and what it holds in memory by being there."""
         with self.clock.phase("building"), self.progress.phase("building"):
             gc.collect()  # functions of earlier plans hold constants of their graphs, and those that TensorFlow folded, in cycles
+            self.rooms = self.rooms or (Rooms(self.traced) if self.is_main else None)
             before = devices.bytes_in_use(devices.training_device())
-            run = Replayed(self.traced, plan, keeps_rooms=self.is_main)
-            held = devices.bytes_in_use(devices.training_device()) - before
-            return run, max(0, held - 2 * run.rooms_bytes)  # rooms are counted where results are
+            run = Replayed(self.traced, plan, self.rooms)
+            return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
 
     def on_trial(self, run: Callable[..., Any], held: int = 0) -> Trial | None:
         """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start."""

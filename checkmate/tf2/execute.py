@@ -40,51 +40,52 @@ EVALUATION_MARK = "/evaluation_"
 """The k-th evaluation of op X is named X/evaluation_k in the executed graph, so that it can be counted there."""
 
 
+class Rooms:
+    """Memory for the early results of two steps, by turns, which stays where it is.
+
+    Attributes:
+      bytes: What they take.
+    """
+
+    def __init__(self, traced: TracedStep):
+        results = [tensor for tensor, early in zip(traced.flat.outputs, traced.early, strict=True) if early]
+        with tf.init_scope(), tf.device(devices.training_device()):
+            both = [[tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results] for _ in range(2)]
+        self.bytes = 2 * sum(tensor_bytes(each) or 0 for each in results)
+        self._turns = cycle(both)
+
+    def handles(self) -> list[tf.Tensor]:
+        """The variables of those whose turn it is."""
+        return [room.handle for room in next(self._turns)]
+
+
 class Replayed:
     """The function that runs a plan of a traced step, on flattened arguments.
 
     Args:
-      keeps_rooms: Whether it has rooms for its results that outlive a step, as the one that trains shall; another takes memory for them in each step.
+      rooms: Those of a step that trains; without them memory for all results is taken in each step.
 
     Attributes:
       function: The `ConcreteFunction`, of handles of rooms and of the step's arguments.
-      rooms_bytes: What the rooms of one step's results take.
     """
 
-    def __init__(self, traced: TracedStep, plan: Plan, *, keeps_rooms: bool = False):
-        results = [tensor for tensor, early in zip(traced.flat.outputs, traced.early, strict=True) if early and keeps_rooms]
-        with tf.init_scope(), tf.device(devices.training_device()):
-            rooms = [[tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results] for _ in range(2)]
-        self.rooms_bytes = sum(tensor_bytes(each) or 0 for each in results)
-        self._rooms = cycle(rooms)
-        handles = [tf.TensorSpec([], tf.resource)] * len(results)
+    def __init__(self, traced: TracedStep, plan: Plan, rooms: Rooms | None = None):
+        self._traced, self._plan, self.rooms = traced, plan, rooms
+        handles = [tf.TensorSpec([], tf.resource)] * sum(traced.early if rooms else ())
         arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
 
         def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
             return replay_in_graph(traced, plan, flat, handles)
 
-        self._replay = replay
-        self._specs = handles, *arguments
-        self.function = self._built()
+        self.function = tf.function(replay, autograph=False).get_concrete_function(handles, *arguments)
 
     def __call__(self, *flat: tf.Tensor) -> Any:
         """Runs the step."""
-        return self.function([room.handle for room in next(self._rooms)], *flat)
-
-    def _built(self) -> Any:
-        return tf.function(self._replay, autograph=False).get_concrete_function(*self._specs)
+        return self.function(self.rooms.handles() if self.rooms else [], *flat)
 
     def copy(self) -> Replayed:
-        """The same plan in the same rooms as another function, which draws random numbers of its own."""
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied.function = copied._built()
-        return copied
-
-
-def rooms_of(run: Any) -> int:
-    """Returns what the rooms of one step's results take, of those that outlive it."""
-    return run.rooms_bytes if isinstance(run, Replayed) else 0
+        """Another function of the same plan and rooms, which draws random numbers of its own."""
+        return Replayed(self._traced, self._plan, self.rooms)
 
 
 def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor], rooms: Sequence[tf.Tensor] = ()) -> Any:
@@ -290,7 +291,7 @@ class _Replayer:
         return room
 
     def result(self, k: int) -> str:
-        """The name of a value for the caller to keep: a copy in the room for it, which is a variable or memory of this step, or one made when all else is gone from memory."""
+        """The name of a value for the caller to keep: a copy in the room for it, or one made when all else is gone from memory."""
         tensor = self.traced.flat.outputs[k]
         if not self.rooms[k] and (not op_rules.can_be_copied(tensor.dtype) or op_rules.source(tensor).ref() in self.given):
             return self.tensor(tensor)

@@ -17,7 +17,7 @@ from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
-from checkmate.tf2.execute import EVALUATION_MARK, Replayed, rooms_of
+from checkmate.tf2.execute import EVALUATION_MARK, Replayed
 from checkmate.tf2.observe import Observation, observe
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -230,14 +230,16 @@ class _Verifier:
             held = self.planned.run(*self.flat)
             held, _, peak = devices.peak_above(self.device, lambda: self.planned.run(*self.flat))
         del held
-        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + self._held_by_function()
+        run = self.planned.run
+        rooms = run.rooms.bytes if isinstance(run, Replayed) and run.rooms else 0
+        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + self._held_by_function() + rooms
 
     def _held_by_function(self) -> int:
-        """The rooms for results, constants of the graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see one built anew."""
-        if not self.planned.result:
+        """Constants of the planned step's graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see a copy."""
+        if not isinstance(self.planned.run, Replayed):
             return 0
         before = devices.bytes_in_use(self.device)
-        run = Replayed(self.traced, self.planned.plan, keeps_rooms=rooms_of(self.planned.run) > 0)
+        run = self.planned.run.copy()
         with kept_state(self.variables):
             run(*self.flat)
         return max(0, devices.bytes_in_use(self.device) - before)

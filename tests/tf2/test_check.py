@@ -53,8 +53,8 @@ def test_results_lie_where_those_before_the_last_did(name):
     assert places[:2] * 2 == places[2:] and not set(places[0]) & set(places[1])
 
 
-@pytest.mark.parametrize("keeps_rooms", [False, True])
-def test_results_of_every_kind_are_the_callers_own(keeps_rooms):
+@pytest.mark.parametrize("in_rooms", [False, True])
+def test_results_of_every_kind_are_the_callers_own(in_rooms):
     """The same value twice, whole numbers, one number, an argument, and what is too large to have its memory early.
 
     Whoever keeps the results of many steps has those of each.
@@ -62,7 +62,7 @@ def test_results_of_every_kind_are_the_callers_own(keeps_rooms):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed
+    from checkmate.tf2.execute import Replayed, Rooms
     from checkmate.tf2.trace import trace
 
     @tf.function
@@ -77,8 +77,7 @@ def test_results_of_every_kind_are_the_callers_own(keeps_rooms):
     traced = trace(step, x)
     by_name = dict(zip(("given", "kind", "large", "sign", "sum", "twice", "again"), traced.early, strict=True))
     assert by_name == {"given": False, "kind": True, "large": False, "sign": True, "sum": True, "twice": True, "again": True}
-    run = Replayed(traced, traced.plain_plan(), keeps_rooms=keeps_rooms)
-    assert (run.rooms_bytes > 0) == keeps_rooms
+    run = Replayed(traced, traced.plain_plan(), Rooms(traced) if in_rooms else None)
     kept = [run(x + number) for number in range(6)]
     for number, results in enumerate(kept):
         assert_equal(results, step(x + number))

@@ -181,9 +181,9 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     replays = []
     make_replay = planning.Replayed
 
-    def counting(traced, plan, **options):
+    def counting(traced, plan, *rooms):
         replays.append(plan)
-        return make_replay(traced, plan, **options)
+        return make_replay(traced, plan, *rooms)
 
     for module in (attempt, planning):
         monkeypatch.setattr(module, "Replayed", counting)
