@@ -114,8 +114,8 @@ class Attempt:
     Attributes:
       outside: What the allocator lost on what is resident (see `outside_bytes`); the budget is for that, too.
       batch: What the step is checked on, None for made-up data.
-      is_main: The step is for the batches that most of training is on, and not for a smaller last one.
-      rooms: Those of the main step for its results, once there are plans: the same for all of them.
+      has_rooms: Whether results lie in rooms that outlive a step; see `execute`.
+      rooms: Those rooms, once there are plans: the same for all of them.
     """
 
     planner: Planner
@@ -126,7 +126,7 @@ class Attempt:
     progress: Progress
     outside: int
     batch: Sequence[tf.Tensor] | None = None
-    is_main: bool = True
+    has_rooms: bool = True
     rooms: Rooms | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -224,10 +224,17 @@ class Attempt:
         """The function that runs a plan, and what it holds in memory by being there."""
         with self.clock.phase("building"), self.progress.phase("building"):
             gc.collect()  # functions of earlier plans hold constants of their graphs, and those that TensorFlow folded, in cycles
-            self.rooms = self.rooms or (Rooms(self.traced) if self.is_main else None)
+            self._take_rooms()
             before = devices.bytes_in_use(devices.training_device())
             run = Replayed(self.traced, plan, self.rooms)
             return run, max(0, devices.bytes_in_use(devices.training_device()) - before)
+
+    def _take_rooms(self) -> None:
+        if self.has_rooms and self.rooms is None:
+            try:
+                self.rooms = Rooms(self.traced)
+            except tf.errors.ResourceExhaustedError:
+                self.has_rooms = False  # and the trial tells how much memory is missing
 
     def on_trial(self, run: Callable[..., Any], held: int = 0) -> Trial | None:
         """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start."""

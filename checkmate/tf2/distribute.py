@@ -111,7 +111,10 @@ class ReplicatedFunction(PlannedFunction):
             if fingerprint(analyse(part, name=self._name).graph) == fingerprint(main._main.traced.graph):
                 return main._main
         options = replace(self._options, budget=self._budget_of_a_part())
-        make = lambda options: PlannedStep(options.planner(_AlreadyTraced(part, specs), self._name), specs)  # noqa: E731
+
+        def make(options: PlanOptions) -> PlannedStep:
+            return PlannedStep(replace(options.planner(_AlreadyTraced(part, specs), self._name), has_rooms=False), specs)
+
         step = self._steps[call.kind, str(specs)] = _planned_by_chief(self._strategy, make, options)
         return step._main
 

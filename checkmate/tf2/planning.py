@@ -37,6 +37,7 @@ class Planner:
       kept: A file with the plan to run, or a folder where plans are looked up and left; None to plan anew.
       time_limit_s: See `attempt.time_limit`.
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
+      has_rooms: Whether results lie in rooms that outlive a step (see `execute`): of the main step, unless its plan is replayed in another function.
       budget_bytes: The budget in bytes, known once the first shapes are planned.
     """
 
@@ -49,6 +50,7 @@ class Planner:
     verbose: bool
     kept: str | os.PathLike | None = None
     explains: bool = True
+    has_rooms: bool = True
     budget_bytes: int = 0
 
     def plan(self, specs: tuple[Any, ...], *, like: Planned | None = None, batch: Sequence[Any] = ()) -> Planned:
@@ -75,7 +77,7 @@ class Planner:
                 graph = with_costs(traced, self.cost_model, on_progress=progress.advance)
             plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
             self.budget_bytes = self.budget_bytes or self._resolve(plain_peak)
-            attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there, is_main=like is None)
+            attempt = Attempt(self, traced, graph, specs, clock, progress, outside, there, has_rooms=self.has_rooms and like is None)
             planned = attempt.as_it_is(plain_peak) or attempt.within_budget(plain_peak)
         gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
         # Of several plans that were tried it need not be the last one.
@@ -146,7 +148,9 @@ class Planner:
     ) -> Planned:
         """The step under a plan from a file; it is run to be measured where it was not on a device like this."""
         self._make_room(traced, outside)
-        attempt = Attempt(self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside, batch)
+        attempt = Attempt(
+            self, traced, known.graph, specs, clock, Progress(self.name, enabled=False), outside, batch, has_rooms=self.has_rooms
+        )
         attempt.notes.append(f"The plan is from {known.path}.")
         plan = known.plan or traced.plain_plan()
         run, held = attempt.built(plan) if known.plan else (unchanged(traced, specs), 0)

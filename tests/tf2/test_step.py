@@ -200,6 +200,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     assert bool(step.plan.recomputed) == (budget == "tight")
     if budget == "tight":
         assert replays == [step.plan]  # for the batch of 100; that of 1 has another graph, and runs as it is
+        assert step._main.run.rooms and not step.planned_for(*batch_of(100))[0].run.rooms
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
 
