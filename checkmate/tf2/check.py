@@ -17,7 +17,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS
-from checkmate.tf2.execute import Replayed
+from checkmate.tf2.execute import Replayed, rooms_bytes
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep
 
@@ -118,8 +118,7 @@ def on_trial(
 
 def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int, batch: Sequence[tf.Tensor] | None) -> Trial | None:
     loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
-    at_first, held = devices.bytes_in_use(device), 0
-    rooms = run.rooms.bytes if isinstance(run, Replayed) and run.rooms else 0
+    at_first, held, rooms = devices.bytes_in_use(device), 0, rooms_bytes(run)
     stays: list[int] = []
     moves: list[int] = []
 

@@ -17,7 +17,7 @@ from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
-from checkmate.tf2.execute import EVALUATION_MARK, Replayed
+from checkmate.tf2.execute import EVALUATION_MARK, Replayed, rooms_bytes
 from checkmate.tf2.observe import Observation, observe
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -230,9 +230,8 @@ class _Verifier:
             held = self.planned.run(*self.flat)
             held, _, peak = devices.peak_above(self.device, lambda: self.planned.run(*self.flat))
         del held
-        run = self.planned.run
-        rooms = run.rooms.bytes if isinstance(run, Replayed) and run.rooms else 0
-        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + self._held_by_function() + rooms
+        held = self._held_by_function() + rooms_bytes(self.planned.run)
+        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + held
 
     def _held_by_function(self) -> int:
         """Constants of the planned step's graph, and those that TensorFlow folds in it, lie in memory as long as it lives: see a copy."""
