@@ -279,9 +279,12 @@ class _Replayer:
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
         """Runs the small side effects that nothing asked for yet, makes it all, and returns the step's results."""
         flat = self.traced.flat
-        for operation in flat.graph.control_outputs:
-            if self._is_made_once(operation):
-                self.made(operation)
+        effects = [operation for operation in flat.graph.control_outputs if self._is_made_once(operation)]
+        for operation in effects:  # who reads what a variable was, before that is overwritten
+            for tensor in operation.inputs:
+                self.prepare(tensor)
+        for operation in effects:
+            self.made(operation)
         names = [self.results.get(k) or self.result(k) for k in range(len(flat.outputs))]
         given = self.handles | dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
         outputs = self.writer.import_here(given, names, scope="planned")
