@@ -42,7 +42,7 @@ ALLOCATOR_RESERVE = 0.05
 UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
-CHECK_ROUNDS = 4
+CHECK_ROUNDS = 6
 """How many plans are made at most to come close to the budget once one is within it, or to find one at all."""
 
 MOST_ROUNDS = 9
