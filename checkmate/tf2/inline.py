@@ -2,7 +2,7 @@
 
 A `tf.function` that a step calls is one op in the step's graph, and its gradient is another. TensorFlow puts their bodies there before it
 runs a graph; here that is done before the graph is planned. Left as they are: functions for XLA, functions that say that they
-must not be inlined or that TensorFlow may exchange for another implementation, and the bodies of loops and conditions.
+must not be inlined or that TensorFlow exchanges for another implementation on this device, and the bodies of loops and conditions.
 
 Whatever has state in a body waits for all that the call waited for, and what waited for the call waits for all that has state
 in its body, so that variables are read and written in the order in which they were.
@@ -16,11 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import bodies
+from checkmate.tf2 import device as devices
 from checkmate.tf2.bodies import CALLS
 from checkmate.tf2.graph_writer import GraphWriter, names_of_inputs, reachable
 
-KEPT = ("_XlaMustCompile", "_noinline", "api_implements")
+KEPT = ("_XlaMustCompile", "_noinline")
 """Attributes of a function, or of its call, with which it stays one op."""
+
+EXCHANGED, MADE_FOR = "api_implements", "api_preferred_device"
+"""Attributes of a function that has another implementation for other kinds of devices, and of the kind that it is made for."""
 
 
 def inline(concrete: Any) -> Any:
@@ -88,7 +92,13 @@ class _Inliner:
             return None
         definition = self._library.get(operation.get_attr("f").name)
         attributes = [operation.node_def.attr, definition.attr if definition else {}]
-        if definition is None or any(found[name].b or found[name].s for found in attributes for name in KEPT if name in found):
+        if definition is None or any(found[name].b for found in attributes for name in KEPT if name in found) or _is_exchanged(definition):
             return None
         shapes = [None if tensor.dtype == tf.resource else tensor.shape.as_proto() for tensor in operation.inputs]
         return bodies.from_definition(definition, shapes)
+
+
+def _is_exchanged(definition: Any) -> bool:
+    """True for a function in whose place TensorFlow runs another one on the device that trains."""
+    kind = devices.training_device().partition(":")[0].encode()
+    return EXCHANGED in definition.attr and definition.attr[MADE_FOR].s != kind

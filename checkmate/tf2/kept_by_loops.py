@@ -94,8 +94,17 @@ class Kept:
             tensor = op_rules.source(loop.inputs[_number(condition, tensor)])
             if tensor.op.type in LOOPS:
                 return self.rounds(tensor.op)
-        value = tf.get_static_value(tensor)
+        value = _static_value(tensor)
         return None if value is None or value.ndim else int(value)
+
+
+def _static_value(tensor: tf.Tensor) -> Any:
+    """The value of a tensor where the graph tells it, also of one number out of several, such as a dimension of a shape; else None."""
+    operation = tensor.op
+    if operation.type != "StridedSlice" or operation.inputs[0].shape.rank != 1 or operation.get_attr("shrink_axis_mask") != 1:
+        return tf.get_static_value(tensor)
+    numbers, place = map(tf.get_static_value, operation.inputs[:2])
+    return None if numbers is None or place is None else numbers[place[0]]
 
 
 def _entry(body: Any, tensor: tf.Tensor) -> tf.Tensor | None:

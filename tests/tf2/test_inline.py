@@ -162,6 +162,26 @@ def test_functions_that_stay_calls():
     assert len(calls) >= DEPTH
 
 
+@pytest.mark.parametrize("made_for", ["here", "elsewhere"])
+def test_functions_of_which_there_is_one_for_each_kind_of_device(made_for):
+    """As those of the LSTM and GRU of Keras 2: TensorFlow runs the one that is made for the device."""
+    import tensorflow as tf
+
+    from checkmate.tf2 import device as devices
+
+    kinds = ["CPU", "GPU"] if devices.training_device().startswith("CPU") else ["GPU", "CPU"]
+    attributes = {"api_implements": "wave", "api_preferred_device": kinds[made_for == "elsewhere"]}
+
+    def make():
+        weights = variables()
+        wave = tf.function(lambda x: tf.sin(tf.tanh(x)), experimental_attributes=attributes)
+        return descend([lambda x, weight: wave(x @ weight)] * DEPTH, weights), weights
+
+    step = trained(make, budget="1000%", steps=1)
+    calls = [op for op in step.graph.ops if "Call" in op.kind and not op.is_backward]
+    assert len(calls) == (DEPTH if made_for == "elsewhere" else 0)
+
+
 def test_a_print_in_a_function_is_not_run_on_trial():
     import tensorflow as tf
 

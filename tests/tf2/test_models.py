@@ -149,12 +149,16 @@ def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
 
 
 def loop_step(weight, rounds, rows):
-    """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight."""
+    """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight.
+
+    `rounds` is a number, or a function of the rows that returns one.
+    """
     import tensorflow as tf
 
     def step(x):
+        end = rounds(x) if callable(rounds) else rounds
         with tf.GradientTape() as tape:
-            _, state = tf.while_loop(lambda k, state: k < rounds, lambda k, state: (k + 1, tf.sin(state @ weight)), (0, x))
+            _, state = tf.while_loop(lambda k, state: k < end, lambda k, state: (k + 1, tf.sin(state @ weight)), (0, x))
             loss = tf.reduce_sum(state)
         weight.assign_sub(tape.gradient(loss, weight))
         return loss
@@ -162,14 +166,21 @@ def loop_step(weight, rounds, rows):
     return tf.function(step).get_concrete_function(tf.TensorSpec((rows, 64)))
 
 
+@pytest.mark.parametrize("known_by", ["number", "shape", "constant"])
 @pytest.mark.parametrize("rounds", [3, 50])
-def test_a_loop_keeps_an_entry_per_round(rounds):
+def test_a_loop_keeps_an_entry_per_round(rounds, known_by):
     import tensorflow as tf
 
     from checkmate.tf2.trace import analyse
 
     entry, weight = 32 * 64 * 4, tf.Variable(tf.eye(64))
-    loops = [op for op in analyse(loop_step(weight, rounds, 32), name="loop").graph.ops if "While" in op.kind and not op.is_backward]
+    ways = {
+        "number": rounds,
+        "shape": lambda x: tf.shape(tf.zeros((rounds, 7)) + tf.reduce_sum(x))[0],
+        "constant": lambda x: tf.constant([7, rounds, 7])[1],
+    }
+    concrete = loop_step(weight, ways[known_by], 32)
+    loops = [op for op in analyse(concrete, name="loop").graph.ops if "While" in op.kind and not op.is_backward]
     assert len(loops) == 1
     assert 2 * rounds * entry <= loops[0].output_bytes <= (2 * rounds + 2) * entry
 
