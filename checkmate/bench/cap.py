@@ -1,6 +1,7 @@
 """`checkmate bench cap`: the largest batch under one memory cap, plain and planned, each trained for real.
 
-The cap is the allocator's own (`TF_CPU_BFC_MEM_LIMIT_IN_MB`): a step that needs more dies with ResourceExhaustedError.
+The cap is the allocator's own (`TF_CPU_BFC_MEM_LIMIT_IN_MB`): a step that needs more dies with ResourceExhaustedError, or crashes in a
+kernel of TensorFlow that does not look whether it got memory. So both are found by trying, each batch in a fresh process.
 """
 
 from __future__ import annotations
@@ -9,50 +10,63 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from checkmate.bench.process import ProcessDiedError, fresh_process
 
 COLUMNS = ("model", "cap MiB", "plain batch", "planned batch", "times", "s per example, plain", "planned", "ratio")
 
+CLOSE = 20
+"""The largest batch is known to one part of so many."""
+
 
 def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
-    """Largest batches and times of both kinds of step; the plain one's is found by trying, in a fresh process each.
+    """Largest batches and times of both kinds of step.
 
-    Keys: model, cap_bytes, plain_batch, and of plain (None where no batch fits) and planned: batch, step_s (median), trained.
+    Keys: model, cap_bytes, plain and planned; the last two are None where no batch fits, else have batch, step_s (median), trained.
     """
 
-    def plain(batch: int) -> dict[str, Any]:
-        try:
-            return fresh_process("checkmate.bench.cap", [name, str(steps), str(batch)], cap_bytes=cap_bytes)
-        except ProcessDiedError:  # out of memory, some of TensorFlow's kernels crash instead of raising ResourceExhaustedError
-            return {"trained": False, "batch": batch}
+    def trying(kind: str) -> Callable[[int], dict[str, Any]]:
+        def trained(batch: int) -> dict[str, Any]:
+            try:
+                return fresh_process("checkmate.bench.cap", [name, kind, str(steps), str(batch)], cap_bytes=cap_bytes)
+            except ProcessDiedError:
+                return {"trained": False, "batch": batch}
 
-    planned = fresh_process("checkmate.bench.cap", [name, str(steps)], cap_bytes=cap_bytes)
-    low, high, best, batch = 0, None, None, max(1, planned["plain_batch"])
-    while batch > low and (high is None or high - low > max(1, low // 20)):
-        found = plain(batch)
+        return trained
+
+    plain = _largest(trying("plain"), 1)
+    planned = _largest(trying("planned"), 2 * plain["batch"] if plain else 1)
+    return {"model": name, "cap_bytes": cap_bytes, "plain": plain, "planned": planned}
+
+
+def _largest(trained: Callable[[int], dict[str, Any]], batch: int) -> dict[str, Any] | None:
+    """What was found for the largest batch that trains, when all smaller ones do; the first that is tried is given."""
+    best: dict[str, Any] | None = None
+    low, high = 0, None
+    while batch > low and (high is None or high - low > max(1, low // CLOSE)):
+        found = trained(batch)
         if found["trained"]:
             low, best = batch, found
         else:
             high = batch
         batch = 2 * low if high is None else (low + high) // 2
-    return {"model": name, "cap_bytes": cap_bytes, "plain_batch": low, "plain": best, "planned": planned}
+    return best
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
-    planned, plain = row["planned"], row["plain"]
-    own = planned["step_s"] / planned["batch"]
-    start = (row["model"], str(row["cap_bytes"] >> 20), str(row["plain_batch"]), str(planned["batch"]))
-    if not plain:
-        return (*start, "-", "-", f"{own:.3f}", "-")
-    other = plain["step_s"] / row["plain_batch"]
-    return (*start, f"{planned['batch'] / row['plain_batch']:.2f}", f"{other:.3f}", f"{own:.3f}", f"{own / other:.2f}")
+    plain, planned = row["plain"], row["planned"]
+    start = (row["model"], str(row["cap_bytes"] >> 20), *(str(each["batch"]) if each else "none" for each in (plain, planned)))
+    times = [each["step_s"] / each["batch"] if each else 0.0 for each in (plain, planned)]
+    if not plain or not planned:
+        return (*start, "-", *(f"{each:.3f}" if each else "-" for each in times), "-")
+    return (*start, f"{planned['batch'] / plain['batch']:.2f}", *(f"{each:.3f}" for each in times), f"{times[1] / times[0]:.2f}")
 
 
-def train(name: str, steps: int, batch: int | None) -> dict[str, Any]:
-    """Trains a workload in this process: plain on a batch of this size, or planned on the largest that `max_batch` finds."""
+def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
+    """Trains a workload on a batch of this size in this process, plain or planned for the memory that there is."""
     import keras
     import tensorflow as tf
 
@@ -62,27 +76,21 @@ def train(name: str, steps: int, batch: int | None) -> dict[str, Any]:
 
     keras.utils.set_random_seed(0)
     optimizer = keras.optimizers.Adam(1e-4)
-    plain_batch = None
-    if batch is None:
-        work = workload(name, 1)
-        found = checkmate.tf2.max_batch(work.model, work.loss, optimizer, work.inputs, work.labels)
-        step, batch, plain_batch = found.step, found.batch, found.plain_batch
-        fresh = workload(name, batch)
-        inputs, labels = fresh.inputs, fresh.labels
-        del fresh
-    else:
-        work = workload(name, batch)
-        step, inputs, labels = plain_step(work, optimizer), work.inputs, work.labels
     seconds = []
     try:
+        work = workload(name, batch)
+        if kind == "planned":
+            step = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="auto")
+        else:
+            step = plain_step(work, optimizer)
         for _ in range(steps):
             started = time.perf_counter()
-            float(step(inputs, labels)[1])
+            float(step(work.inputs, work.labels)[1])
             seconds.append(time.perf_counter() - started)
-    except tf.errors.ResourceExhaustedError:
-        return {"trained": False, "batch": batch, "plain_batch": plain_batch}
-    return {"trained": True, "batch": batch, "plain_batch": plain_batch, "step_s": statistics.median(seconds[1:] or seconds)}
+    except (tf.errors.ResourceExhaustedError, checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
+        return {"trained": False, "batch": batch}
+    return {"trained": True, "batch": batch, "step_s": statistics.median(seconds[1:] or seconds)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))
+    print(json.dumps(train(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

@@ -65,7 +65,7 @@ def bench_cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> N
 
     Plain and planned, for MODELS (workloads of `checkmate demo --model`).
 
-    JSON: model, cap_bytes, plain_batch, and in plain (null where no batch fits) and planned: batch, step_s, trained.
+    JSON: model, cap_bytes, and in plain and planned (null where no batch fits): batch, step_s, trained.
     """
     from checkmate.bench import cap as benchmark
     from checkmate.units import parse_bytes

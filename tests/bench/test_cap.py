@@ -1,4 +1,4 @@
-"""`bench cap`: the search for the plain step's largest batch, whichever way it runs out of memory."""
+"""`bench cap`: the search for the largest batch, whichever way a step runs out of memory."""
 
 import subprocess
 
@@ -9,22 +9,24 @@ from checkmate.bench.process import ProcessDiedError
 from checkmate.errors import CheckmateError
 
 
-@pytest.mark.parametrize("largest", [0, 1, 5, 8, 21])
-def test_the_largest_batch_is_found(monkeypatch, largest):
+@pytest.mark.parametrize(("plain", "planned"), [(0, 0), (0, 3), (1, 1), (5, 4), (8, 21), (19, 100)])
+def test_the_largest_batches_are_found(monkeypatch, plain, planned):
     def fresh_process(module, arguments, *, cap_bytes):
-        if len(arguments) == 2:
-            return {"trained": True, "batch": 30, "plain_batch": 8, "step_s": 3.0}
-        batch = int(arguments[2])
-        if batch > largest + 1:
+        _, kind, _, batch = arguments
+        most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
+        if batch > most + 1:
             raise ProcessDiedError("status -11")
-        return {"trained": batch <= largest, "batch": batch, "plain_batch": None, "step_s": batch / 20}
+        return {"trained": batch <= most, "batch": batch, "step_s": batch / {"plain": 20, "planned": 10}[kind]}
 
     monkeypatch.setattr(cap, "fresh_process", fresh_process)
     row = cap.measure("unet", 400 << 20, 3)
-    assert row["plain_batch"] == largest
-    assert (row["plain"] or {"batch": 0})["batch"] == largest
-    expected = ("-", "-", "0.100", "-") if not largest else (f"{30 / largest:.2f}", "0.050", "0.100", "2.00")
-    assert cap.cells(row)[-4:] == expected
+    found = [row[kind]["batch"] if row[kind] else 0 for kind in ("plain", "planned")]
+    assert found[0] == plain
+    assert planned - planned // cap.CLOSE <= found[1] <= planned
+    times, ratio = (f"{found[1] / plain:.2f}", "2.00") if plain and planned else ("-", "-")
+    cells = cap.cells(row)
+    assert cells[2:5] == (str(plain or "none"), str(found[1] or "none"), times)
+    assert cells[5:] == ("0.050" if plain else "-", "0.100" if planned else "-", ratio)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(-11, ProcessDiedError), (1, CheckmateError)])
