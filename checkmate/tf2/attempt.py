@@ -42,6 +42,12 @@ ALLOCATOR_RESERVE = 0.05
 UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
+CRAMPED_RESERVE = 0.25
+"""The same where the pool ends soon after the budget: an op that finds no hole for its output would end the process, as some of TensorFlow's kernels do."""
+
+CRAMPED = 1.25
+"""Times the budget: in a pool that may not become larger, holes can be missing."""
+
 CHECK_ROUNDS = 6
 """How many plans are made at most to come close to the budget once one is within it, or to find one at all."""
 
@@ -145,7 +151,7 @@ class Attempt:
         budget, fixed = self.planner.budget_bytes, self.graph.fixed_bytes + self.outside
         room = budget - fixed
         most = budget - self.outside
-        target = most - self.reserve  # what the solver is asked for
+        target = most - max(self.reserve, int(CRAMPED_RESERVE * room) if self._is_cramped else 0)  # what the solver is asked for
         too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
         best: Planned | None = None
         close: Planned | None = None  # within the budget, with less to spare than we like: better than none
@@ -194,6 +200,11 @@ class Attempt:
     @property
     def _can_measure(self) -> bool:
         return devices.allocator_reports(devices.training_device())
+
+    @property
+    def _is_cramped(self) -> bool:
+        cap = devices.cap_bytes(devices.training_device())
+        return cap is not None and cap < CRAMPED * self.planner.budget_bytes
 
     @property
     def reserve_share(self) -> float:

@@ -91,13 +91,18 @@ def synchronize() -> None:
         tf.raw_ops.SyncDevice()
 
 
+def cap_bytes(device: str) -> int | None:
+    """Returns the most that the allocator of a CPU may take, everything in the process included; None where nobody set a limit."""
+    limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
+    return int(limit) * 2**20 if limit and device.startswith("CPU") and allocator_reports(device) else None
+
+
 def free_bytes(device: str) -> int:
     """Returns how many bytes a training step could use now, what this process already holds on the device included."""
     if device.startswith("GPU"):
         return _gpu_free_bytes(device)
-    limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
-    if limit and allocator_reports(device):
-        return int(limit) * 2**20
+    if limit := cap_bytes(device):
+        return limit
     import psutil
 
     held = psutil.Process().memory_info().rss

@@ -297,3 +297,25 @@ def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(
     assert current() - before < size
     for a, b in zip(found, tf.nest.flatten(concrete(x)), strict=True):
         np.testing.assert_array_equal(a, np.asarray(b))
+
+
+def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget(monkeypatch):
+    """Some of TensorFlow's kernels do not look whether they got memory, and end the process."""
+    import keras
+    from keras_models import cnn
+    from training import compiled
+
+    from checkmate.tf2 import attempt
+    from checkmate.tf2 import device as devices
+
+    solve, asked = attempt.solve, []
+    monkeypatch.setattr(attempt, "solve", lambda graph, budget, **options: asked.append(budget) or solve(graph, budget, **options))
+    case, optimizer = cnn(), keras.optimizers.Adam(1e-3)
+    budget = compiled(case, optimizer, "80%").budget_bytes
+    for cap, spared in ((None, attempt.ALLOCATOR_RESERVE), (2 * budget, attempt.ALLOCATOR_RESERVE), (budget, attempt.CRAMPED_RESERVE)):
+        monkeypatch.setattr(devices, "cap_bytes", lambda device, cap=cap: cap)
+        asked.clear()
+        step = compiled(case, optimizer, budget)
+        room = budget - step.graph.fixed_bytes - step.report().outside_bytes
+        assert (budget - step.report().outside_bytes - asked[0]) / room == pytest.approx(spared, rel=0.01)
+        assert step.report().measured_peak_bytes <= budget
