@@ -75,6 +75,19 @@ def bench_cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> N
     stream(rows, "largest batch under a cap of the allocator", benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model",))
 
 
+@bench.command("workers")
+@click.option("--budget", default="60%", show_default=True, help="Of each worker: bytes, or a share of the plain step's peak.")
+@json_option
+def bench_workers(budget: str, as_json: bool) -> None:
+    """Two workers on this machine, plain and planned: equal losses, and each within its budget.
+
+    JSON: optimized, worker, difference, plain_bytes, planned_bytes, budget_bytes, recomputed.
+    """
+    from checkmate.bench import workers as benchmark
+
+    stream(benchmark.measure(budget), "twenty steps of two workers", benchmark.COLUMNS, benchmark.cells, as_json=as_json)
+
+
 @bench.command("steps")
 @click.argument("models", nargs=-1)
 @click.option("--budgets", default="60%,50%,40%", show_default=True, help="Shares of the plain step's peak above what is resident.")
