@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -152,7 +153,10 @@ class Attempt:
         room = budget - fixed
         most = budget - self.outside
         target = most - max(self.reserve, int(CRAMPED_RESERVE * room) if self._is_cramped else 0)  # what the solver is asked for
-        too_low, too_high = 0, most + 1  # targets at which there is no plan or one that could use more, and whose plan took too much
+        too_low, missed = (
+            0,
+            [most + 1],
+        )  # the target at which there is no plan or one that could use more, and those whose plans took too much
         best: Planned | None = None
         close: Planned | None = None  # within the budget, with less to spare than we like: better than none
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
@@ -167,7 +171,7 @@ class Attempt:
                 refusal, too_low = refusal or error, target
                 if not self._can_measure:
                     break
-                target = (target + too_high) // 2
+                target = (target + min(missed)) // 2
                 continue
             run, held = self.built(result.plan)
             trial = self.on_trial(run, held)
@@ -182,7 +186,8 @@ class Attempt:
                     break
             else:
                 misses += 1
-                too_high, lowest_measured = target, min(measured, lowest_measured or measured)
+                missed.append(target)
+                lowest_measured = min(measured, lowest_measured or measured)
                 close = planned if measured == lowest_measured <= budget else close
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
@@ -192,9 +197,13 @@ class Attempt:
             aim = 1 - AIM_BELOW * max(1, misses)
             target = self.graph.fixed_bytes + int(dynamic * aim * room / max(1, measured - fixed))
             step = int(SMALLEST_CORRECTION * room)
-            target = min(max(target, too_low + step), too_high - step, most)
-            if not too_low < target < too_high:
-                break
+            target = min(max(target, too_low + step), min(missed) - step, most)
+            if not too_low < target < min(missed):
+                # What the allocator loses differs so much that a plan for more can take less: where nothing was tried yet, one may do.
+                above = sorted(each for each in missed if each > too_low)
+                gap, target = max((b - a, (a + b) // 2) for a, b in pairwise([*above, above[-1]]))
+                if not best or gap < 2 * step:
+                    break
         return best or close or self._refused(refusal, lowest_measured, plain_peak_bytes)
 
     @property

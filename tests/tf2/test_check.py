@@ -319,3 +319,27 @@ def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget(monkeypatch)
         room = budget - step.graph.fixed_bytes - step.report().outside_bytes
         assert (budget - step.report().outside_bytes - asked[0]) / room == pytest.approx(spared, rel=0.01)
         assert step.report().measured_peak_bytes <= budget
+
+
+def test_a_plan_for_more_is_tried_where_those_for_less_took_too_much(monkeypatch):
+    """What the allocator loses differs from plan to plan, so that a plan for more memory may take less."""
+    import keras
+    from keras_models import cnn
+    from training import compiled
+
+    from checkmate.tf2 import attempt
+    from checkmate.tf2.check import Trial
+
+    shares = [1.15, 1.02, 0.5, 1.02, 0.97]  # of what the budget leaves for activations
+    solve, asked = attempt.solve, []
+
+    def on_trial(run, traced, device, *, enough, **_):
+        took = int(traced.graph.fixed_bytes + shares[len(asked) - 1] * (enough - traced.graph.fixed_bytes))
+        return Trial(took, took, 0)
+
+    monkeypatch.setattr(attempt, "solve", lambda graph, budget, **options: asked.append(budget) or solve(graph, budget, **options))
+    monkeypatch.setattr(attempt, "on_trial", on_trial)
+    monkeypatch.setattr(attempt, "SMALLEST_CORRECTION", 0.05)
+    step = compiled(cnn(), keras.optimizers.Adam(1e-3), "80%", cost_model="roofline")
+    assert asked[2] < asked[3] < asked[1] < asked[4] < asked[0]
+    assert len(asked) == 5 and step.report().reserve_bytes == step.budget_bytes - asked[4]
