@@ -15,6 +15,9 @@ from unhurried import UNHURRIED
 import checkmate
 from checkmate import InfeasibleBudgetError, NoPlanFoundError
 
+TRIES = 4
+"""How often a budget is raised to what the refusal of the one before says. It is foreseen and not measured, and these models take less than a MiB."""
+
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
@@ -35,13 +38,21 @@ def test_values_and_budget_hold(model_and_optimizer, share):
     plain = checkmate.tf2.compile(model, "mse", optimizer, *batch, budget="1000%", **options).report()
     resident = plain.fixed_bytes + plain.outside_bytes
     budget = int(resident + share * (plain.plain_peak_bytes - resident))
-    try:
-        step = checkmate.tf2.compile(model, "mse", keras.optimizers.get(optimizer), *batch, budget=budget, **options)
-    except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
-        event(type(refusal).__name__)
-        smallest = refusal.smallest_budget_bytes
-        assert smallest is None or smallest > 0
+
+    for attempts in range(TRIES):
+        try:
+            step = checkmate.tf2.compile(model, "mse", keras.optimizers.get(optimizer), *batch, budget=budget, **options)
+            break
+        except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+            assert refusal.smallest_budget_bytes is None or refusal.smallest_budget_bytes > budget
+            budget = refusal.smallest_budget_bytes
+            if budget is None:
+                event("refused")
+                return
+    else:
+        event("refused what it had told to be enough")
         return
+    event(f"planned at budget {attempts + 1}")
     event("planned, with recomputation" if step.plan.recomputed else "planned")
     result = checkmate.tf2.verify(step, batch)
     assert all(each.is_rounding for each in result.differences), str(result)
