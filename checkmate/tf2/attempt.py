@@ -44,7 +44,8 @@ UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
 CRAMPED_RESERVE = 0.25
-"""The same where the pool ends soon after the budget: an op that finds no hole for its output would end the process, as some of TensorFlow's kernels do."""
+"""The same where the pool ends soon after the budget, and the first plan that is within it is taken: some of TensorFlow's kernels do not look whether
+they got memory, and end the process."""
 
 CRAMPED = 1.25
 """Times the budget: in a pool that may not become larger, holes can be missing."""
@@ -182,7 +183,7 @@ class Attempt:
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured)))
             if measured <= budget - int(SPARE_SHARE * room):
                 best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
-                if not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
+                if self._is_cramped or not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
                     break
             else:
                 misses += 1
