@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import cycle
 from typing import Any
 
@@ -32,6 +33,7 @@ from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.graph_writer import reachable
 from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
@@ -109,6 +111,8 @@ def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tenso
     for step in plan.steps:
         if isinstance(step, Compute):
             replayer.evaluate(step.op)
+        else:
+            replayer.gone.update(traced.groups[step.op])
     return replayer.finish(arguments)
 
 
@@ -123,6 +127,7 @@ class _Replayer:
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
         self.captured = dict(_captured(traced.flat))
         self.current: dict[tf.Operation, str] = {}  # planned op -> its latest evaluation
+        self.gone: set[tf.Operation] = set()  # planned ops whose latest evaluation is to be in memory no longer
         self.once: dict[tf.Operation, str] = {}  # any other op -> the one made for it
         self.evaluations: Counter[tf.Operation] = Counter()
         self.shown: dict[str, Any] = {}  # tensor that is a variable's memory -> the variable's handle
@@ -142,6 +147,8 @@ class _Replayer:
         for operation in self.traced.groups[i]:  # before the group: its ops may be run within one kernel, which nothing can come between
             for tensor in (*operation.inputs, *self.bias(operation)):
                 self.prepare(tensor)
+            for reader in self.lookers(operation):
+                self.made(reader)
         ahead: list[str] = []  # what the next op reads, where it is the twin of the one before
         pair: list[str] = []  # an op, and its twin
         for k, operation in enumerate(self.traced.groups[i]):
@@ -161,6 +168,7 @@ class _Replayer:
                 inputs = [self.in_rows(operation, inputs[0])]
             self.current[operation] = self.copy(operation, inputs, after, name)
             self.evaluations[operation] += 1
+            self.gone.discard(operation)
             if operation.type in op_rules.IN_PLACE and any(op_rules.source(t).op.type in op_rules.PRODUCTS for t in operation.inputs):
                 self.with_product[self.current[operation]] = operation.outputs[0]
             pair.append(self.current[operation])
@@ -275,6 +283,32 @@ class _Replayer:
                 self.once[top] = self.copy(top, inputs, [*after, *map(self.done, self.last)] if chained else after)
                 self.last = [self.once[top]] if chained else self.last
         return self.once.get(operation) or self.current[operation]
+
+    def lookers(self, write: tf.Operation) -> list[tf.Operation]:
+        """The small ops still to be made that read what a variable was before this op writes to it, and that can be made now."""
+        reads = [before for before in write.control_inputs if before.type == "ReadVariableOp"]
+        readers = dict.fromkeys(reader for read in reads for reader in read.outputs[0].consumers())
+        return [operation for operation in readers if operation in self.runs and self._can_be_made(operation, write)]
+
+    @cached_property
+    def runs(self) -> set[tf.Operation]:
+        """The ops of the traced step that something needs."""
+        return set(reachable(self.traced.flat.graph))
+
+    def _can_be_made(self, operation: tf.Operation, write: tf.Operation) -> bool:
+        """True for a small op not made yet, if all planned values that it is made of are in memory, and it need not come after a write."""
+        if not self._is_made_once(operation) or self._exists(operation):
+            return False
+        pending, seen = [operation], {operation}
+        while pending:
+            top = pending.pop()
+            if top is write or top in self.gone or (top in self.planned and top not in self.current):
+                return False
+            if top not in self.planned and not self._exists(top) and top.type not in ("Const", "Placeholder"):
+                befores = {*(op_rules.source(tensor).op for tensor in top.inputs), *top.control_inputs} - seen
+                pending += befores
+                seen |= befores
+        return True
 
     def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
         """Runs the small side effects that nothing asked for yet, makes it all, and returns the step's results."""

@@ -171,6 +171,32 @@ def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for(
     assert [(reader, write) for reader, write, waits in found if not waits] == []
 
 
+def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
+    """As one of a dense layer on top of a large net: the gradient of its kernel is there before that of its small input."""
+    import tensorflow as tf
+    from training import planned_function
+
+    weight = tf.Variable(tf.eye(512))
+
+    def descend(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            h = x
+            for _ in range(6):
+                h = tf.sin(h)
+            small = tf.reduce_mean(h, axis=0, keepdims=True)
+            loss = tf.reduce_sum(tf.square(small @ weight))
+        to_weight, to_x = tape.gradient(loss, (weight, x))
+        weight.assign_sub(to_weight)
+        return to_x
+
+    step = planned_function(descend, tf.ones((512, 512)), budget="90%")
+    assert step.plan.recomputed
+    found = readers_and_writes(step)
+    assert len(found) == 2
+    assert [(reader, write) for reader, write, waits in found if not waits] == []
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"])
 def test_values_come_back_to_the_bit(dtype):
     import tensorflow as tf
