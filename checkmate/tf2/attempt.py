@@ -154,10 +154,8 @@ class Attempt:
         room = budget - fixed
         most = budget - self.outside
         target = most - max(self.reserve, int(CRAMPED_RESERVE * room) if self._is_cramped else 0)  # what the solver is asked for
-        too_low, missed = (
-            0,
-            [most + 1],
-        )  # the target at which there is no plan or one that could use more, and those whose plans took too much
+        too_low = 0  # the target at which there is no plan, or one that could use more
+        missed = [most + 1]  # the targets whose plans took too much
         best: Planned | None = None
         close: Planned | None = None  # within the budget, with less to spare than we like: better than none
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
