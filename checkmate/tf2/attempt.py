@@ -44,8 +44,8 @@ UNCHECKED_RESERVE = 0.2
 """The same where the allocator does not report, so that no second plan can make good what the first got wrong."""
 
 CRAMPED_RESERVE = 0.25
-"""The same where the pool ends soon after the budget, and the first plan that is within it is taken: some of TensorFlow's kernels do not look whether
-they got memory, and end the process."""
+"""The same where the pool ends soon after the budget, and the first plan that is within it with something to spare is taken: some of
+TensorFlow's kernels do not look whether they got memory, and end the process."""
 
 CRAMPED = 1.25
 """Times the budget: in a pool that may not become larger, holes can be missing."""

@@ -22,7 +22,7 @@ def test_the_largest_batches_are_found(monkeypatch, plain, planned):
     row = cap.measure("unet", 400 << 20, 3)
     found = [row[kind]["batch"] if row[kind] else 0 for kind in ("plain", "planned")]
     assert found[0] == plain
-    assert planned - planned // cap.CLOSE <= found[1] <= planned
+    assert planned - max(0, planned // cap.CLOSE - 1) <= found[1] <= planned  # exact below twice that
     times, ratio = (f"{found[1] / plain:.2f}", "2.00") if plain and planned else ("-", "-")
     cells = cap.cells(row)
     assert cells[2:5] == (str(plain or "none"), str(found[1] or "none"), times)

@@ -145,6 +145,15 @@ def test_small_updates_wait_for_all_who_read_the_variable():
     assert [(reader, write) for reader, write, waits in found if not waits] == []
 
 
+def sines(x):
+    """A chain whose gradient wants all of its values."""
+    import tensorflow as tf
+
+    for _ in range(6):
+        x = tf.sin(x)
+    return x
+
+
 def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for():
     """As an optimizer's counter does, which is written before the small variables are whose new values are made of what it was."""
     import tensorflow as tf
@@ -155,9 +164,7 @@ def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for(
     def count(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            h = x
-            for _ in range(6):
-                h = tf.sin(h)
+            h = sines(x)
         was = counter.read_value()
         counter.assign(was + 1)
         small.assign(small / tf.cast(was + 2, tf.float32))
@@ -181,9 +188,7 @@ def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
     def descend(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            h = x
-            for _ in range(6):
-                h = tf.sin(h)
+            h = sines(x)
             small = tf.reduce_mean(h, axis=0, keepdims=True)
             loss = tf.reduce_sum(tf.square(small @ weight))
         to_weight, to_x = tape.gradient(loss, (weight, x))
