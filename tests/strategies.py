@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
 from checkmate import DFGraph, Op, Plan, floor, replay
@@ -104,3 +106,27 @@ def problems(draw, graph_strategy: st.SearchStrategy[DFGraph] | None = None) -> 
     graph = draw(graphs() if graph_strategy is None else graph_strategy)
     lowest = max(1, floor(graph).bytes)
     return graph, draw(st.integers(lowest, max(lowest, replay(graph, Plan.keep_all(graph)).peak_bytes)))
+
+
+def tangled(n: int, *, seed: int = 0) -> DFGraph:
+    """A random graph of about sqrt(n) layers and 6 edges per op, most of them from a layer close above, to any op of it: little can be freed early.
+
+    Costs and sizes are whole numbers from 1 to 100. What nobody reads is an output.
+    """
+    chance = random.Random(seed)
+    edges, width = 6 * n, max(2, round(n**0.5))
+    layer = [min(i // width, (n - 1) // width) for i in range(n)]
+    deps: list[set[int]] = [{chance.choice([d for d in range(n) if layer[d] == layer[i] - 1])} if layer[i] else set() for i in range(n)]
+    total, attempts = sum(map(len, deps)), 100 * edges
+    while total < edges and attempts:
+        attempts -= 1
+        i = chance.randrange(width, n) if n > width else 0
+        back = min(1 + int(chance.expovariate(0.5)), layer[i])
+        d = chance.randrange(n)
+        d = (layer[i] - back) * width + d % width if layer[i] else i
+        if layer[d] < layer[i] and d not in deps[i]:
+            deps[i].add(d)
+            total += 1
+    ops = [Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100)) for i in range(n)]
+    read = set().union(*deps)
+    return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"tangled{n}")

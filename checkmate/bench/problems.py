@@ -9,11 +9,13 @@ encoder of N layers, 94 ops each.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 
 from checkmate.core.graph import DFGraph, Op
@@ -22,7 +24,14 @@ from checkmate.core.plan import Plan
 from checkmate.errors import GraphError
 
 LAYERED_EDGES = {100: 236, 250: 944, 500: 2461, 1000: 5875}
-"""Edges of random layered graphs by number of ops, as in the tables of MOCCASIN (Bartan et al., ICML 2023); 6 per op elsewhere."""
+"""Edges of random layered graphs by number of ops, as in the tables of MOCCASIN (Bartan et al., ICML 2023)."""
+
+WIDTHS, WIDTH = {100: 0.27, 250: 0.43, 500: 0.36, 1000: 0.31}, 0.35
+"""Widths of those graphs, and of others: layers of n ops in all are as many as the square root of n (1 / width - 1)."""
+
+VARIABILITY, DENSITY, SKIPS = 0.75, 0.2, 0.14
+"""How much longer or shorter than the mean a layer may be, share of the possible edges between neighbouring layers, and share of all edges
+that skip layers."""
 
 FILES = (".json", ".json.gz")
 """How names of graph files end."""
@@ -60,30 +69,65 @@ def budget_at(graph: DFGraph, share: float) -> int:
     return int(lowest + share * (peak - lowest))
 
 
-def layered(n: int, *, edges: int | None = None, seed: int = 0) -> DFGraph:
-    """A random layered graph: no backward pass, and an order that leaves values in memory for no good reason.
+def layered(n: int, *, seed: int = 0) -> DFGraph:
+    """A random layered graph: no backward pass, and an order, layer by layer, that leaves values in memory for no good reason.
 
-    Layers hold about sqrt(n) ops. Every op past the first layer reads one of the layer before; the other edges join any two layers, near
-    ones more often than far ones. Costs and sizes are whole numbers from 1 to 100. What nobody reads is an output.
+    Ops stand side by side in layers of random length and read those at about their own place in the layer before. Some edges skip layers and lead a
+    little to the side. Costs and sizes are whole numbers from 1 to 100. What nobody reads is an output.
+
+    Source: the rule of Gagrani et al., "Neural topological ordering for computation graphs" (NeurIPS 2022, appendix A), with the parameters and,
+    where `LAYERED_EDGES` says it, the number of edges of the graphs that MOCCASIN and FastSA publish figures for. Costs and sizes are our own.
     """
     chance = random.Random(seed)
-    edges = LAYERED_EDGES.get(n, 6 * n) if edges is None else edges
-    width = max(2, round(n**0.5))
-    layer = [min(i // width, (n - 1) // width) for i in range(n)]
-    deps: list[set[int]] = [{chance.choice([d for d in range(n) if layer[d] == layer[i] - 1])} if layer[i] else set() for i in range(n)]
-    total, attempts = sum(map(len, deps)), 100 * edges
-    while total < edges and attempts:
+    edges = LAYERED_EDGES.get(n, 0)
+    drawn = [_layers(n, chance) for _ in range(1000 if edges else 1)]
+    wanted = (1 - SKIPS) * edges
+    layers, deps = min(((layers, _reads(layers, chance)) for layers in drawn), key=lambda found: abs(sum(map(len, found[1])) - wanted))
+    total = sum(map(len, deps))
+    skips = edges - total if edges else round(total * SKIPS / (1 - SKIPS))
+    attempts = 100 * skips if len(layers) > 2 else 0
+    while skips > 0 and attempts:
         attempts -= 1
-        i = chance.randrange(width, n) if n > width else 0
-        back = min(1 + int(chance.expovariate(0.5)), layer[i])
-        d = chance.randrange(n)
-        d = (layer[i] - back) * width + d % width if layer[i] else i
-        if layer[d] < layer[i] and d not in deps[i]:
-            deps[i].add(d)
-            total += 1
+        above = chance.randrange(len(layers) - 2)
+        below = chance.randrange(above + 2, len(layers))
+        place = chance.random()
+        aside = min(place + 0.2 * chance.random(), 0.999)
+        source, target = layers[above][int(place * len(layers[above]))], layers[below][int(aside * len(layers[below]))]
+        if source not in deps[target]:
+            deps[target].add(source)
+            skips -= 1
     ops = [Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100)) for i in range(n)]
     read = set().union(*deps)
     return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"layered{n}")
+
+
+def _layers(n: int, chance: random.Random) -> list[range]:
+    """Splits n ops into layers of random length."""
+    mean = n / math.ceil(math.sqrt(n * (1 / WIDTHS.get(n, WIDTH) - 1)))
+    least, most = math.ceil(mean * (1 - VARIABILITY)), math.floor(mean * (1 + VARIABILITY))
+    layers, start = [], 0
+    while start < n:
+        length = chance.randint(least, max(least, most))
+        layers.append(range(start, min(n, start + length)))
+        start += length
+    return layers
+
+
+def _reads(layers: list[range], chance: random.Random) -> list[set[int]]:
+    """What each op reads of the layer before: edges evenly spread over the longer of the two, around the same place in the shorter."""
+    deps: list[set[int]] = [set() for layer in layers for _ in layer]
+    for before, layer in pairwise(layers):
+        longer, shorter = (before, layer) if len(before) >= len(layer) else (layer, before)
+        share, left = divmod(int(DENSITY * len(longer) * len(shorter) + (1 - DENSITY) * len(longer)), len(longer))
+        counts = [share] * len(longer)
+        for i in chance.sample(range(len(longer)), left):
+            counts[i] += 1
+        for i, count in enumerate(counts):
+            first = math.ceil(i * (len(shorter) - 1) / max(1, len(longer) - 1)) - (count - 1) // 2
+            for place in range(max(0, first), min(len(shorter), first + count)):
+                source, target = (longer[i], shorter[place]) if longer is before else (shorter[place], longer[i])
+                deps[target].add(source)
+    return deps
 
 
 def chain(layers: int) -> DFGraph:

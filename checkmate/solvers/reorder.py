@@ -5,8 +5,8 @@
     exact    the cheapest path through the states of memory, where ops are few: nothing is left to do when it ends
     move     anneal over orders without recomputation; an order that fits is optimal, too
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
-    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far; while there is none, from
-             where it is, as hot as it takes to leave a place where nothing fits
+    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far, hot where that brought
+             nothing before; while there is none, from where it is, as hot as it takes to leave a place where nothing fits
     ask      the solver again, in the order of the best plan
 
 A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. Where the
@@ -41,14 +41,15 @@ FEW_OPS, STATES = 24, 3000
 MOVING = (0.4, 0.002)
 """Temperatures of moves alone, in mean costs of an op: low, as overflow is all that counts there and is cheap at first."""
 
-ANNEALING, AGAIN, PLANLESS = (1.0, 0.05), (0.15, 0.03), (6.0, 0.3)
-"""Temperatures of the first round of annealing, of later ones, which start from the best plan, and of those while there is none."""
+ANNEALING, AGAIN, ANEW, PLANLESS = (1.0, 0.05), (0.15, 0.03), (3.0, 0.05), (6.0, 0.3)
+"""Temperatures of the first round of annealing; of later ones, which start from the best plan; of those after one that found nothing cheaper, which
+leave that plan behind; and of those while there is none."""
 
 PRICE, PLANLESS_PRICE, GROWTH = 0.1, 1.0, 30.0
 """Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end of
 a round that begins without a plan; from a plan on it may rise and fall as fast as it can, which takes the search across the border again and again."""
 
-PATIENCE = 2
+PATIENCE = 3
 """It ends when so many rounds in a row found nothing cheaper than the best plan."""
 
 
@@ -102,7 +103,12 @@ class Reorder:
             before = search.timeline.cost if search.timeline else float("inf")
             if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
-            temperatures, price = (ANNEALING, PRICE) if not number else (AGAIN, None) if search.plan else (PLANLESS, PLANLESS_PRICE)
+            if not number:
+                temperatures, price = ANNEALING, PRICE
+            elif search.plan is None:
+                temperatures, price = PLANLESS, PLANLESS_PRICE
+            else:
+                temperatures, price = (AGAIN, None) if waiting == PATIENCE else (ANEW, PRICE)
             self._anneal(search, annealer, self.proposals << number, temperatures, price=price, share=ANNEAL if number else FIRST)
             order = list(dict.fromkeys(search.plan.computed if search.plan else annealer.current))
             if order != asked:

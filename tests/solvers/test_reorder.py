@@ -177,7 +177,7 @@ def test_cut_down_to_one_moment():
 
 def test_any_solver_can_be_asked():
     wait_until_compiled()
-    graph = layered(40)
+    graph = strategies.tangled(40)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     for solver in (Snapshot(), LocalSearch(), "chen_greedy"):
         result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=2)
@@ -195,7 +195,7 @@ class FindsNothing:
 
 
 def test_no_plan_in_the_given_order_is_no_reason_to_give_up():
-    graph = layered(60)
+    graph = strategies.tangled(60)
     budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     search = Search(graph, budget, time_limit_s=600, reorder=True)
     Reorder(FindsNothing(), proposals=500, rounds=2).run(search)
@@ -232,7 +232,7 @@ def test_greedy_order_saves_memory():
 
 
 def test_same_question_same_answer():
-    graph = layered(40)
+    graph = strategies.tangled(40)
     budget = int(0.7 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     solver = Reorder(LocalSearch(proposals=100, rounds=1), proposals=100, rounds=2)
 

@@ -15,7 +15,6 @@ import strategies
 from hypothesis import assume, given, settings
 
 from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
-from checkmate.bench.problems import layered
 from checkmate.solvers import snapshot
 from checkmate.solvers.annealer import Loading
 from checkmate.solvers.dtr import DTR
@@ -276,7 +275,7 @@ def test_without_the_annealer_too(monkeypatch):
 
 
 def test_repeats_out_of_stages_where_no_plan_in_stages_is_found():
-    graph = layered(35, seed=6)
+    graph = strategies.tangled(35, seed=6)
     search = Search(graph, _budget(graph, 0.5), time_limit_s=60, deterministic=True)
     finder = Finder(search, proposals=50, rounds=5, seed=0)
     while search.plan is None and finder.improve():

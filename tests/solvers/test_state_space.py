@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cheapest, cheapest_in_any_order, run_plan
-from strategies import graphs, problems, training_chain
+from strategies import graphs, problems, tangled, training_chain
 
 from checkmate import DFGraph, Op, SolveStatus, solve
-from checkmate.bench.problems import budget_at, layered
+from checkmate.bench.problems import budget_at
 from checkmate.solvers.search import Search
 from checkmate.solvers.state_space import Paths, StateSpace
 
@@ -61,10 +61,10 @@ def test_a_known_plan_only_leaves_proof():
 
 def test_layers_that_no_plan_in_stages_fits():
     """What runs again does so in whatever order needs least, not by index."""
-    graph = layered(20)
+    graph = tangled(20)
     result = solve(graph, budget_at(graph, 0.5), throw=False)
     assert result.status is SolveStatus.OPTIMAL
-    assert solve(layered(12), budget_at(layered(12), 0.7), throw=False).status is SolveStatus.INFEASIBLE
+    assert solve(tangled(12), budget_at(tangled(12), 0.7), throw=False).status is SolveStatus.INFEASIBLE
 
 
 def test_costs_of_all_sizes():
