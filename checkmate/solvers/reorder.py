@@ -38,8 +38,8 @@ LOAD = 0.5
 FEW_OPS, STATES = 24, 3000
 """Ops up to which states are searched, and how many."""
 
-MOVING = (0.4, 0.002)
-"""Temperatures of moves alone, in mean costs of an op: low, as overflow is all that counts there and is cheap at first."""
+MOVING = (1.5, 0.002)
+"""Temperatures of moves alone, in mean costs of an op. Overflow is all that counts there: half as hot, and some orders that fit are not found."""
 
 ANNEALING, AGAIN, ANEW, PLANLESS = (1.0, 0.05), (0.15, 0.03), (3.0, 0.05), (6.0, 0.3)
 """Temperatures of the first round of annealing; of later ones, which start from the best plan; of those after one that found nothing cheaper, which
