@@ -29,14 +29,26 @@ class Curve:
     Attributes:
       graph: The problem.
       results: One judged answer for each budget asked for, by budget, smallest first. Costs never rise from one to the next, bounds neither.
-      smallest_bytes: The lowest peak of any plan found, fixed bytes included: the smallest budget known to have a plan.
+      lowest: The answer whose plan has the lowest peak of all that were found, whatever the budget.
       floor_bytes: No plan needs less than this; it is proven. For plans in the graph's order of first evaluations.
     """
 
     graph: DFGraph = field(repr=False)
     results: tuple[SolveResult, ...]
-    smallest_bytes: int
+    lowest: SolveResult
     floor_bytes: int
+
+    @property
+    def smallest_bytes(self) -> int:
+        """The lowest peak of any plan found, fixed bytes included: the smallest budget known to have a plan."""
+        return self.lowest.timeline.peak_bytes if self.lowest.timeline else _plain_peak(self.graph)
+
+    def within(self, budget_bytes: int) -> SolveResult | None:
+        """The plan of the lowest peak as an answer for a budget that may be another one; None where it does not fit."""
+        if self.smallest_bytes > budget_bytes:
+            return None
+        bound = self.lowest.bound if self.lowest.budget_bytes >= budget_bytes else self.graph.total_cost
+        return replace(self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound)
 
     def at(self, budget: Bytes) -> SolveResult | None:
         """The answer for the largest budget that was asked for and is not above `budget`; None where all are."""
@@ -85,8 +97,8 @@ def solve_curve(
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
     found.append(solve(graph, plain_peak, solver="checkpoint_all", time_limit_s=0))
-    smallest = min(result.timeline.peak_bytes for result in found if result.timeline)
-    return Curve(graph, tuple(reversed(_shared(results, found))), smallest, min(proven, smallest))
+    peak, _, k = min((t.peak_bytes, t.cost, k) for k, result in enumerate(found) if (t := result.timeline))
+    return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 
 
 def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:

@@ -103,8 +103,9 @@ class Reorder:
             before = search.timeline.cost if search.timeline else float("inf")
             if number and search.plan is not None:  # the first round goes on from the order that moves alone found
                 annealer.restart(search.plan.computed)
+            price: float | None = PRICE
             if not number:
-                temperatures, price = ANNEALING, PRICE
+                temperatures = ANNEALING
             elif search.plan is None:
                 temperatures, price = PLANLESS, PLANLESS_PRICE
             else:

@@ -7,11 +7,11 @@ a corrected budget until what was measured is within the limit. The step's varia
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,9 @@ import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
+from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
@@ -76,6 +77,9 @@ LEAST_TIME_S = 2.0
 
 TIME_PER_OP_S = 0.002
 
+LOOK_FOR_S = 0.3
+"""Seconds for each budget that is tried in search of the smallest one that has a plan."""
+
 SMALLEST_CORRECTION = 0.02
 """Share of what the budget leaves for activations by which the next plan differs at least."""
 
@@ -107,7 +111,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the time that the block takes."""
         started = time.perf_counter()
@@ -137,6 +141,7 @@ class Attempt:
     has_rooms: bool = True
     rooms: Rooms | None = None
     notes: list[str] = field(default_factory=list)
+    _curve: Curve | None = field(default=None, init=False)
 
     def as_it_is(self, plain_peak_bytes: int) -> Planned | None:
         """The step unchanged, when it fits: by prediction with the reserve, and by measurement where that can be had."""
@@ -164,6 +169,7 @@ class Attempt:
         for number in range(MOST_ROUNDS):
             if number >= CHECK_ROUNDS and (best or not misses):
                 break
+            run = planned = None  # a plan that is not wanted is not in memory while the next one is on trial
             try:
                 result = self._solve(target)
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
@@ -231,13 +237,27 @@ class Attempt:
 
     def _solve(self, budget_bytes: int) -> SolveResult:
         with self.clock.phase("solving"), self.progress.phase("solving"):
-            return solve(
-                self.graph,
-                max(1, budget_bytes),
-                solver=self.planner.solver,
-                time_limit_s=self.time_limit_s,
-                on_progress=self.progress.improved,
-            )
+            try:
+                return solve(
+                    self.graph,
+                    max(1, budget_bytes),
+                    solver=self.planner.solver,
+                    time_limit_s=self.time_limit_s,
+                    on_progress=self.progress.improved,
+                )
+            except NoPlanFoundError:
+                # A search that found none here may have found one for another budget that needs no more than this one.
+                if self.curve is None or (known := self.curve.within(budget_bytes)) is None:
+                    raise
+                return known
+
+    @property
+    def curve(self) -> Curve | None:
+        """The search for the lowest budget that has a plan, made once; None where it fails, or nobody wants to wait for it."""
+        if self._curve is None and self.planner.explains:
+            with contextlib.suppress(CheckmateError):
+                self._curve = solve_curve(self.graph, ["100%"], solver=self.planner.solver, time_limit_s=4 * LOOK_FOR_S, find_smallest=True)
+        return self._curve
 
     def built(self, plan: Plan) -> tuple[Callable[..., Any], int]:
         """The function that runs a plan, and what it holds in memory by being there."""

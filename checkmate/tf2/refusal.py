@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from checkmate.core.memory import Floor, floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
-from checkmate.solvers.curve import solve_curve
 from checkmate.tf2.trace import trace
 from checkmate.units import format_bytes
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
 NAMED = 3
 """How many of the tensors that bind are named, the largest."""
-
-LOOK_FOR_S = 0.3
-"""Seconds for each budget that is tried in search of the smallest one that has a plan."""
 
 
 def explained(
@@ -79,9 +75,8 @@ def _held(attempt: Attempt, lowest: Floor) -> str:
 
 def _smallest(attempt: Attempt, measured_bytes: int | None) -> int | None:
     """The smallest budget for which a plan was found on paper, with what the allocator needs; None where no search succeeds."""
-    try:
-        curve = solve_curve(attempt.graph, ["100%"], solver=attempt.planner.solver, time_limit_s=4 * LOOK_FOR_S, find_smallest=True)
-    except CheckmateError:
+    curve = attempt.curve
+    if curve is None:
         return None
     dynamic = (curve.smallest_bytes - attempt.graph.fixed_bytes) / (1 - attempt.reserve_share)
     return max(attempt.graph.fixed_bytes + attempt.outside + int(dynamic), measured_bytes or 0)

@@ -16,6 +16,7 @@ from checkmate import (
     SolveStatus,
     TraceError,
     floor,
+    replay,
 )
 from checkmate.units import format_bytes
 
@@ -169,6 +170,22 @@ def test_a_solver_that_finds_nothing():
     assert caught.value.smallest_budget_bytes > planned().budget_bytes  # it finds nothing but the plain step
     batch = int(re.search(r"a batch of at most (\d+)", str(caught.value))[1])
     assert batch <= BATCH * planned().budget_bytes // caught.value.smallest_budget_bytes
+
+
+def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
+    """What a search finds is not monotone in the budget; without this the refusal named a budget that was refused in turn."""
+    monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, **__: None)
+    low, graph = planned().plan, planned().graph
+    needed = replay(graph, low).peak_bytes
+
+    class FindsItForMore(Idle):
+        def run(self, search):
+            if search.budget_bytes > 1.1 * needed:
+                search.offer(low, by="here")
+
+    step = compiled(budget=int(1.09 * needed), solver=FindsItForMore())
+    assert step.plan == low
+    assert step.result.bound == pytest.approx(step.graph.total_cost)
 
 
 def test_a_plan_that_takes_more_than_predicted_is_refused_with_what_it_took(monkeypatch):
