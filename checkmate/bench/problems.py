@@ -80,6 +80,7 @@ def layered(n: int, *, seed: int = 0) -> DFGraph:
     """
     chance = random.Random(seed)
     edges = LAYERED_EDGES.get(n, 0)
+    # How many edges there are hangs on the lengths of the layers: of many draws, that which leaves the rule's share to edges that skip some.
     drawn = [_layers(n, chance) for _ in range(1000 if edges else 1)]
     wanted = (1 - SKIPS) * edges
     layers, deps = min(((layers, _reads(layers, chance)) for layers in drawn), key=lambda found: abs(sum(map(len, found[1])) - wanted))

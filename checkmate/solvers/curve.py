@@ -48,7 +48,7 @@ class Curve:
         if self.smallest_bytes > budget_bytes:
             return None
         bound = self.lowest.bound if self.lowest.budget_bytes >= budget_bytes else self.graph.total_cost
-        return replace(self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound)
+        return replace(self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound, given_order_bound=None)
 
     def at(self, budget: Bytes) -> SolveResult | None:
         """The answer for the largest budget that was asked for and is not above `budget`; None where all are."""

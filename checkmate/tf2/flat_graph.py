@@ -41,8 +41,7 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]) -> int:
-    """Returns the workspace of ops run one after the other as far as their shapes tell: the inner values in memory together, elementwise ops
-    computing in place.
+    """Returns the workspace of ops run in a row as far as shapes tell: inner values in memory together, elementwise ops computing in place.
 
     Args:
       group: The ops.

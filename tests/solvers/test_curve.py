@@ -40,6 +40,17 @@ def test_monotone_and_bounded(graph):
             assert result.bound <= least * (1 + 1e-6)
 
 
+@settings(max_examples=25)
+@given(strategies.training_chains())
+def test_the_lowest_plan_is_an_answer_wherever_it_fits(graph):
+    curve = solve_curve(graph, ["100%"], find_smallest=True, time_limit_s=0.4)
+    assert curve.within(curve.smallest_bytes - 1) is None
+    for budget in (curve.smallest_bytes, curve.smallest_bytes + 3, replay(graph, Plan.keep_all(graph)).peak_bytes):
+        answer = curve.within(budget)
+        assert (answer.plan, answer.budget_bytes, answer.peak_bytes) == (curve.lowest.plan, budget, curve.smallest_bytes)
+        assert answer.bound <= cheapest(graph, budget) * (1 + 1e-6)
+
+
 class Whimsical:
     """Finds a plan for some budgets only, and a dear one for large ones."""
 
