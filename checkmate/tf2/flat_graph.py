@@ -40,41 +40,6 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
     return rounded_up(count * tensor.dtype.size)
 
 
-def inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]) -> int:
-    """Returns the workspace of ops run in a row as far as shapes tell: inner values in memory together, elementwise ops computing in place.
-
-    Args:
-      group: The ops.
-      values: Those of them whose values are kept.
-      taken: What their inputs are made of and nobody else reads afterwards.
-    """
-    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in (*group, *taken)}
-    last_reader: dict[tf.Operation, tf.Operation] = {}
-    for operation in group:
-        for tensor in operation.inputs:
-            last_reader[made_by(tensor)] = operation
-    live = {operation: sizes[operation] for operation in taken}
-    known = most = sum(live.values())  # counted as the inputs that they are
-    for operation in group:
-        ending = [o for o in live if o not in values and last_reader.get(o) is operation]
-        in_place = next((o for o in ending if sizes[o] >= sizes[operation] and operation.type in op_rules.IN_PLACE), None)
-        if in_place is not None:
-            del live[in_place]
-        live[operation] = sizes[operation]
-        most = max(most, sum(live.values()))
-        for o in ending:
-            live.pop(o, None)
-    return max(0, most - known - sum(sizes[o] for o in values))
-
-
-def made_by(tensor: tf.Tensor) -> tf.Operation:
-    """Returns the op whose buffer a tensor is, through aliases and views."""
-    tensor = op_rules.source(tensor)
-    while op_rules.role(tensor.op) is Role.VIEW:
-        tensor = op_rules.source(tensor.op.inputs[0])
-    return tensor.op
-
-
 class FlatGraph:
     """The ops of a traced function that are really run, sorted into planned kernels and the rest.
 
@@ -166,6 +131,11 @@ class FlatGraph:
             if operation.type == "Const" or (operation not in planned and op_rules.role(operation) is Role.KERNEL):
                 total += self._bytes[operation]
         return total
+
+    def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
+        """The ops of a group that others read, and its last one."""
+        inside = set(group)
+        return tuple(o for o in group if o is group[-1] or o in self.read_once or not self.readers[o] <= inside)
 
     def _early_results(self) -> tuple[bool, ...]:
         """The smallest results whose memory can be there before they are computed, up to `EARLY_SHARE`."""

@@ -7,8 +7,7 @@ A trace lists ops as the program made them. Three changes cost nothing and lower
 * a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted; that of a bias before
   the product it is added to, with which TensorFlow may run the sum within one kernel;
 * a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
-  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. All
-  that either of them reads is in memory for both; where that is more than the largest kernel needs alone, they stay apart.
+  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
-from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope, inner_bytes
+from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope
 
 Group = tuple[tf.Operation, ...]
 
@@ -104,7 +103,6 @@ def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> 
 def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
     """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
-    most = max((_needed_bytes(flat, [operation]) for operation in order), default=0)
     for operation in order:
         group = [operation]
         while groups:
@@ -114,18 +112,11 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
             alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
             worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
-            if twins.get(last) is not operation and not (alike and alone and worth and _needed_bytes(flat, groups[-1] + group) <= most):
+            if not (twins.get(last) is operation or (alike and alone and worth)):
                 break
             group = groups.pop() + group
         groups.append(group)
     return tuple(map(tuple, groups))
-
-
-def _needed_bytes(flat: FlatGraph, group: list[tf.Operation]) -> int:
-    """What is in memory while a group runs, by shapes: all that it reads, its values and its workspace."""
-    values = values_of(flat, tuple(group))
-    read = set().union(*(flat.data_deps[operation] for operation in group)).difference(group)
-    return sum(map(flat.bytes_of, (*read, *values))) + inner_bytes(tuple(group), values, ())
 
 
 def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:

@@ -26,7 +26,7 @@ from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS, body_of
-from checkmate.tf2.flat_graph import inner_bytes, made_by, tensor_bytes
+from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.kept_by_loops import Kept
 from checkmate.tf2.observe import observe
@@ -77,7 +77,7 @@ def with_costs(
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Every TensorFlow op costs 1."""
     parts = zip(traced.groups, traced.values, traced.taken, strict=True)
-    return [Measurement(float(len(group)), inner_bytes(group, values, taken)) for group, values, taken in parts]
+    return [Measurement(float(len(group)), _inner_bytes(group, values, taken)) for group, values, taken in parts]
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
@@ -95,7 +95,7 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
         return (kept.rounds(operation) or 1) * sum(seconds(inner) for inner in body.get_operations() if inner.type not in _FREE)
 
     return [
-        Measurement(sum(seconds(operation) for operation in group), inner_bytes(group, values, taken))
+        Measurement(sum(seconds(operation) for operation in group), _inner_bytes(group, values, taken))
         for group, values, taken in zip(traced.groups, traced.values, traced.taken, strict=True)
     ]
 
@@ -149,7 +149,7 @@ class _Isolated:
         """What decides about time and memory, as a digest."""
         position = {operation: k for k, operation in enumerate(self.group)}
         parts: list[Any] = [[o in self.values for o in self.group]]
-        parts.append([[made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group])
+        parts.append([[_made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group])
         parts += [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -174,7 +174,7 @@ class _Isolated:
         except (tf.errors.OpError, ValueError, TypeError):
             return None
         if workspace is None:
-            workspace = inner_bytes(self.group, self.values, self.taken)
+            workspace = _inner_bytes(self.group, self.values, self.taken)
         return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
 
     def _workspace(self, call: Callable[[], Any]) -> int | None:
@@ -308,6 +308,35 @@ def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
     return [
         (key, hashlib.sha256(attributes[key].SerializeToString()).hexdigest()[:16]) for key in sorted(attributes) if not key.startswith("_")
     ]
+
+
+def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]) -> int:
+    """A group's workspace as far as its shapes tell: the inner values in memory together, elementwise ops computing in place."""
+    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in (*group, *taken)}
+    last_reader: dict[tf.Operation, tf.Operation] = {}
+    for operation in group:
+        for tensor in operation.inputs:
+            last_reader[_made_by(tensor)] = operation
+    live = {operation: sizes[operation] for operation in taken}
+    known = most = sum(live.values())  # counted as the inputs that they are
+    for operation in group:
+        ending = [o for o in live if o not in values and last_reader.get(o) is operation]
+        in_place = next((o for o in ending if sizes[o] >= sizes[operation] and operation.type in op_rules.IN_PLACE), None)
+        if in_place is not None:
+            del live[in_place]
+        live[operation] = sizes[operation]
+        most = max(most, sum(live.values()))
+        for o in ending:
+            live.pop(o, None)
+    return max(0, most - known - sum(sizes[o] for o in values))
+
+
+def _made_by(tensor: tf.Tensor) -> tf.Operation:
+    """The op whose buffer a tensor is, through aliases and views."""
+    tensor = op_rules.source(tensor)
+    while op_rules.role(tensor.op) is Role.VIEW:
+        tensor = op_rules.source(tensor.op.inputs[0])
+    return tensor.op
 
 
 def roofline_s(operation: tf.Operation, kind: str) -> float:
