@@ -261,11 +261,13 @@ def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["first", "again"])
-def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
+@pytest.mark.parametrize("resident_bytes", [0, 2**27])
+def test_where_the_allocator_has_no_hole_more_is_evicted(when, resident_bytes, monkeypatch):
     import tensorflow as tf
 
     from checkmate.tf2.eager.calls import EagerCall
 
+    resident = tf.zeros(resident_bytes, tf.uint8)  # many times what can be evicted: what is left is the same all the same
     variables, loss = chain(depth=20)  # after each refusal there is something left to evict
     plain, _, peak = plain_peak(variables, loss)
     name = {"first": "run", "again": "run_again"}[when]
@@ -284,6 +286,7 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, monkeypatch):
         same(arrays(gradients(variables, loss)), plain)
         assert len(refusals) == 2
         assert context.stats.evictions > evicted
+    assert len(resident) == resident_bytes
 
 
 def test_nothing_is_left_behind_by_a_gradient_that_fails():

@@ -280,7 +280,8 @@ class EagerPolicy(Runtime):
         TensorFlow waits ten seconds before it refuses.
         """
         while fence.is_refusal(error) and self.limited and not call.kind.stateful and len(self.pool):
-            self.budget_bytes -= max(call.needs.bytes, self.budget_bytes / 16)
+            stays = self.allocator.in_use - sum(storage.bytes for storage in self.pool)
+            self.budget_bytes -= max(call.needs.bytes, (self.budget_bytes - stays) / 16)
             self.room_for(call.needs, call.name)
             try:
                 return run()
