@@ -13,7 +13,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
 from checkmate.errors import BudgetError
-from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
 from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
@@ -41,14 +41,18 @@ class Curve:
     @property
     def smallest_bytes(self) -> int:
         """The lowest peak of any plan found, fixed bytes included: the smallest budget known to have a plan."""
-        return self.lowest.timeline.peak_bytes if self.lowest.timeline else _plain_peak(self.graph)
+        assert self.lowest.peak_bytes is not None  # it was chosen for its plan
+        return self.lowest.peak_bytes
 
     def within(self, budget_bytes: int) -> SolveResult | None:
         """The plan of the lowest peak as an answer for a budget that may be another one; None where it does not fit."""
         if self.smallest_bytes > budget_bytes:
             return None
         bound = self.lowest.bound if self.lowest.budget_bytes >= budget_bytes else self.graph.total_cost
-        return replace(self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound, given_order_bound=None)
+        stats = _found_elsewhere(self.lowest)
+        return replace(
+            self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound, stats=stats, given_order_bound=None
+        )
 
     def at(self, budget: Bytes) -> SolveResult | None:
         """The answer for the largest budget that was asked for and is not above `budget`; None where all are."""
@@ -113,13 +117,17 @@ def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveR
             shared.append(replace(result, bound=bound))
             continue
         cost, _, k = min(fitting)
-        best, stats = found[k], replace(result.stats, found_by=f"{found[k].stats.found_by} at another budget")
+        best, stats = found[k], replace(result.stats, found_by=_found_elsewhere(found[k]).found_by)
         if result.cost is not None and result.cost <= cost:
             best, stats = result, result.stats
         bound = min(bound, cost)
         status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else SolveStatus.FEASIBLE
         shared.append(replace(result, status=status, plan=best.plan, timeline=best.timeline, bound=bound, stats=stats))
     return shared
+
+
+def _found_elsewhere(result: SolveResult) -> SolveStats:
+    return replace(result.stats, found_by=f"{result.stats.found_by} at another budget")
 
 
 def _bisect(graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float) -> tuple[list[SolveResult], int]:

@@ -48,6 +48,7 @@ def test_the_lowest_plan_is_an_answer_wherever_it_fits(graph):
     for budget in (curve.smallest_bytes, curve.smallest_bytes + 3, replay(graph, Plan.keep_all(graph)).peak_bytes):
         answer = curve.within(budget)
         assert (answer.plan, answer.budget_bytes, answer.peak_bytes) == (curve.lowest.plan, budget, curve.smallest_bytes)
+        assert answer.stats.found_by.endswith("at another budget")
         assert answer.bound <= cheapest(graph, budget) * (1 + 1e-6)
 
 

@@ -356,6 +356,7 @@ def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget_and_is_taken
         most = budget - step.report().outside_bytes
         assert most - asked[0] == pytest.approx(spared * (most - step.graph.fixed_bytes), rel=0.01)
         assert (len(asked) == 1) == (cap == budget)
+        assert step.report().measured_peak_bytes <= budget
 
 
 def test_a_plan_for_more_is_tried_where_those_for_less_took_too_much(monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -204,6 +205,22 @@ def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
     step = compiled(budget=budget)
     assert budget - 4096 < step.report().measured_peak_bytes < budget
     assert step.plan.recomputed
+
+
+def test_a_plan_that_took_too_much_is_gone_when_the_next_one_is_tried(monkeypatch):
+    """Its function holds constants in the step's memory."""
+    missed = []
+
+    def on_trial(run, *_, enough, **__):
+        assert [earlier() for earlier in missed] == [None] * len(missed)
+        if len(missed) == 2:
+            return trial(enough - 1)
+        missed.append(weakref.ref(run))
+        return trial(enough + 4096)
+
+    monkeypatch.setattr("checkmate.tf2.attempt.on_trial", on_trial)
+    compiled(budget=int(1.2 * planned().budget_bytes))
+    assert len(missed) == 2
 
 
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
