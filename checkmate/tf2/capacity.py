@@ -114,7 +114,7 @@ def max_batch(
     function, specs = training_step(model, loss, optimizer, _sized(input_spec, SMALL_BATCH), _sized(label_spec, SMALL_BATCH))
     growth = _Growth.of(function, specs, model.name, cost_model)
     device = devices.training_device()
-    budget_bytes = int(devices.free_bytes(device) * (1 - devices.AUTO_RESERVE)) if budget == "auto" else parse_bytes(budget)
+    budget_bytes = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
     tried: list[tuple[int, str]] = []
 
     def allowed(graph: DFGraph, result: SolveResult) -> bool:

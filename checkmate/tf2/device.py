@@ -12,6 +12,9 @@ import tensorflow as tf
 AUTO_RESERVE = 0.1
 """Share of the free memory that `budget="auto"` leaves to others: the input pipeline, the CUDA context, fragmentation."""
 
+CAP_RESERVE = 0.04
+"""The same of an allocator's own cap, which nobody outside of the process can take from."""
+
 
 def training_device() -> str:
     """Returns "GPU:0" when TensorFlow sees a GPU, else "CPU:0"."""
@@ -66,18 +69,31 @@ def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
     return result, before, tf.config.experimental.get_memory_info(device)["peak"]
 
 
-def make_room(device: str, size: int) -> bool:
-    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later; False where that much cannot be had.
+def make_room(device: str, size: int) -> int:
+    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later, and returns how many it did.
 
     A pool that grows piece by piece hands out whole old pieces that are up to twice what was asked for. From one large piece it cuts
     what is asked. Nothing is written to the memory, so that the system need not provide it before it is used.
+
+    A pool that has a cap gives what is left of it, if that is less: its pieces never join, and TensorFlow waits ten seconds before it refuses.
     """
-    try:
-        with tf.device(device):
-            tf.raw_ops.Empty(shape=[-(-max(0, size) // 2**10), 2**10], dtype=tf.uint8)  # sizes are 32-bit numbers in it
-    except tf.errors.ResourceExhaustedError:
-        return False
-    return True
+    for piece in _pieces(device, size):
+        try:
+            with tf.device(device):
+                tf.raw_ops.Empty(shape=[-(-piece // 2**10), 2**10], dtype=tf.uint8)  # sizes are 32-bit numbers in it
+            return piece
+        except tf.errors.ResourceExhaustedError:
+            continue
+    return 0
+
+
+def _pieces(device: str, size: int) -> list[int]:
+    """What to ask for in turn. A pool grows by pieces each twice the one before, more or less: with a cap, what they left of it is all there is."""
+    sizes = [size]
+    if (cap := cap_bytes(device)) is not None:
+        grown = 1 << tf.config.experimental.get_memory_info(device)["peak"].bit_length()
+        sizes = list(dict.fromkeys(min(size, cap - int(times * grown)) for times in (1, 1.25, 2)))
+    return [each for each in sizes if each > 0]
 
 
 def held_bytes(tensor: tf.Tensor) -> int:
@@ -107,6 +123,12 @@ def free_bytes(device: str) -> int:
 
     held = psutil.Process().memory_info().rss
     return psutil.virtual_memory().available + held
+
+
+def auto_budget(device: str) -> int:
+    """Returns the bytes that `budget="auto"` stands for now."""
+    reserve = AUTO_RESERVE if cap_bytes(device) is None else CAP_RESERVE
+    return int(free_bytes(device) * (1 - reserve))
 
 
 def _gpu_free_bytes(device: str) -> int:

@@ -123,7 +123,7 @@ class ReplicatedFunction(PlannedFunction):
         budget, device = self._options.budget, devices.training_device()
         if devices.allocator_reports(device) or (isinstance(budget, str) and budget.strip().endswith("%")):
             return budget
-        count = int(devices.free_bytes(device) * (1 - devices.AUTO_RESERVE)) if budget == "auto" else parse_bytes(budget)
+        count = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
         held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._optimizer.variables)
         return max(1, count - held)
 

@@ -102,7 +102,7 @@ class PlanOptions:
 
     Attributes:
       budget: The limit for everything resident on the device while a step runs: "6GiB", a number of bytes, "60%" of the plain step's
-        predicted peak, or "auto": what is free on the device, less a tenth.
+        predicted peak, or "auto": what is free on the device less a tenth, or of an allocator's own cap 96 %.
       batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
         plan, what is larger is refused.
       solver: See `checkmate.solve`.

@@ -187,7 +187,7 @@ class Planner:
 
     def _resolve(self, plain_peak_bytes: int) -> int:
         if self.budget == "auto":
-            return int(devices.free_bytes(devices.training_device()) * (1 - devices.AUTO_RESERVE))
+            return devices.auto_budget(devices.training_device())
         return parse_bytes(self.budget, percent_of=plain_peak_bytes)
 
 

@@ -55,7 +55,8 @@ def compile(
       label_spec: The same for labels.
       budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
         activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
-        step's predicted peak, or "auto": what is free on the device, less a tenth.
+        step's predicted peak, or "auto": what is free on the device less a tenth, or 96 % of the
+        cap where the allocator has one of its own (TF_CPU_BFC_MEM_LIMIT_IN_MB).
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
       time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to four plans are made.
