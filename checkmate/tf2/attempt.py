@@ -57,8 +57,9 @@ CHECK_ROUNDS = 6
 MOST_ROUNDS = 9
 """How many plans are made at most while those that were found took more than the budget."""
 
-SPARE_SHARE = 0.02
-"""Share of what the budget leaves for activations that a checked plan leaves unused: where a batch lies in memory varies."""
+SPARE_SHARE, SPARE_BYTES = 0.02, 64 * 2**10
+"""Share of what the budget leaves for activations that a checked plan leaves unused, as where a batch lies in memory varies; and so many bytes,
+if they are less than `NEAR`: in a small pool it varies by more, and the values within a loop come and go."""
 
 MOST_LOST = 0.25
 """Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
@@ -185,7 +186,7 @@ class Attempt:
                 return planned
             measured = trial.most_bytes
             log.info("planned for %s: predicted %s, measured %s", *map(format_bytes, (target, result.peak_bytes, measured)))
-            if measured <= budget - int(SPARE_SHARE * room):
+            if measured <= budget - spare_bytes(room):
                 best, too_low = min((planned, best or planned), key=lambda each: each.result.cost), target
                 if self._is_cramped or not result.plan.recomputed or budget - measured <= UNUSED_SHARE * room:
                     break
@@ -229,6 +230,11 @@ class Attempt:
     def reserve(self) -> int:
         """Bytes of the budget that the first plan does not use."""
         return reserve_bytes(self.planner.budget_bytes - self.outside - self.graph.fixed_bytes)
+
+    def with_spare(self, measured_bytes: int) -> int:
+        """A budget of which a plan that took so much leaves enough unused."""
+        room = (measured_bytes - self.outside - self.graph.fixed_bytes) / (1 - NEAR)
+        return measured_bytes + spare_bytes(room)
 
     @property
     def time_limit_s(self) -> float:
@@ -358,6 +364,11 @@ def outside_bytes(traced: TracedStep) -> int:
 def time_limit(asked_s: float | None, graph: DFGraph) -> float:
     """Returns the seconds that the solver may take for a plan of a graph: those that were asked for, or what suits its size."""
     return max(LEAST_TIME_S, TIME_PER_OP_S * len(graph)) if asked_s is None else asked_s
+
+
+def spare_bytes(room: float) -> int:
+    """Returns how much of the bytes that a budget leaves for activations a checked plan leaves unused."""
+    return int(max(SPARE_SHARE * room, min(NEAR * room, SPARE_BYTES)))
 
 
 def reserve_bytes(room: int) -> int:

@@ -79,7 +79,7 @@ def _smallest(attempt: Attempt, measured_bytes: int | None) -> int | None:
     if curve is None:
         return None
     dynamic = (curve.smallest_bytes - attempt.graph.fixed_bytes) / (1 - attempt.reserve_share)
-    return max(attempt.graph.fixed_bytes + attempt.outside + int(dynamic), measured_bytes or 0)
+    return max(attempt.graph.fixed_bytes + attempt.outside + int(dynamic), attempt.with_spare(measured_bytes) if measured_bytes else 0)
 
 
 def _advice(attempt: Attempt, needed_bytes: int, smallest: int | None) -> str:
