@@ -190,14 +190,15 @@ class _Run:
             self._deepen()
         while not self.finder.finished() and self.finder.improve(wait_s=self.search.remaining_s / 2):
             pass
-        self._advance(STATES[2], 1.0)
+        self._advance(STATES[2], 1.0, hopeful=True)
 
-    def _advance(self, states: int, share: float) -> None:
-        """Where ops are few, looks at so many states more, in this share of the time."""
+    def _advance(self, states: int, share: float, *, hopeful: bool = False) -> None:
+        """Where ops are few, looks at so many states more, in this share of the time; less if they will not do, unless nothing else is left."""
         if self.paths is None or self.finder.finished():
             return
         until = (1 - share) * self.search.remaining_s
-        self.paths.advance(states, lambda: not self.search.deterministic and self.search.remaining_s <= until)
+        out_of_time = lambda: not self.search.deterministic and self.search.remaining_s <= until  # noqa: E731
+        self.paths.advance(states, out_of_time, hopeful=hopeful)
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""

@@ -32,8 +32,8 @@ from checkmate.solvers.search import Search
 ROUNDING = 1e-12
 """Share by which sums of costs can be wrong."""
 
-STEP = 100
-"""States between two looks at the clock."""
+STEP, LOOK = 100, 1000
+"""States between two looks at the clock, and at how the least estimate grows."""
 
 Drop = int
 State = tuple[int, int]
@@ -74,12 +74,21 @@ class Paths:
         self._seen: dict[int, list[tuple[int, float]]] = {}
         self._furthest = 0
 
-    def advance(self, states: int, out_of_time: Callable[[], bool] | None = None) -> None:
-        """Looks at so many states more, and tells the search what came of it."""
+    def advance(self, states: int, out_of_time: Callable[[], bool] | None = None, *, hopeful: bool = True) -> None:
+        """Looks at so many states more, and tells the search what came of it.
+
+        Unless `hopeful`, it gives up once the least estimate is below the best bound, and would not be enough if it went on growing as it did
+        last; it grows ever more slowly.
+        """
         out_of_time = out_of_time or (lambda: self.search.remaining_s <= 0)
+        before = 0.0
         for number in range(states):
             if self.ended or (number % STEP == 0 and out_of_time()):
                 break
+            if number % LOOK == 0 and self._queue:
+                before, grown = self._queue[0][0], self._queue[0][0] - before
+                if number and not hopeful and self._is_hopeless(grown / LOOK * (states - number)):
+                    break
             self._step()
         if not self.ended and self._queue:
             self._tell(self._queue[0][0])
@@ -131,6 +140,12 @@ class Paths:
         """What running ops again may cost to be cheaper than the best plan."""
         timeline = self.search.timeline
         return float("inf") if timeline is None else timeline.cost - self.search.graph.total_cost
+
+    def _is_hopeless(self, growth: float) -> bool:
+        """Whether the least estimate tells nothing new, and would not prove anything either when it has grown by so much."""
+        estimate, known = self._queue[0][0], self.search.bound - self.search.graph.total_cost
+        goal = self._affordable() if self.search.timeline else known
+        return estimate < known and estimate + growth < goal
 
     def _tell(self, again: float) -> None:
         bound = (self.search.graph.total_cost + again) * (1 - ROUNDING)

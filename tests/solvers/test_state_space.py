@@ -9,7 +9,8 @@ from oracles import cheapest, cheapest_in_any_order, run_plan
 from strategies import graphs, problems, tangled, training_chain
 
 from checkmate import DFGraph, Op, SolveStatus, solve
-from checkmate.bench.problems import budget_at
+from checkmate.bench.problems import budget_at, layered
+from checkmate.solvers import state_space
 from checkmate.solvers.search import Search
 from checkmate.solvers.state_space import Paths, StateSpace
 
@@ -80,3 +81,19 @@ def test_costs_of_all_sizes():
 def test_what_needs_nothing_and_gives_nothing():
     graph = DFGraph(tuple(Op(f"op{i}", (), 1, 3) for i in range(4)))
     assert solve(graph, 3, solver="state_space").cost == 4
+
+
+@pytest.mark.parametrize(("known", "least", "most"), [(0.0, 1000, 1000), (0.5, 100, 300)])
+def test_states_that_will_prove_nothing_are_given_up(monkeypatch, known, least, most):
+    """Where another bound is far above theirs, and they are slow; those that tell the best bound go on."""
+    graph = layered(40)
+    search = Search(graph, budget_at(graph, 0.5), time_limit_s=60)
+    search.raise_bound((1 + known) * graph.total_cost, by="another")
+    looked, step = [], Paths._step
+    monkeypatch.setattr(state_space, "LOOK", 100)
+    monkeypatch.setattr(Paths, "_step", lambda self: looked.append(self) or step(self))
+    paths = Paths(search)
+    paths.advance(1000, hopeful=False)
+    assert least <= len(looked) <= most and not paths.ended
+    paths.advance(1000)  # where nothing else is left to do
+    assert len(looked) >= least + 1000
