@@ -57,9 +57,9 @@ CHECK_ROUNDS = 6
 MOST_ROUNDS = 9
 """How many plans are made at most while those that were found took more than the budget."""
 
-SPARE_SHARE, SPARE_BYTES = 0.02, 64 * 2**10
-"""Share of what the budget leaves for activations that a checked plan leaves unused, as where a batch lies in memory varies; and so many bytes,
-if they are less than `NEAR`: in a small pool it varies by more, and the values within a loop come and go."""
+SPARE_SHARE, SMALL_SPARE_SHARE, SPARE_BYTES = 0.02, 0.1, 64 * 2**10
+"""Share of what the budget leaves for activations that a checked plan leaves unused, as where a batch lies in memory varies. In a small pool that
+varies by more, and the values within a loop come and go: the second share there, but no more than so many bytes."""
 
 MOST_LOST = 0.25
 """Share of the resident bytes that the allocator is believed to lose on them at most, by chunks that it did not split."""
@@ -233,7 +233,7 @@ class Attempt:
 
     def with_spare(self, measured_bytes: int) -> int:
         """A budget of which a plan that took so much leaves enough unused."""
-        room = (measured_bytes - self.outside - self.graph.fixed_bytes) / (1 - NEAR)
+        room = (measured_bytes - self.outside - self.graph.fixed_bytes) / (1 - SMALL_SPARE_SHARE)
         return measured_bytes + spare_bytes(room)
 
     @property
@@ -368,7 +368,7 @@ def time_limit(asked_s: float | None, graph: DFGraph) -> float:
 
 def spare_bytes(room: float) -> int:
     """Returns how much of the bytes that a budget leaves for activations a checked plan leaves unused."""
-    return int(max(SPARE_SHARE * room, min(NEAR * room, SPARE_BYTES)))
+    return int(max(SPARE_SHARE * room, min(SMALL_SPARE_SHARE * room, SPARE_BYTES)))
 
 
 def reserve_bytes(room: int) -> int:

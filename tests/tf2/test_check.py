@@ -388,11 +388,11 @@ def test_a_plan_for_more_is_tried_where_those_for_less_took_too_much(monkeypatch
 def test_a_refusal_names_a_budget_that_what_was_measured_leaves_enough_of(room):
     from types import SimpleNamespace
 
-    from checkmate.tf2.attempt import NEAR, SPARE_SHARE, Attempt, spare_bytes
+    from checkmate.tf2.attempt import SMALL_SPARE_SHARE, SPARE_SHARE, Attempt, spare_bytes
 
     resident = 7000
     attempt = SimpleNamespace(outside=3000, graph=SimpleNamespace(fixed_bytes=resident - 3000))
     budget = Attempt.with_spare(attempt, resident + room)
     assert budget - (resident + room) >= spare_bytes(budget - resident) - 1  # a byte of rounding
-    assert SPARE_SHARE * room - 1 <= spare_bytes(room) <= NEAR * room
+    assert SPARE_SHARE * room - 1 <= spare_bytes(room) <= SMALL_SPARE_SHARE * room
     assert room >= 3 * 2**20 or spare_bytes(room) > 2 * SPARE_SHARE * room - 1  # a small pool varies by more
