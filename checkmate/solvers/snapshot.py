@@ -197,8 +197,7 @@ class _Run:
         if self.paths is None or self.finder.finished():
             return
         until = (1 - share) * self.search.remaining_s
-        out_of_time = lambda: not self.search.deterministic and self.search.remaining_s <= until  # noqa: E731
-        self.paths.advance(states, out_of_time, hopeful=hopeful)
+        self.paths.advance(states, lambda: not self.search.deterministic and self.search.remaining_s <= until, hopeful=hopeful)
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
