@@ -4,7 +4,8 @@
     exact       the cheapest path through the states of memory (`state_space`), where ops are few: nothing is left to do when it ends
     snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
-                Where it overflows, repair it, set one more snapshot there, and solve again, with annealing beside that on another core
+                Where it overflows, repair it, set one more snapshot there, and solve again, with annealing, from the solution as it is and from
+                the best plan, beside that on another core
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large,
                 with annealing beside the integer programs; then annealing alone, while it pays
@@ -32,7 +33,7 @@ import numpy as np
 from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
-from checkmate.solvers.finder import GOOD_ENOUGH, Finder
+from checkmate.solvers.finder import GOOD_ENOUGH, NEARLY, Finder
 from checkmate.solvers.local_search import lift
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
@@ -42,9 +43,6 @@ from checkmate.units import format_bytes
 
 MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
-
-NEARLY = 5e-4
-"""Share of the cost below which what is missing is worth little time."""
 
 SMALL_MODEL = 700
 """Variables up to which snapshots are added even while they teach little, and one snapshot is solved to the last digit."""
@@ -310,6 +308,7 @@ class _Run:
         if self.timetable.peak_bytes <= search.budget_bytes:
             self.finder.offer(by="lifted snapshot")
             return None
+        self.finder.wish()
         self.finder.settle(by="repaired snapshot")
         self.finder.polish()
         return over

@@ -15,6 +15,7 @@ import strategies
 from hypothesis import assume, given, settings
 
 from checkmate import DFGraph, InfeasibleBudgetError, Op, Plan, Schedule, SolveStatus, floor, replay, solve
+from checkmate.bench import problems
 from checkmate.solvers import snapshot
 from checkmate.solvers.annealer import Loading
 from checkmate.solvers.dtr import DTR
@@ -282,3 +283,22 @@ def test_repeats_out_of_stages_where_no_plan_in_stages_is_found():
         pass
     assert search.plan is not None
     assert Schedule.from_plan(graph, search.plan) is None
+
+
+def test_annealing_from_a_wish_keeps_what_the_relaxation_knew():
+    graph = problems.load("resnet152")
+    budget = problems.budget_at(graph, 0.3)
+    cost = {}
+    # As many proposals in all: 400 per op twice and 100, or 900.
+    for wished, proposals in ((True, 100), (False, 900)):
+        search = Search(graph, budget, time_limit_s=600, deterministic=True)
+        run = snapshot._Run(Snapshot(proposals=proposals), search)
+        one = SnapshotModel(graph, budget, [run.peak])
+        assert run._lift(one, one.solve(time_limit_s=60).dropped).max() > 0
+        if wished:
+            run.finder.wish()
+        run.finder.settle(by="repaired snapshot")
+        run.finder.improve()
+        cost[wished] = search.timeline.cost
+        bound = one.solve(time_limit_s=60).cost
+    assert cost[True] - bound < 0.8 * (cost[False] - bound)
