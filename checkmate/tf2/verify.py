@@ -154,7 +154,7 @@ class _Verifier:
             with kept_state(self.variables):
                 again, _ = self._values(self._plain)
             with kept_state(self.variables):
-                self._move_weights()
+                move_weights(self.variables)
                 moved, _ = self._values(self._plain)
         except tf.errors.ResourceExhaustedError:
             self.notes.append("The plain step does not fit on this device, so there is nothing to compare values with.")
@@ -188,7 +188,7 @@ class _Verifier:
             with kept_state(self.variables):
                 yield self._values(self._plain)[0]
             with kept_state(self.variables):
-                self._move_weights()
+                move_weights(self.variables)
                 yield self._values(self._plain)[0]
 
     def _as_written(self, before: list[np.ndarray], fused: tuple[Difference, ...]) -> tuple[Difference, ...]:
@@ -269,20 +269,20 @@ class _Verifier:
         values = [np.asarray(each) for each in (*outputs, *self.variables)]
         return values, peak - now + self.traced.between_bytes + self.planned.report.outside_bytes
 
-    def _move_weights(self) -> None:
-        for variable in self.variables:
-            if variable.dtype.is_floating and variable.trainable:
-                value = variable.numpy()
-                variable.assign(np.nextafter(value, np.full_like(value, np.inf)), read_value=False)
-
     def _differences(
-        self, ours: list[np.ndarray], plain: list[np.ndarray], others: Iterable[list[np.ndarray]], before: list[np.ndarray]
+        self, ours: list[np.ndarray], plain: list[np.ndarray], others: Sequence[list[np.ndarray]], before: list[np.ndarray]
     ) -> tuple[Difference, ...]:
         outputs = len(plain) - len(self.variables)
         names = [f"output {k}" for k in range(outputs)] + [variable.name for variable in self.variables]
         start = [0] * outputs + list(before)
-        others = list(others)
         return tuple(compare(names[k], plain[k], ours[k], [other[k] for other in others], start[k]) for k in range(len(plain)))
+
+
+def move_weights(variables: Iterable[Any]) -> None:
+    """Moves every trainable number to the next one: what a step makes of that is its own sensitivity to rounding."""
+    for variable in variables:
+        if variable.dtype.is_floating and variable.trainable:
+            variable.assign(np.nextafter(value := variable.numpy(), np.full_like(value, np.inf)), read_value=False)
 
 
 @contextmanager

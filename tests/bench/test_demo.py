@@ -10,15 +10,22 @@ MIB = 2**20
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def losses():
+    """Of each kind of training."""
+    return {"plain": 1.0, "planned": 1.0, "moved": 1.0}
+
+
+@pytest.fixture
+def calls(monkeypatch, losses):
     called = []
 
     def fresh_process(module, arguments):
         called.append(arguments)
         planned = arguments[-1] == "50%"
+        loss = losses["moved" if "--moved" in arguments else "planned" if planned else "plain"]
         seen = [(0.0, MIB), (0.5, (4 if planned else 9) * MIB), (1.0, MIB)] if "--watch" in arguments else []
         budget = 5 * MIB if planned else None
-        return {"device": "CPU:0", "budget_bytes": budget, "peak_bytes": 4 * MIB, "step_s": 1.0, "losses": [1.0], "in_use": seen}
+        return {"device": "CPU:0", "budget_bytes": budget, "peak_bytes": 4 * MIB, "step_s": 1.0, "losses": [loss], "in_use": seen}
 
     monkeypatch.setattr(demo, "fresh_process", fresh_process)
     return called
@@ -35,3 +42,24 @@ def test_a_picture_of_both_trainings(calls, tmp_path):
 def test_without_a_picture_nobody_watches(calls):
     assert CliRunner().invoke(main, ["demo", "--budget", "50%"]).exit_code == 0
     assert not any("--watch" in arguments for arguments in calls)
+
+
+def test_losses_that_differ_are_compared_with_what_a_last_bit_makes_of_them(calls, losses):
+    losses["planned"], losses["moved"] = 1.02, 1.01
+    found = CliRunner().invoke(main, ["demo", "--budget", "50%"])
+    assert found.exit_code == 0, found.output
+    assert "losses as near (2.0e-02) as its own when weights begin a last bit off (1.0e-02)" in found.output
+    assert [arguments for arguments in calls if "--moved" in arguments] == [["--moved", "mobilenet", "4"]]
+
+
+def test_losses_that_differ_more_than_that_are_said_to(calls, losses):
+    losses["planned"], losses["moved"] = 1.02, 1.002
+    found = CliRunner().invoke(main, ["demo", "--budget", "50%"])
+    assert found.exit_code == 1
+    assert "DIFFERENT losses" in found.output
+    assert "3 times what weights a last bit off make of them" in found.output
+
+
+def test_losses_that_agree_need_no_third_training(calls):
+    CliRunner().invoke(main, ["demo", "--budget", "50%"])
+    assert len(calls) == 2
