@@ -91,9 +91,36 @@ def test_states_that_will_prove_nothing_are_given_up(monkeypatch, known, least, 
     search.raise_bound((1 + known) * graph.total_cost, by="another")
     looked, step = [], Paths._step
     monkeypatch.setattr(state_space, "LOOK", 100)
-    monkeypatch.setattr(Paths, "_step", lambda self: looked.append(self) or step(self))
+    monkeypatch.setattr(Paths, "_step", lambda self, enough: looked.append(self) or step(self, enough))
     paths = Paths(search)
     paths.advance(1000, hopeful=False)
     assert least <= len(looked) <= most and not paths.ended
     paths.advance(1000)  # where nothing else is left to do
     assert len(looked) >= least + 1000
+
+
+def _fan(width: int, readers: int) -> DFGraph:
+    """Many values of nearly the same size, of which half must go for one that is large."""
+    ops = [Op(f"f{i}", (), 1 + i % 7, 5 + i % 9) for i in range(width)] + [Op("big", (), 1, 5 * width)]
+    ops += [Op(f"b{j}", (*range(j, width, readers), width), 1, 1) for j in range(readers)]
+    return DFGraph(tuple(ops), tuple(range(width + 1, len(ops))))
+
+
+def test_ways_to_make_room_are_not_all_looked_at_where_they_are_too_many():
+    graph = _fan(38, 8)
+    paths = Paths(Search(graph, budget_at(graph, 0.5), time_limit_s=600))
+    paths.advance(20)
+    assert not paths.ended
+    assert paths._edges <= 20 * state_space.EDGES + state_space.STEP
+
+
+def test_a_state_that_was_left_half_way_is_looked_at_again():
+    graph = _fan(12, 3)
+    expected = solve(graph, budget_at(graph, 0.4), solver="state_space").cost
+    search = Search(graph, budget_at(graph, 0.4), time_limit_s=600)
+    paths, asked = Paths(search), iter(range(10**9))
+    while not paths.ended:
+        paths.advance(10**6, lambda: next(asked) % 7 == 6)
+        assert search.bound <= expected + 1e-9
+    assert next(asked) > 14
+    assert search.timeline.cost == expected
