@@ -43,14 +43,14 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
         if unit == "%":
             if percent_of is None:
                 raise BudgetError(f"{amount!r} is a share, and here nothing says of what. Give an amount such as '6GiB'.")
-            number = number * percent_of / 100  # in this order: 50% of 58 is 29
+            number = number * max(1, percent_of) / 100  # in this order: 50% of 58 is 29; a share of nothing is next to nothing
         else:
             number *= _UNITS.get(unit, 1)
     else:
         number = amount
     if not 0 < number < 2**63:  # also refuses nan and infinity
         raise BudgetError(f"A budget must be more than zero bytes and less than 2^63; got {amount!r}.")
-    return int(number)
+    return max(1, int(number))
 
 
 def format_bytes(count: float) -> str:

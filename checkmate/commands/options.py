@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,12 @@ class FileToWrite(click.Path):
 PICTURE = FileToWrite(".png", ".svg", ".pdf")
 
 
-def each_budget(budgets: Iterable[str]) -> Iterator[str]:
-    """Budgets that were given with commas or by repeating the option."""
-    for budget in budgets:
-        yield from filter(None, (part.strip() for part in budget.split(",")))
+def each_budget(budgets: Iterable[str]) -> list[str]:
+    """Budgets that were given with commas or by repeating the option; at least one."""
+    found = [part.strip() for budget in budgets for part in budget.split(",") if part.strip()]
+    if not found:
+        raise click.UsageError("No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'.")
+    return found
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str], list[Any]]:

@@ -64,7 +64,7 @@ def simulate_command(
     """
     program = as_program(file)
     names = heuristics or (list(HEURISTICS) if plot else ["dtr_eq"])
-    asked = list(each_budget(budgets or (GRID if plot else ("50%",))))
+    asked = each_budget(budgets or (GRID if plot else ("50%",)))
     runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
     if as_json:
         for run in runs:

@@ -92,7 +92,7 @@ def load_graph(path: str | os.PathLike) -> DFGraph:
         return DFGraph(ops, outputs, data.get("fixed_bytes", 0), str(data.get("name", "")))
     except CheckmateError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise PlanFileError(
             f"{path} is no graph file: {type(error).__name__} {error}. It needs 'nodes' with name, cost and bytes, and 'edges'."
         ) from error
@@ -146,7 +146,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
         data = json.loads(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content)
     except (OSError, EOFError, zlib.error) as error:
         raise PlanFileError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a number of thousands of digits
         raise PlanFileError(f"{path} is not JSON: {error}. It may be cut short or of another kind.") from error
     if not isinstance(data, dict):
         raise PlanFileError(f"{path} holds a JSON {type(data).__name__}; an object was expected.")

@@ -48,7 +48,7 @@ class Op:
                 raise GraphError(f"Op {self.name!r} lists an op twice in {key}: {indices}. List each once.")
             object.__setattr__(self, key, indices)
         object.__setattr__(self, "control_deps", tuple(i for i in self.control_deps if i not in self.deps))
-        if not (isinstance(self.cost, (int, float, np.number)) and math.isfinite(self.cost) and self.cost >= 0):
+        if not _is_cost(self.cost):
             raise GraphError(f"Op {self.name!r} has cost {self.cost!r}. A cost is a finite number, zero or more.")
         for key in ("output_bytes", "workspace_bytes"):
             object.__setattr__(self, key, _whole_bytes(getattr(self, key), f"Op {self.name!r} has {key}"))
@@ -237,6 +237,13 @@ def _whole_bytes(value, what: str) -> int:
     except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
         pass
     raise GraphError(f"{what} {value!r}. It must be a whole number of bytes, zero or more.")
+
+
+def _is_cost(cost: object) -> bool:
+    try:
+        return isinstance(cost, (int, float, np.number)) and math.isfinite(cost) and bool(cost >= 0)
+    except OverflowError:  # Python's whole numbers can be larger than any other
+        return False
 
 
 def _check_totals(graph: DFGraph) -> None:

@@ -150,9 +150,10 @@ class _LogSteps:
                 yield self._retain(name, source)
             case logs.CopyFrom(name=name, source=source):
                 old = self.tensors[name]
-                retain = self._retain(name, source)
-                yield self._drop(old)
-                yield retain
+                if old != self.tensors[source]:  # else nothing changes, and dropping first could be the end of it
+                    retain = self._retain(name, source)
+                    yield self._drop(old)
+                    yield retain
             case logs.Release(name=name):
                 if name in self.tensors:
                     yield self._drop(self.tensors[name])

@@ -32,6 +32,9 @@ Form: TypeAlias = Literal["ap", "linearized"]
 
 FORMS: tuple[Form, ...] = ("ap", "linearized")
 
+MOST = 1_000_000
+"""Evaluations of a plan that keeps next to nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAll:
@@ -48,7 +51,7 @@ class CheckpointAll:
 class CheckpointLast:
     """Only the latest value is retained from stage to stage, and everything else that is read runs again: the other extreme.
 
-    It costs a number of evaluations that grows with the square of the number of ops.
+    It costs a number of evaluations that grows with the square of the number of ops; plans of more than `MOST` are not written down.
     """
 
     name: str = "checkpoint_last"
@@ -60,7 +63,9 @@ class CheckpointLast:
         backward = np.array([op.is_backward for op in search.graph.ops])
         for S in (latest, latest | (np.tri(n, k=-1, dtype=bool) & backward)):
             if search.remaining_s:
-                search.offer(lower(search.graph, complete(search.graph, S)), by=self.name)
+                schedule = complete(search.graph, S)
+                if search.remaining_s and schedule.R.sum() <= MOST:
+                    search.offer(lower(search.graph, schedule), by=self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def solve_curve(
         lowest = min((result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
-    found.append(solve(graph, plain_peak, solver="checkpoint_all", time_limit_s=0))
+    found.append(solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0))
     peak, _, k = min((t.peak_bytes, t.cost, k) for k, result in enumerate(found) if (t := result.timeline))
     return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 

@@ -75,7 +75,7 @@ class Finder:
     def settle(self, *, by: str) -> None:
         """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""
         if Repair(self.timetable, self.search.budget_bytes, self.out_of_time).run():
-            trim(self.timetable, self.search.budget_bytes)
+            trim(self.timetable, self.search.budget_bytes, out_of_time=self.out_of_time)
         self.offer(by=by)
 
     def offer(self, *, by: str) -> None:

@@ -59,7 +59,7 @@ class LocalSearch:
         """Offers plans until the rounds or the time are over."""
         timetable = Timetable(search.graph)
         Repair(timetable, search.budget_bytes, lambda: search.remaining_s <= 0).run()
-        trim(timetable, search.budget_bytes)
+        trim(timetable, search.budget_bytes, out_of_time=lambda: search.remaining_s <= 0)
         search.offer(timetable.plan(), by="greedy")
         loading = Loading(search.graph, search.budget_bytes, timetable.evaluations(), seed=self.seed)
         annealer = loading.annealer(search.at_most(LOAD_SHARE * search.remaining_s))
@@ -245,18 +245,21 @@ def closure(timetable: Timetable, i: int, t: int, keep: Callable[[int], bool]) -
     return moves
 
 
-def trim(timetable: Timetable, budget_bytes: int, moves: Moves | None = None) -> None:
+def trim(timetable: Timetable, budget_bytes: int, moves: Moves | None = None, *, out_of_time: Callable[[], bool] = lambda: False) -> None:
     """Takes back evaluations, the dearest first, as long as the plan stays within the budget (or does not get worse).
 
     Args:
       timetable: Changed in place.
       budget_bytes: The limit, which counts the fixed bytes.
       moves: What to try; all repeated evaluations when left out.
+      out_of_time: Asked now and then; True stops.
     """
     graph = timetable.graph
     costs, sizes = graph.costs, graph.output_bytes
     limit = max(budget_bytes, timetable.peak_bytes)
     for i, t in sorted(timetable.moves() if moves is None else moves, key=lambda move: (-costs[move[0]], move)):
+        if out_of_time():
+            return
         # Held instead, the value fills the stages since it was touched; its inputs may be free there in return.
         since = timetable.touched_before(i, t) + 1
         surely = int(sizes[i]) - sum(int(sizes[d]) for d in graph.deps[i])
@@ -294,7 +297,7 @@ def improve(timetable: Timetable, budget_bytes: int, *, work: int, seed: int, ou
             # Only what is held across a stage that became emptier can fit now where it did not before.
             emptier = np.concatenate(([0], np.cumsum(timetable.bytes_in < bytes_before)))
             again = [(i, t) for i, t in timetable.moves() if emptier[t + 1] > emptier[timetable.touched_before(i, t)]]
-            trim(timetable, budget_bytes, again)
+            trim(timetable, budget_bytes, again, out_of_time=out_of_time)
             if timetable.cost < best_cost * (1 - 1e-12):
                 best_cost, best = timetable.cost, timetable.moves()
                 continue

@@ -78,6 +78,13 @@ def test_what_cannot_be_understood_is_status_2(graph_file, arguments):
     assert "Traceback" not in found.output
 
 
+@pytest.mark.parametrize("budget", ["", ","])
+def test_no_budget_is_status_2(graph_file, budget):
+    found = invoke("solve", graph_file, "-b", budget)
+    assert found.exit_code == 2
+    assert "No budget was given" in found.stderr
+
+
 @pytest.mark.parametrize("content", ["not JSON", "{}", "[]", '{"nodes": [{"name": "a"}], "edges": []}'])
 def test_files_that_are_no_graph_are_status_2(tmp_path, content):
     (tmp_path / "a.json").write_text(content)

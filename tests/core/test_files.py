@@ -69,6 +69,7 @@ NODE = {"name": "a", "cost": 1, "bytes": 2}
         ({"nodes": [NODE], "edges": [["a", 0]]}, "does not join"),
         ({"nodes": 3, "edges": []}, "TypeError"),
         ({"nodes": [3], "edges": []}, "TypeError"),
+        ('{"nodes": [], "edges": [], "fixed_bytes": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )
 def test_files_that_are_no_graph(content, message, tmp_path):
@@ -83,6 +84,7 @@ def test_files_that_are_no_graph(content, message, tmp_path):
         ([NODE, NODE], [], "Two ops are called 'a'"),
         ([NODE], [[0, 0]], "has op 0 in deps"),
         ([{**NODE, "cost": -1}], [], "cost -1"),
+        ([{**NODE, "cost": 10**400}], [], "A cost is a finite number"),
         ([], [], "at least one op"),
     ],
 )

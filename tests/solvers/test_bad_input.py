@@ -21,11 +21,14 @@ from checkmate import (
     floor,
     replay,
     solve,
+    solve_curve,
 )
 from checkmate.solvers.backends import engines
 from checkmate.solvers.formulation import formulate
+from checkmate.solvers.local_search import Repair, trim
 from checkmate.solvers.retention import Retention
 from checkmate.solvers.solve import SOLVERS
+from checkmate.solvers.timetable import Timetable
 
 FAST = ("auto", "local_search", "lp_rounding", "retention", "chen_greedy", "revolve", "min_cut")
 
@@ -45,7 +48,7 @@ def test_a_cycle_is_named():
         DFGraph.from_networkx(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a")]))
 
 
-@pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf"), None, 10**400])
 def test_costs_that_are_none(cost):
     with pytest.raises(GraphError, match="Op 'a' has cost"):
         Op("a", cost=cost)
@@ -95,6 +98,7 @@ def test_values_without_bytes_and_ops_without_cost(name):
         assert set(result.plan.recomputed) <= {i for i, op in enumerate(graph.ops) if op.output_bytes or not op.cost}
     nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 0.0, 0) for i in range(5)), (4,))
     assert ask(nothing, 1, name).status is SolveStatus.OPTIMAL
+    assert ask(nothing, "60%", name).status is SolveStatus.OPTIMAL
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -108,6 +112,38 @@ def test_budgets_at_the_edges(name):
     assert at_the_floor.plan is None or at_the_floor.peak_bytes <= lowest
     with pytest.raises(InfeasibleBudgetError):
         solve(graph, lowest - 1, solver=name)
+
+
+def test_a_curve_of_a_graph_that_needs_no_memory():
+    nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 1.0, 0) for i in range(3)), (2,))
+    assert [result.cost for result in solve_curve(nothing, [2, "50%"]).results] == [3.0, 3.0]
+
+
+def test_a_rough_engine_does_not_prove_that_a_tight_budget_is_too_small():
+    """At the floor the budget is tight to a few bytes in 2^31, less than what PDLP works to."""
+    large = 2**30
+    ops = (
+        Op("o0", (), 0.2774412504222362, 4),
+        Op("o1", (0,), 0.824869466492772, large + 57),
+        Op("o2", (0, 1), 0.5406831003139515, 4),
+        Op("o3", (1, 2), 0.15566125579947665, 4, recomputable=False),
+        Op("o4", (1, 2), 0.2549866709916921, large + 97),
+        Op("o5", (0, 1), 0.5034787752681321, large + 16),
+    )
+    graph = DFGraph(ops, (5,))
+    lowest = floor(graph).bytes
+    assert cheapest(graph, lowest) is not None
+    assert solve(graph, lowest, solver="lp_bound_pdlp", throw=False).status is SolveStatus.NOT_FOUND
+
+
+def test_local_search_ends_with_the_time_in_a_large_graph():
+    """Taking evaluations back is looked at one by one, and there are thousands."""
+    timetable = Timetable(training_chain(60))
+    Repair(timetable, floor(timetable.graph).bytes * 2, lambda: False).run()
+    before, asked = timetable.moves(), iter((False, True))
+    assert len(before) > 2
+    trim(timetable, timetable.peak_bytes, out_of_time=lambda: next(asked))
+    assert len(before) - len(timetable.moves()) <= 1
 
 
 def test_sizes_of_terabytes():
@@ -204,6 +240,7 @@ SOLVE = """
 import checkmate
 from checkmate.solvers.backends.engines import SMALL
 from checkmate.solvers.formulation import formulate
+from checkmate.solvers.local_search import Repair, trim
 ops = tuple(checkmate.Op(f"op{i}", (i - 1,) if i else (), 1, 4) for i in range(4))
 graph = checkmate.DFGraph((*ops, checkmate.Op("end", (0, 3), 1, 1)), (4,))
 assert len(formulate(graph, 9).problem.value) < SMALL
@@ -255,6 +292,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 from checkmate.solvers import beside
 from checkmate.solvers.formulation import formulate
+from checkmate.solvers.local_search import Repair, trim
 from test_backends import hard
 p = formulate(*hard()).problem
 rows = LinearConstraint(csr_matrix((p.value, p.column, p.start), shape=p.shape), p.row_lower, p.row_upper)
