@@ -12,7 +12,7 @@ from strategies import graphs, training_chain
 import checkmate
 from checkmate import BudgetError, CheckmateError, DFGraph, Op, Plan, PlanFileError, floor, replay, simulate
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
-from checkmate.dtr.log import Call, Constant, OpLog, Release
+from checkmate.dtr.log import Call, Constant, Copy, CopyFrom, OpLog, Release
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
 
@@ -183,3 +183,13 @@ def test_the_name_at_the_top():
 def test_a_log_of_constants_costs_nothing():
     run = simulate(OpLog((Constant("w", 3),)), "100%")
     assert (run.status, run.overhead, run.peak_bytes) == ("ok", 1.0, 3)
+
+
+@pytest.mark.parametrize("policy", ["ignore", "eager", "banish"])
+def test_a_name_copied_onto_its_own_tensor_changes_nothing(policy):
+    made = (Constant("w", 3), Call(("x",), "f", ("w",), 5, (4,), (-1,)))
+    used = Call(("y",), "g", ("x",), 5, (4,), (-1,))
+    plain = simulate(OpLog((*made, used)), 100, deallocation=policy)
+    for copies in ((CopyFrom("x", "x"),), (Copy("z", "x"), CopyFrom("z", "x"), CopyFrom("x", "z"), Release("z"))):
+        found = simulate(OpLog((*made, *copies, used)), 100, deallocation=policy)
+        assert (found.evictions, found.rematerializations, found.overhead, found.peak_bytes) == (0, 0, 1.0, plain.peak_bytes)

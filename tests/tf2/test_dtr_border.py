@@ -177,6 +177,18 @@ def handle_in_a_second_thread(w):
     raise errors[0]
 
 
+def writing_in_place(w):
+    import tensorflow as tf
+
+    tf.raw_ops.InplaceUpdate(x=tf.tanh(w), i=[0], v=tf.zeros((1, 32)))
+
+
+def python_in_a_kernel(w):
+    import tensorflow as tf
+
+    tf.py_function(tf.tanh, [w], tf.float32)
+
+
 @pytest.mark.parametrize(
     ("act", "says"),
     [
@@ -184,6 +196,8 @@ def handle_in_a_second_thread(w):
         (jacobian, "jacobian"),
         (gradient_in_a_graph, "graph"),
         (nested, "another dtr"),
+        (writing_in_place, "InplaceUpdate does not work"),
+        (python_in_a_kernel, "Call the function directly"),
         (strategy, "OneDeviceStrategy"),
         (second_thread, "another thread"),
         (handle_in_a_second_thread, "another thread"),
@@ -232,3 +246,15 @@ def test_a_tensorflow_with_other_insides_is_refused(monkeypatch):
     monkeypatch.setattr(fence, "tape_record", lambda *args: None)
     with pytest.raises(UnsupportedError, match=r"TensorFlow [\d.]+ a small gradient"):
         dtr().__enter__()
+
+
+def test_functions_may_hold_handles():
+    """In a condition, and in a pipeline."""
+    import tensorflow as tf
+
+    x = normal(32, 32)
+    with dtr(smallest_bytes=0):
+        h = tf.tanh(x)
+        chosen = tf.function(lambda a: tf.cond(tf.reduce_sum(a) > 1e6, lambda: a + h, lambda: a - h))(x)
+        (first, _) = tf.data.Dataset.range(2).map(lambda i: tf.cond(i > 0, lambda: h, lambda: -h))
+    same(arrays([chosen, first]), arrays([x - tf.tanh(x), -tf.tanh(x)]))

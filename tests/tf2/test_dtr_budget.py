@@ -314,6 +314,16 @@ def test_needs_are_those_of_the_attributes_too():
             assert found.numpy().dtype == dtype.as_numpy_dtype
 
 
+def test_views_need_no_room():
+    import tensorflow as tf
+
+    x = tf.ones((1024, 256))
+    with above(1.5 * MIB, strict=False) as context:
+        viewed = tf.reshape(tf.tanh(x), (256, 1024))
+    assert viewed.shape == (256, 1024)
+    assert not context.stats.evictions and context.stats.peak_bytes <= context.stats.budget_bytes
+
+
 def test_what_the_context_makes_from_the_start():
     """The whole program under the context: variables, an optimizer's slots, several models."""
     import keras

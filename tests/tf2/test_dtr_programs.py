@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from eager_programs import MIB, above, chain, dtr, gradients, plain_peak, same
+from eager_programs import MIB, above, arrays, chain, dtr, gradients, normal, plain_peak, same
 
 from checkmate import simulate
 
@@ -61,3 +61,40 @@ def test_a_recorded_log_is_a_program():
     assert plain.plain_peak_bytes - fixed == pytest.approx(peak, rel=0.2)
     tight = simulate(log, fixed + int(0.9 * (plain.plain_peak_bytes - fixed)))
     assert tight.rematerializations > 0
+
+
+def test_a_list_that_the_program_changes_later():
+    import tensorflow as tf
+
+    images, size, pooled = normal(1, 16, 16, 4), [1, 3, 3, 1], []
+    with dtr(smallest_bytes=0) as context:
+        for width in (3, 5):
+            size[1] = size[2] = width
+            pooled.append(tf.nn.max_pool2d(images, size, 1, "SAME"))
+        context._runtime.evict_all()
+        found = arrays(pooled)
+    assert context.stats.rematerializations
+    same(found, arrays([tf.nn.max_pool2d(images, width, 1, "SAME") for width in (3, 5)]))
+
+
+@pytest.mark.parametrize("pool", ["FractionalMaxPool", "FractionalAvgPool"])
+def test_ops_that_draw_run_once_though_tensorflow_does_not_say_that_they_do(pool):
+    import tensorflow as tf
+
+    with dtr(smallest_bytes=0) as context:
+        pooled, *_ = getattr(tf.raw_ops, pool)(value=normal(1, 32, 32, 4), pooling_ratio=(1.0, 1.44, 1.5, 1.0))
+        before = arrays([pooled])
+        context._runtime.evict_all()
+        same(arrays([pooled]), before)
+
+
+def test_shapes_are_never_evicted():
+    """TensorFlow's gradient of it asks for the shape in the middle of a function that knows its own tensors only."""
+    import tensorflow as tf
+
+    x = normal(16, 16)
+    with dtr(smallest_bytes=0), tf.GradientTape() as tape:
+        tape.watch(x)
+        total = tf.reduce_sum(tf.broadcast_to(x, tf.concat([[3], tf.shape(x)], 0)))
+        (found,) = arrays([tape.gradient(total, x)])
+    assert np.all(found == 3)

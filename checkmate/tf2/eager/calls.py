@@ -39,6 +39,8 @@ class EagerCall(Call):
         device: str,
     ):
         self.number, self.name, self.kind, self.arguments = number, kind.name, kind, arguments
+        if kind.lists_in_attrs and attrs:
+            attrs = tuple([_copied(each) for each in attrs])
         self.inputs, self.lengths, self.attrs, self.results, self.device = inputs, lengths, attrs or (), results, device
         self.outputs = ()
         self.bytes = self.workspace_bytes = 0
@@ -84,6 +86,11 @@ class EagerCall(Call):
                 attrs += [dtypes, [_type_number(tensor) for tensor in tensors]]
                 known.add(dtypes)
         return tuple(attrs)
+
+
+def _copied(attr: Any) -> Any:
+    """A list of the program's, which it may change before the op runs again, as it is now."""
+    return [_copied(each) for each in attr] if type(attr) is list else attr
 
 
 def _type_number(argument: Any) -> int:

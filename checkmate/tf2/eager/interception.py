@@ -12,7 +12,7 @@ import tensorflow as tf
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.backward import gradients_through, vector_space
-from checkmate.tf2.eager.op_kinds import OpKind, kind_of
+from checkmate.tf2.eager.op_kinds import REFUSED, OpKind, kind_of
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
 
 _SHAPE_OPS = {
@@ -83,6 +83,7 @@ class Interception:
             if _any_lazy(inputs):
                 raise _other_thread()
             return fence.real_execute(op_name, num_outputs, inputs, attrs, ctx, name)
+        _refuse_op(op)
         if op in _SHAPE_OPS and type(inputs[0]) is LazyTensor:
             return [_static(op, inputs[0], attrs)]
         if not kind.passed_on and all([type(each) in _TENSORS for each in inputs]):
@@ -111,6 +112,8 @@ class Interception:
     def _aside(self, context: Any, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """What is not ours to run. Handles among its inputs go by the slow path, which finds their values."""
         elsewhere = self._elsewhere()
+        if not elsewhere:
+            _refuse_op(op)
         if _any_lazy(args):
             raise _other_thread() if elsewhere else fence.FallbackException("values are to be found first")
         result = fence.real_fast(context, op, name, *args)
@@ -174,6 +177,11 @@ def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int
         else:
             raise fence.FallbackException("something is to be converted to a tensor first")
     return tensors, tuple(lengths)
+
+
+def _refuse_op(op: str) -> None:
+    if op in REFUSED:
+        raise UnsupportedError(f"{op} does not work under dtr(): {REFUSED[op]}")
 
 
 def _any_lazy(arguments: Any) -> bool:

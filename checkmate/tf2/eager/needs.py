@@ -73,8 +73,9 @@ class NeedsTable:
         key = (shape, dtype)
         found = self._made.get(key)
         if found is None:
+            stays = _may_be_shape(shape) and dtype == tf.int32  # TensorFlow asks for its value in the middle of functions
             number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
-            found = self._made[key] = Made(rounded(math.prod(shape) * dtype.size) if number else 0, shape, dtype)
+            found = self._made[key] = Made(rounded(math.prod(shape) * dtype.size) if number and not stays else 0, shape, dtype)
         return found
 
     def of(self, call: EagerCall, signatures: Sequence[Any]) -> Needs:
@@ -106,6 +107,8 @@ class NeedsTable:
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
         known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
+        if call.kind.is_view and call.name != "Snapshot":  # which may copy
+            outputs = scratch = 0
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
 
 
@@ -126,7 +129,11 @@ def _bytes(argument: Any) -> int:
 
 def _shape_like(tensor: Any, shape: tuple[int, ...]) -> Any:
     """The value of an integer tensor that may be a shape or an axis, or None."""
-    return tensor._numpy() if not shape or (len(shape) == 1 and shape[0] <= _SMALL) else None
+    return tensor._numpy() if _may_be_shape(shape) else None
+
+
+def _may_be_shape(shape: tuple[int, ...]) -> bool:
+    return not shape or (len(shape) == 1 and shape[0] <= _SMALL)
 
 
 def _scratch(call: EagerCall) -> tf.Operation:

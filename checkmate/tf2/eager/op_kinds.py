@@ -14,6 +14,15 @@ _PASSED_ON = frozenset({
     "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
 })  # fmt: skip
 _UNTYPED = 0
+# TensorFlow does not say so, but without a seed they draw anew whenever they run.
+_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
+
+_WRITES = "it writes into a tensor, and one that is evicted comes back as it was made first. Use tf.tensor_scatter_nd_update and its like."
+REFUSED = {
+    **dict.fromkeys(("InplaceAdd", "InplaceSub", "InplaceUpdate"), _WRITES),
+    "EagerPyFunc": "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the function directly: ops run at once here.",
+}
+"""Ops that cannot run under the runtime, and why."""
 
 # What the gradients of common ops read, so that the first step holds no more than later ones. A gradient that reads something else gets it, too.
 _NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
@@ -37,18 +46,32 @@ class OpKind:
       is_view: Its first output shares the memory of its first input.
       inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
       count: How many input arguments it has.
+      lists_in_attrs: Some of its attributes are lists, which belong to the program.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
       one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None before the first gradient.
     """
 
-    __slots__ = ("count", "inputs", "is_list", "is_view", "lists", "name", "one_each", "passed_on", "reads", "stateful", "types")
+    __slots__ = (
+        "count",
+        "inputs",
+        "is_list",
+        "is_view",
+        "lists",
+        "lists_in_attrs",
+        "name",
+        "one_each",
+        "passed_on",
+        "reads",
+        "stateful",
+        "types",
+    )
 
     def __init__(self, name: str):
         self.name = name
         definition = fence.op_def(name)
-        self.passed_on = definition is None or name in _PASSED_ON
+        self.passed_on = definition is None or name in _PASSED_ON or name in REFUSED
         arguments = definition.input_arg if definition is not None else ()
         self.inputs = [(argument.type_attr, argument.number_attr, argument.type_list_attr) for argument in arguments]
         self.count = len(self.inputs)
@@ -57,7 +80,10 @@ class OpKind:
         self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)
         defaults = {attr.name: attr.default_value.type for attr in definition.attr} if definition is not None else {}
         self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
-        self.stateful = definition is not None and definition.is_stateful
+        self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
+        self.lists_in_attrs = (
+            any(attr.type == "shape" or attr.type.startswith("list(") for attr in definition.attr) if definition else False
+        )
         self.is_view = name in _VIEWS
         self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 

@@ -224,9 +224,7 @@ class _Handle:
     def op(self):
         raise AttributeError("A tensor has an op in a graph only; ops run at once here.")
 
-    @property
-    def graph(self):
-        raise AttributeError("An op that runs at once makes no graph.")
+    graph = None  # an op that runs at once makes none; functions that capture a handle look whether it is theirs
 
     @property
     def name(self):
