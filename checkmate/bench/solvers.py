@@ -8,13 +8,13 @@ Besides solvers there are "paper:ENGINE", the paper's program alone, and "groupe
 what that is on the ops: beside "auto" it tells what grouping loses.
 
 How "auto" grows with the graph: `checkmate bench solvers encoder5 encoder20 encoder53 encoder107 --shares 0.3 --time-limit 55`, transformer encoders by rule,
-each in a process of its own, on one core that was half busy with other work. "first", "1 %" and "0.1 %" are the seconds until then, "gap" is in percent, "GiB" all that the process held.
+each in a process of its own, on two cores of which one was busy with other work. "first", "1 %" and "0.1 %" are the seconds until then, "gap" is in percent, "GiB" all that the process held.
 
     graph         ops   first    1 %   0.1 %   total    gap   GiB
-    encoder5      473    0.41   0.45    0.77    14.1  0.000   0.26
-    encoder20   1,883    7.77   7.77    7.77    13.6  0.009   0.21
-    encoder53   4,985    5.32   6.95   10.68    10.9  0.001   0.13
-    encoder107 10,061    6.16      -       -    57.8  1.376   0.17
+    encoder5      473    0.05   0.06    0.12     1.7  0.000   0.21
+    encoder20   1,883    1.08   1.08    1.08     1.6  0.009   0.21
+    encoder53   4,985    4.36   5.72    5.72     5.7  0.001   0.14
+    encoder107 10,061    5.59  18.78   18.78    55.0  0.040   0.25
 
 Repair grows faster than the graph, as both evictions and what each changes get more: so beyond 2,000 ops Chen's plan, trimmed, comes first.
 """
