@@ -90,8 +90,10 @@ class Annealer:
         return self._evaluated + int(self._order.counts[self._state.EVALUATED])
 
     def restart(self, start: Sequence[int]) -> None:
-        """Goes on from another order, as far as there is room for it."""
+        """Goes on from another order, of any length."""
         self._evaluated = self.evaluated
+        if (short := len(start) + self._room + 1 - len(self._best)) > 0:
+            self._best = np.append(self._best, np.full(short, -1, np.int64))
         self._order = self._state.make_order(self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start))
 
     def run(

@@ -256,3 +256,15 @@ def test_without_a_folder_for_the_code_it_is_compiled_in_this_process(monkeypatc
     monkeypatch.setattr(machine_code, "is_compiled", lambda: False)
     monkeypatch.setattr(machine_code, "_folder", lambda: None)
     wait_until_compiled()
+
+
+def test_it_goes_on_from_an_order_of_any_length():
+    """A relaxation's wish, or another solver's plan, may run ops again far more often than the order it was made with had room for."""
+    graph = strategies.training_chain(6)
+    annealer = Annealer(graph, _budget(graph, 0.4), _start(graph), freedom=REPEATS_ANYWHERE)
+    long = [*_start(graph), *[0] * (10 * len(graph) + 200)]
+    annealer.restart(long)
+    assert annealer.current == long
+    annealer.run(20_000)
+    _check_counts(graph, annealer)
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= _budget(graph, 0.4)
