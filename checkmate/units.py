@@ -19,7 +19,7 @@ _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(%|[a-z]*)\s*", r
 
 
 def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
-    """Returns `amount` as a whole number of bytes.
+    """Returns `amount` as a whole number of bytes, at least one.
 
     Args:
       amount: A number of bytes, or text such as "6GiB", "1.5 GB", "300MB" or "60%". GiB is 2^30 bytes, GB is 10^9.

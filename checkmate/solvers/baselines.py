@@ -33,7 +33,7 @@ Form: TypeAlias = Literal["ap", "linearized"]
 FORMS: tuple[Form, ...] = ("ap", "linearized")
 
 MOST = 1_000_000
-"""Evaluations of a plan that keeps next to nothing."""
+"""Evaluations up to which a plan that keeps next to nothing is written down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ PLANLESS = 3
 POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
-WISHED, WISHED_TEMPERATURES = 400, ((0.05, 0.01), (0.3, 0.01))
-"""Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op: those of the first while it is new. Hotter, what the
-relaxation knew is lost; as cold, a wish that is far over the budget freezes into a dear plan."""
+WISHED, COLD_WISH, WARM_WISH = 400, (0.05, 0.01), (0.3, 0.01)
+"""Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: once, while
+the wish is new. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
 OTHERS_SHARE = 0.1
 """Share of the time for another solver's plan."""
@@ -176,7 +176,7 @@ class Finder:
 
     def _anneal_wish(self, annealer: Annealer, proposals: int, beside: Beside | None) -> None:
         n = len(self.search.graph)
-        for hot, cold in WISHED_TEMPERATURES[not self._wish_is_new :]:
+        for hot, cold in (COLD_WISH, WARM_WISH) if self._wish_is_new else (WARM_WISH,):
             annealer.restart(self._wish)
             annealer.run(proposals * n, hot=hot, cold=cold, price=PRICE / n, remaining_s=lambda: self._remaining_s(beside))
             self._offer_best(annealer)

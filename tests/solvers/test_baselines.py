@@ -9,6 +9,7 @@ from oracles import run_plan
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, Op, Plan, replay, solve
+from checkmate.solvers import baselines
 from checkmate.solvers.baselines import FORMS, ChenGreedy, ChenSqrtN, checkpoint_candidates, checkpointed
 from checkmate.solvers.search import Search
 from checkmate.solvers.solve import make_solver
@@ -115,3 +116,14 @@ def test_articulation_points_help_where_the_linear_order_hurts():
         return replay(graph, Plan.from_order(graph, checkpointed(graph, checkpoints, crossing=False, steady=True))).cost
 
     assert cost(joins[2::3]) < cost([i - 1 for i in joins[2::3]])
+
+
+def test_a_plan_of_far_too_many_evaluations_is_not_written_down(monkeypatch):
+    graph = training_chain(8)
+    peaks = []
+    for most in (baselines.MOST, len(graph)):
+        monkeypatch.setattr(baselines, "MOST", most)
+        search = Search(graph, 1, time_limit_s=60)
+        make_solver("checkpoint_last").run(search)
+        peaks.append(search.best_peak_bytes)
+    assert peaks[0] and not peaks[1]

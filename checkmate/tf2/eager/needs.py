@@ -107,7 +107,7 @@ class NeedsTable:
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
         known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
-        if call.kind.is_view and call.name != "Snapshot":  # which may copy
+        if call.kind.is_view:
             outputs = scratch = 0
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
 

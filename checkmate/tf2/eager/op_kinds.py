@@ -8,7 +8,7 @@ from typing import Any
 
 from checkmate.tf2.eager import fence
 
-_VIEWS = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Snapshot", "Squeeze", "StopGradient"})
+_VIEWS = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"})
 # They allocate nothing that could be evicted; TensorFlow runs and records them as it always does.
 _PASSED_ON = frozenset({
     "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
@@ -81,9 +81,8 @@ class OpKind:
         defaults = {attr.name: attr.default_value.type for attr in definition.attr} if definition is not None else {}
         self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
         self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
-        self.lists_in_attrs = (
-            any(attr.type == "shape" or attr.type.startswith("list(") for attr in definition.attr) if definition else False
-        )
+        attrs = definition.attr if definition is not None else ()
+        self.lists_in_attrs = any(attr.type == "shape" or attr.type.startswith("list(") for attr in attrs)
         self.is_view = name in _VIEWS
         self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 
