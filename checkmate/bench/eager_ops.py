@@ -16,7 +16,7 @@ from typing import Any
 from checkmate.bench.process import fresh_process
 
 COLUMNS = ("width", "pass", "plain us", "dtr(): + us", "", "budget far away: + us", "")
-WIDTHS = (16, 128, 384)
+WIDTHS = (16, 128, 448)
 FAR = "8GiB"
 
 

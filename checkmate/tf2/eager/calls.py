@@ -39,7 +39,7 @@ class EagerCall(Call):
         device: str,
     ):
         self.number, self.name, self.kind, self.arguments = number, kind.name, kind, arguments
-        if kind.lists_in_attrs and attrs:
+        if attrs and not kind.plain_attrs:
             attrs = tuple([_copied(each) for each in attrs])
         self.inputs, self.lengths, self.attrs, self.results, self.device = inputs, lengths, attrs or (), results, device
         self.outputs = ()

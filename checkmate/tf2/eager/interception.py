@@ -73,6 +73,8 @@ class Interception:
                 break
         if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
             return _static(op, tensors[0], args[count:])
+        if self._runtime.leaves(kind, tensors, lengths, args[count:]):
+            return fence.real_fast(context, op, name, *args)
         return self._runtime.run(kind, tensors, lengths, args[count:], None, name)
 
     def _slow(self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None) -> Any:
@@ -87,8 +89,10 @@ class Interception:
         if op in _SHAPE_OPS and type(inputs[0]) is LazyTensor:
             return [_static(op, inputs[0], attrs)]
         if not kind.passed_on and all([type(each) in _TENSORS for each in inputs]):
-            result = self._runtime.run(kind, inputs, kind.lengths(attrs), attrs, num_outputs, name)
-            return result if isinstance(result, list) else [result]
+            lengths = kind.lengths(attrs)
+            if not self._runtime.leaves(kind, inputs, lengths, attrs):
+                result = self._runtime.run(kind, inputs, lengths, attrs, num_outputs, name)
+                return result if isinstance(result, list) else [result]
         if fence.op_def(op) is None:
             return self._runtime.aside(op, inputs, lambda values: fence.real_execute(op_name, num_outputs, values, attrs, ctx, name))
         values = [self._runtime.value(each._cell) if type(each) is LazyTensor else each for each in inputs]

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.calls import EagerCall, flat
+from checkmate.tf2.eager.op_kinds import OpKind
 from checkmate.tf2.eager.tensors import Cell, Made
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.op_rules import NO_SCRATCH
@@ -79,16 +80,16 @@ class NeedsTable:
         return found
 
     def of(self, call: EagerCall, signatures: Sequence[Any]) -> Needs:
-        """The needs of running a call, of whose arguments `signatures` says what decides about them: `Cell.made`, or what is `described`."""
-        key: Any = (call.kind, call.lengths, call.attrs, *signatures)
-        try:
-            found = self._known.get(key)
-        except TypeError:  # some attributes are lists
-            key = (call.kind, call.lengths, repr(call.attrs), *signatures)
-            found = self._known.get(key)
+        """The needs of running a call, of whose arguments `signatures` says what decides about them: `Made.signature`, or what is `described`."""
+        key = _key(call.kind, call.lengths, call.attrs, signatures)
+        found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._asked(call)
         return found
+
+    def known(self, kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]) -> Needs | None:
+        """The needs of a call that has been asked for before, or None."""
+        return self._known.get(_key(kind, lengths, attrs, signatures))
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
         """The needs of a function, of which only its inputs are known before it first ran."""
@@ -110,6 +111,10 @@ class NeedsTable:
         if call.kind.is_view:
             outputs = scratch = 0
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
+
+
+def _key(kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]) -> Any:
+    return (kind, lengths, attrs if kind.plain_attrs else repr(attrs), *signatures)
 
 
 def described(tensor: Any) -> Any:

@@ -14,6 +14,7 @@ _PASSED_ON = frozenset({
     "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
 })  # fmt: skip
 _UNTYPED = 0
+_PLAIN = frozenset({"bool", "float", "int", "string", "type"})
 # TensorFlow does not say so, but without a seed they draw anew whenever they run.
 _RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
 
@@ -46,7 +47,7 @@ class OpKind:
       is_view: Its first output shares the memory of its first input.
       inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
       count: How many input arguments it has.
-      lists_in_attrs: Some of its attributes are lists, which belong to the program.
+      plain_attrs: All its attributes are types, numbers and strings; others may be lists, which belong to the program.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
       one_each: The lengths of its inputs when none of them is a list.
@@ -59,10 +60,10 @@ class OpKind:
         "is_list",
         "is_view",
         "lists",
-        "lists_in_attrs",
         "name",
         "one_each",
         "passed_on",
+        "plain_attrs",
         "reads",
         "stateful",
         "types",
@@ -82,7 +83,7 @@ class OpKind:
         self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
         self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
         attrs = definition.attr if definition is not None else ()
-        self.lists_in_attrs = any(attr.type == "shape" or attr.type.startswith("list(") for attr in attrs)
+        self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
         self.is_view = name in _VIEWS
         self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 

@@ -31,8 +31,12 @@ from checkmate.units import format_bytes
 CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
 """Evictions leave classes that never go, and scores to look at again; beyond these numbers both are put in order."""
 
-PLENTY, UNASKED = 0.75, 32
-"""Below this share of the budget the allocator is asked only every so many ops."""
+PLENTY = 0.75
+"""Below this share of the budget nobody asks after an op what it took; what was too much is seen later."""
+
+CALM, UNASKED = 1 / 8, 3
+"""Until memory first comes above this share of the budget, ops are TensorFlow's own: what they make is not evicted, and takes less time. The
+allocator is asked before every fourth of them."""
 
 HORIZON = 1 / 8
 """Share of the way since the last backward pass that is added to every distance: what is near may be far in time, and is not kept at any cost."""
@@ -58,6 +62,7 @@ class EagerPolicy(Runtime):
       pass_began: The place at which the last backward pass was over.
       demand_bytes: The most memory that would have been in use without eviction.
       overshoots: How often an op took more than was foreseen, and memory went above the budget.
+      calm: Memory has never come above a small share of the budget (`CALM`).
       observer: Told of each cell that the program gives back, if any.
     """
 
@@ -89,8 +94,8 @@ class EagerPolicy(Runtime):
         self.overshoots = 0
         self._live: dict[Storage, None] = {}
         self._away_bytes = self._passing_bytes = 0
-        self._at_most_bytes, self._unasked = math.inf, 0
-        self._before_bytes = 0
+        self._before_bytes = self._foreseen_bytes = self._unasked = 0
+        self.calm = self.limited
         self.observer: Any = None
 
     # ---- references ----------------------------------------------------------------------------------------------------------------
@@ -220,14 +225,25 @@ class EagerPolicy(Runtime):
     # ---- making room ---------------------------------------------------------------------------------------------------------------
 
     def roomy(self, needs: Needs) -> bool:
-        """Whether an op fits as things are. The allocator is asked now and then only, as long as there is plenty."""
-        self._unasked -= 1
-        self._at_most_bytes += needs.bytes
-        if self._unasked >= 0 and self._at_most_bytes <= PLENTY * self.budget_bytes:
-            return True
+        """Whether an op fits as things are."""
         in_use = self._before_bytes = self.allocator.in_use
-        self._at_most_bytes, self._unasked = in_use + needs.bytes, UNASKED
+        self._foresee(in_use, needs)
         return self._fits(in_use, needs)
+
+    def is_calm(self, needs: Needs) -> bool:
+        """Whether memory has been far below the budget all the time, and stays there with this op, and the hole it may be given."""
+        self._unasked -= 1
+        if self._unasked < 0 or self._foreseen_bytes + 2 * needs.bytes > CALM * self.budget_bytes:
+            self._unasked = UNASKED
+            self._foresee(self.allocator.in_use, needs)
+        else:
+            self._foreseen_bytes += needs.bytes
+        return self.calm
+
+    def _foresee(self, in_use: int, needs: Needs) -> None:
+        self._foreseen_bytes = in_use + needs.bytes
+        if self._foreseen_bytes + needs.bytes > CALM * self.budget_bytes:
+            self.calm = False
 
     def room_for(self, needs: Needs, name: str) -> None:
         """Evicts until an op fits."""
@@ -238,14 +254,14 @@ class EagerPolicy(Runtime):
                 self.tidy()
             self._evict(self.pool.choose(self.place, HORIZON * abs(self.place - self.pass_began)))
             in_use = self.allocator.in_use
-        self._before_bytes, self._at_most_bytes = in_use, in_use + needs.bytes
+        self._before_bytes, self._foreseen_bytes = in_use, in_use + needs.bytes
         certain = needs.bytes if needs.measured else needs.least_bytes
         if in_use + certain > self._promised_bytes:
             raise self._stuck(name, in_use, certain)
 
     def settle(self, needs: Needs, name: str) -> None:
         """Learns from an op that has run what the allocator lost on it, and what it took more than was foreseen."""
-        if self._at_most_bytes <= PLENTY * self.budget_bytes:
+        if self._foreseen_bytes <= PLENTY * self.budget_bytes:
             return
         in_use, over = self.allocator.in_use, self.allocator.recent_peak - self._promised_bytes
         self.learn_waste(needs, in_use - self._before_bytes)

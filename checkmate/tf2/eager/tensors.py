@@ -41,16 +41,18 @@ class EagerStorage(Storage):
 class Made:
     """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if it is no number, shape and type.
 
-    There is one object for each shape and type, so that keys made of them are compared quickly.
+    There is one object for each shape and type.
 
     Attributes:
+      signature: Shape and number of the type, as `needs.described` says of a real tensor.
       tape_dtype, tape_shape: What tapes ask for, without a detour through Python: an object with the type's number, a call for the shape.
     """
 
-    __slots__ = ("bytes", "dtype", "shape", "tape_dtype", "tape_shape")
+    __slots__ = ("bytes", "dtype", "shape", "signature", "tape_dtype", "tape_shape")
 
     def __init__(self, count: int, shape: tuple[int, ...], dtype: Any):
         self.bytes, self.shape, self.dtype = count, shape, dtype
+        self.signature = (shape, dtype.as_datatype_enum)
         self.tape_dtype = _TapeType(dtype.as_datatype_enum)
         self.tape_shape = repeat(shape).__next__
 
