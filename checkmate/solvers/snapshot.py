@@ -207,8 +207,8 @@ class _Run:
                 return
             missing = self.finder.missing()
             seconds = SECONDS if several else FIRST_SECONDS
-            if self._linear_bound(model, seconds) is None or self.finder.finished():
-                return
+            if (several or model.size > SMALL_MODEL) and (self._linear_bound(model, seconds) is None or self.finder.finished()):
+                return  # a small model of one snapshot is solved as soon as its linear program
             limit = self._limit(seconds)
             beside = self._begin(model, NODES[several], limit)
             if several:

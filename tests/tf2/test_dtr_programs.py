@@ -98,3 +98,15 @@ def test_shapes_are_never_evicted():
         total = tf.reduce_sum(tf.broadcast_to(x, tf.concat([[3], tf.shape(x)], 0)))
         (found,) = arrays([tape.gradient(total, x)])
     assert np.all(found == 3)
+
+
+def test_tensorflow_asks_handles_for_their_graph_in_many_places():
+    import tensorflow as tf
+
+    plain = tf.tanh(normal(8, 8))
+    with dtr(smallest_bytes=0):
+        x = tf.tanh(normal(8, 8))
+        variable = tf.Variable(x)
+        in_a_function = tf.function(lambda a: tf.reduce_all(tf.cond(a[0, 0] > 5, lambda: -x, lambda: x) == x))(x)
+        found = arrays([variable, x == x, tf.size(x), tf.stack([x, x]), in_a_function])
+    same(found, arrays([plain, plain == plain, tf.size(plain), tf.stack([plain, plain]), True]))

@@ -219,6 +219,9 @@ class _Handle:
     def gpu(self, gpu_index=0):
         return self._value().gpu(gpu_index)
 
+    def _capture_as_const(self, name):
+        return None  # a function takes it as an input, which may be evicted between calls
+
     def consumers(self):
         raise NotImplementedError("A tensor has consumers in a graph only; ops run at once here.")
 
@@ -226,7 +229,11 @@ class _Handle:
     def op(self):
         raise AttributeError("A tensor has an op in a graph only; ops run at once here.")
 
-    graph = None  # an op that runs at once makes none; functions that capture a handle look whether it is theirs
+    @property
+    def graph(self):
+        if fence.executing_eagerly():
+            raise AttributeError("An op that runs at once makes no graph.")
+        return None  # a function that captures a handle looks whether it is its own
 
     @property
     def name(self):
