@@ -28,6 +28,9 @@ from checkmate.core.graph import DFGraph
 from checkmate.dtr.storage import FRESH
 from checkmate.errors import LogError
 
+TOO_LARGE = 2**63
+"""No number of a log is as large; Python's own could be too large for any other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -260,7 +263,7 @@ class _Entry:
             number = int(value) if good else least - 1
         except ValueError:
             number = least - 1
-        self._checked(key, number >= least, f"{expected}, {least} or more")
+        self._checked(key, least <= number < TOO_LARGE, f"{expected}, {least} or more and less than 2^63,")
         return number
 
     def _checked(self, key: str, good: bool, expected: str) -> Any:

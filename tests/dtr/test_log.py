@@ -110,6 +110,7 @@ BAD = [
     ([*LINES[:5], *LINES[3:5]], 6, "makes 'w', which exists already"),
     (['{"INSTRUCTION":"RELEASE","NAME":"w"}', *LINES[3:5]], 2, "makes 'w', which line 1 released before. The log is out of order"),
     ([*LINES[:5], LINES[5].replace('"30"', '"-3"')], 6, "TIME of CALL is '-3', where a whole number, 0 or more"),
+    ([*LINES[:5], LINES[5].replace('"30"', f'"{2**63}"')], 6, r"less than 2\^63, was expected"),
     ([*LINES[:4], LINES[4].replace('"100"', '"much"')], 5, "MEMORY of MEMORY is 'much'"),
     ([*LINES[:9], LINES[9].replace('"0"', '"4"')], 6, "view of argument 4; -1 to 0 was expected"),
     ([*LINES[:12], LINES[12].replace("[0]", "[2]")], 13, "mutates the arguments .2.; different indices from 0 to 1"),
