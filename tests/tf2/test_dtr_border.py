@@ -11,7 +11,9 @@ from checkmate import CheckmateError, EvictionError, UnsupportedError
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("how", ["at the end", "an exception", "out of memory", "an op fails", "a gradient fails", "adding up fails"])
+@pytest.mark.parametrize(
+    "how", ["at the end", "an exception", "out of memory", "an op fails", "a gradient fails", "making zeros fails", "adding up fails"]
+)
 def test_leaving_restores_tensorflow(how, monkeypatch):
     import tensorflow as tf
 
@@ -36,6 +38,12 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(ValueError, match="no gradient"), dtr():
             patch.setattr(fence, "gradient_function", lambda name: (_ for _ in ()).throw(ValueError("no gradient")))
             gradients(variables, loss)
+    elif how == "making zeros fails":
+        vspace = fence.default_vspace._replace(zeros_like_fn=lambda *_: (_ for _ in ()).throw(ValueError("no zeros")))
+        vspace = vspace._replace(zeros_fn=vspace.zeros_like_fn)
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no zeros"), dtr(smallest_bytes=0):
+            patch.setattr(fence, "default_vspace", vspace)
+            gradients(variables[:1], lambda: tf.reduce_sum(tf.split(tf.tanh(variables[0]), 2)[0]))
     else:
         w = variables[0]
         vspace = fence.default_vspace._replace(aggregate_fn=lambda parts: (_ for _ in ()).throw(ValueError("no sum")))

@@ -20,7 +20,7 @@ class Allocator:
 
     Attributes:
       peak_bytes: The most bytes in use since the beginning, as of the last look.
-      recent_peak: The same, since its statistics were last reset.
+      recent_peak: The same, since it was last forgotten.
       refused: What to do with (a call, the error, how to run it again) when it has no room in one piece.
     """
 
@@ -33,18 +33,20 @@ class Allocator:
     @property
     def in_use(self) -> int:
         """Bytes in use now; 0 where nobody counts."""
-        if not self._counts:
-            return 0
+        return self._ask()["current"] if self._counts else 0
+
+    def _ask(self) -> dict[str, int]:
         info = fence.memory_info(self.device)
-        self.recent_peak = info["peak"]
-        if self.recent_peak > self.peak_bytes:
-            self.peak_bytes = self.recent_peak
-        return info["current"]
+        if info["peak"] > self.recent_peak:
+            self.recent_peak = info["peak"]
+            self.peak_bytes = max(self.peak_bytes, self.recent_peak)
+        return info
 
     def forget_peak(self) -> None:
         """Has the allocator count its peak afresh."""
-        _ = self.in_use
+        self._ask()
         tf.config.experimental.reset_memory_stats(self.device)
+        self.recent_peak = 0
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
         """Runs a call again and takes over the outputs that are not there."""
@@ -64,8 +66,8 @@ class Allocator:
 
     def watched(self, run: Callable[[], Any]) -> tuple[Any, int, int]:
         """Runs something and returns (its result, the most bytes it had in use above what was before, those it has in use afterwards)."""
-        before = self.in_use
+        before = self._ask()["current"]
         tf.config.experimental.reset_memory_stats(self.device)
         result = run()
-        after = self.in_use
-        return result, self.recent_peak - before, after - before
+        after = self._ask()
+        return result, after["peak"] - before, after["current"] - before

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.calls import EagerCall
@@ -142,16 +144,26 @@ def vector_space(runtime: Any) -> Any:
     holding all of them is most of the memory of a recurrent net. Sums of more than four terms may differ in rounding from the plain tape's.
     """
 
-    def add(gradients: list[Any]) -> Any:
+    def guarded(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
         # The tape cannot hear an error from here: it is kept, and raised at the next chance.
-        if runtime.error is None:
-            try:
-                return fence.default_vspace.aggregate_fn(gradients)
-            except BaseException as error:
-                runtime.error = error
-        return gradients[0]
+        def act(*args: Any) -> Any:
+            if runtime.error is None:
+                try:
+                    return getattr(fence.default_vspace, name)(*args)
+                except BaseException as error:
+                    runtime.error = error
+            return otherwise(*args)
 
-    return fence.default_vspace._replace(num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=add)
+        return act
+
+    makers = {name: guarded(name, _nothing) for name in ("zeros_fn", "ones_fn", "zeros_like_fn", "ones_like_fn")}
+    add = guarded("aggregate_fn", lambda gradients: gradients[0])
+    return fence.default_vspace._replace(num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=add, **makers)
+
+
+def _nothing(*_: Any) -> Any:
+    """Some tensor, where the tape goes on after an error until it can be told."""
+    return tf.constant(0.0)
 
 
 def gradients_through(runtime: Any) -> Callable[..., Any]:
@@ -168,9 +180,11 @@ def gradients_through(runtime: Any) -> Callable[..., Any]:
             result = fence.real_imperative_grad(*args, **kwargs)
             if runtime.error is not None:
                 raise runtime.error
-        except BaseException:
+        except BaseException as error:
             del result
             runtime.abandon(first)
+            if runtime.error is not None and runtime.error is not error:
+                raise runtime.error from None  # what came after it came of it
             raise
         finally:
             runtime.error = None

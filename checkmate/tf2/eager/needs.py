@@ -24,9 +24,12 @@ from checkmate.tf2.profile import roofline_s
 ALIGNMENT = 256
 """TensorFlow's allocators hand out multiples of so many bytes."""
 
-_INT32 = tf.int32.as_datatype_enum
 _SMALL = 16
-"""Integer tensors of up to so many elements may be shapes and axes, which decide about sizes by value."""
+"""Vectors of up to so many elements, and scalars, may be shapes, axes and limits, which decide about sizes by value."""
+
+_RESOURCE = tf.resource.as_datatype_enum
+_BY_VALUE: Any = object()
+"""In place of the needs of ops whose outputs are as large as small inputs say."""
 
 
 def rounded(count: int) -> int:
@@ -41,13 +44,15 @@ class Needs:
       cost: Seconds, by a roofline.
       least_bytes: Its outputs.
       bytes: Outputs and scratch memory: a guess on the high side until `measured`, then what the allocator said.
-      made: Its outputs, or None where their shapes depend on values.
+      made: Its outputs, or None where their shapes are not known before.
+      steady: They are the same whenever it runs.
     """
 
-    __slots__ = ("bytes", "cost", "least_bytes", "made", "measured")
+    __slots__ = ("bytes", "cost", "least_bytes", "made", "measured", "steady")
 
-    def __init__(self, cost: float, least_bytes: int, guess_bytes: int, made: list[Made] | None = None):
+    def __init__(self, cost: float, least_bytes: int, guess_bytes: int, made: list[Made] | None = None, *, steady: bool = False):
         self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
+        self.steady = steady or made is not None
         self.measured = False
 
     def learn(self, used_bytes: int, held_bytes: int) -> None:
@@ -61,7 +66,7 @@ class Needs:
 
 
 class NeedsTable:
-    """The needs of all ops met so far, by type, attributes, shapes, types and the values of small integer inputs."""
+    """The needs of all ops met so far, by type, attributes, shapes and types, and the values of small inputs where these decide about sizes."""
 
     def __init__(self, device: str):
         self._device = device
@@ -80,16 +85,25 @@ class NeedsTable:
         return found
 
     def of(self, call: EagerCall, signatures: Sequence[Any]) -> Needs:
-        """The needs of running a call, of whose arguments `signatures` says what decides about them: `Made.signature`, or what is `described`."""
+        """The needs of running a call. `signatures` are those of its arguments: `Made.signature`, or `signature_of` what is no handle."""
         key = _key(call.kind, call.lengths, call.attrs, signatures)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._asked(call)
+            found = self._known[key] = self._asked(call, by_value=False)
+        if found is _BY_VALUE:
+            key = (key, _small_values(call.arguments))
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._asked(call, by_value=True)
         return found
 
-    def known(self, kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]) -> Needs | None:
+    def known(
+        self, kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any], tensors: Sequence[Any]
+    ) -> Needs | None:
         """The needs of a call that has been asked for before, or None."""
-        return self._known.get(_key(kind, lengths, attrs, signatures))
+        key = _key(kind, lengths, attrs, signatures)
+        found = self._known.get(key)
+        return self._known.get((key, _small_values(tensors))) if found is _BY_VALUE else found
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
         """The needs of a function, of which only its inputs are known before it first ran."""
@@ -98,32 +112,43 @@ class NeedsTable:
             self._known[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
         return self._known[key]
 
-    def _asked(self, call: EagerCall) -> Needs:
+    def _asked(self, call: EagerCall, *, by_value: bool) -> Any:
+        """What is inferred without the values of inputs; with those of small ones, where that does not tell all and they are there to be read."""
         read = sum(_bytes(argument) for argument in call.arguments)
+        reads_variable = any(type(each) is fence.EagerTensor and each.dtype == tf.resource for each in call.arguments)
+        values_decide = not by_value and not reads_variable and any(_small_values(call.arguments))
         try:
-            operation = _scratch(call)
+            operation = _scratch(call, by_value)
         except Exception:  # whatever a graph cannot express: the guess below is all that is lost
-            return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read)
+            return _BY_VALUE if values_decide else Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable)
         made = [tensor_bytes(tensor) for tensor in operation.outputs]
+        if None in made and values_decide:
+            return _BY_VALUE
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
         known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
         if call.kind.is_view:
             outputs = scratch = 0
-        return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known)
+        return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known, steady=reads_variable)
 
 
 def _key(kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]) -> Any:
     return (kind, lengths, attrs if kind.plain_attrs else repr(attrs), *signatures)
 
 
-def described(tensor: Any) -> Any:
-    """Shape and type of a real tensor, and its value if it may be a shape or an axis itself."""
+def signature_of(tensor: Any) -> Any:
+    """Shape and type of a real tensor; of a variable's handle, which variable: its size is not known otherwise."""
     shape, dtype = tensor._shape_tuple(), tensor._datatype_enum()
-    if dtype != _INT32:
-        return shape, dtype
-    value = _shape_like(tensor, shape)
-    return (shape, dtype) if value is None else (shape, dtype, value.tobytes())
+    return (shape, dtype, tensor._id) if dtype == _RESOURCE else (shape, dtype)
+
+
+def _small_values(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The values of small numeric tensors, which may be shapes, axes and limits; None in place of others."""
+    return tuple([each._numpy().tobytes() if type(each) is fence.EagerTensor and _decides(each) else None for each in arguments])
+
+
+def _decides(tensor: Any) -> bool:
+    return _may_be_shape(tensor._shape_tuple()) and (tensor.dtype.is_integer or tensor.dtype.is_floating)
 
 
 def _bytes(argument: Any) -> int:
@@ -132,23 +157,18 @@ def _bytes(argument: Any) -> int:
     return rounded(math.prod(argument._shape_tuple()) * max(1, argument.dtype.size))
 
 
-def _shape_like(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """The value of an integer tensor that may be a shape or an axis, or None."""
-    return tensor._numpy() if _may_be_shape(shape) else None
-
-
 def _may_be_shape(shape: tuple[int, ...]) -> bool:
     return not shape or (len(shape) == 1 and shape[0] <= _SMALL)
 
 
-def _scratch(call: EagerCall) -> tf.Operation:
-    """The op in a graph of its own, with a placeholder for each input that is no shape."""
+def _scratch(call: EagerCall, by_value: bool) -> tf.Operation:
+    """The op in a graph of its own, with a placeholder for each input; with constants for small ones if asked."""
     definition = fence.op_def(call.name)
     inferred = {name for names in call.kind.inputs for name in names}
     attrs = {name: value for name, value in zip(call.attrs[::2], call.attrs[1::2], strict=True) if name not in inferred}
     known = {attr.name for attr in definition.attr}
     with tf.Graph().as_default():
-        rest = iter([_stand_in(argument) for argument in call.arguments])
+        rest = iter([_stand_in(argument, by_value) for argument in call.arguments])
         inputs = {
             argument.name: next(rest) if count is None else [next(rest) for _ in range(count)]
             for argument, count in zip(definition.input_arg, call.lengths, strict=True)
@@ -158,10 +178,8 @@ def _scratch(call: EagerCall) -> tf.Operation:
         return first if isinstance(first, tf.Operation) else first.op
 
 
-def _stand_in(argument: Any) -> tf.Tensor:
-    if type(argument) is fence.EagerTensor and argument.dtype == tf.int32:
-        value = _shape_like(argument, argument._shape_tuple())
-        if value is not None:
-            return tf.constant(value)
+def _stand_in(argument: Any, by_value: bool) -> tf.Tensor:
+    if by_value and type(argument) is fence.EagerTensor and _decides(argument):
+        return tf.constant(argument._numpy(), argument.dtype)
     known = argument.made if type(argument) is Cell else argument
     return tf.compat.v1.placeholder(known.dtype, known.shape)

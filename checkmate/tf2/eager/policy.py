@@ -32,7 +32,10 @@ CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
 """Evictions leave classes that never go, and scores to look at again; beyond these numbers both are put in order."""
 
 PLENTY = 0.75
-"""Below this share of the budget nobody asks after an op what it took; what was too much is seen later."""
+"""Below this share of the budget nobody asks after an op what it took; what was too much is seen before the next one."""
+
+SPARE = 1 / 1024
+"""Share of the budget that is kept for the small tensors that programs make between ops, if `strict`."""
 
 CALM, UNASKED = 1 / 8, 3
 """Until memory first comes above this share of the budget, ops are TensorFlow's own: what they make is not evicted, and takes less time. The
@@ -224,11 +227,21 @@ class EagerPolicy(Runtime):
 
     # ---- making room ---------------------------------------------------------------------------------------------------------------
 
-    def roomy(self, needs: Needs) -> bool:
+    def roomy(self, needs: Needs, name: str) -> bool:
         """Whether an op fits as things are."""
         in_use = self._before_bytes = self.allocator.in_use
+        self.look_back(f"before {name!r}")
         self._foresee(in_use, needs)
         return self._fits(in_use, needs)
+
+    def look_back(self, when: str) -> None:
+        """Tells of memory above the budget that no op was seen to take, as of the last look at the allocator."""
+        over = self.allocator.recent_peak - self._promised_bytes
+        if over > 0:
+            self._went_over(
+                over,
+                f"{when}, by data, variables, a function that met new shapes, or an op whose outputs are as large as its inputs' values say",
+            )
 
     def is_calm(self, needs: Needs) -> bool:
         """Whether memory has been far below the budget all the time, and stays there with this op, and the hole it may be given."""
@@ -242,7 +255,7 @@ class EagerPolicy(Runtime):
 
     def _foresee(self, in_use: int, needs: Needs) -> None:
         self._foreseen_bytes = in_use + needs.bytes
-        if self._foreseen_bytes + needs.bytes > CALM * self.budget_bytes:
+        if self._foreseen_bytes + needs.bytes > CALM * self.budget_bytes or self.allocator.recent_peak > self._promised_bytes:
             self.calm = False
 
     def room_for(self, needs: Needs, name: str) -> None:
@@ -261,25 +274,32 @@ class EagerPolicy(Runtime):
 
     def settle(self, needs: Needs, name: str) -> None:
         """Learns from an op that has run what the allocator lost on it, and what it took more than was foreseen."""
-        if self._foreseen_bytes <= PLENTY * self.budget_bytes:
+        if self._foreseen_bytes <= PLENTY * self.budget_bytes and self.allocator.recent_peak <= self._promised_bytes:
             return
         in_use, over = self.allocator.in_use, self.allocator.recent_peak - self._promised_bytes
         self.learn_waste(needs, in_use - self._before_bytes)
         if over <= 0:
             return
+        foreseen, took = needs.bytes, int(self._promised_bytes + over) - self._before_bytes
+        needs.raise_to(foreseen + int(over))
+        if not len(self.pool):
+            self.allocator.forget_peak()
+            self.overshoots += 1
+            raise self._stuck(name, self._before_bytes, took)
+        self._went_over(
+            over,
+            f"{name!r} took {format_bytes(took)} where {format_bytes(foreseen)} were foreseen, beside {format_bytes(self._before_bytes)}. "
+            "Allocators give out whole holes, and that an op needs scratch memory is known once it ran",
+        )
+
+    def _went_over(self, over: float, why: str) -> None:
         self.allocator.forget_peak()
         self.overshoots += 1
         self._margin_bytes += over
-        foreseen = needs.bytes
-        needs.raise_to(foreseen + int(over))
-        if not len(self.pool):
-            raise self._stuck(name, self._before_bytes, int(self._promised_bytes + over) - self._before_bytes)
         if self._strict:
-            took = int(self._promised_bytes + over) - self._before_bytes
             raise EvictionError(
-                f"Memory went {format_bytes(over)} above the budget of {format_bytes(self._promised_bytes)}: {name!r} took {format_bytes(took)} where "
-                f"{format_bytes(foreseen)} were foreseen, beside {format_bytes(self._before_bytes)}. Allocators give out whole holes, and that an op "
-                f"needs scratch memory is known once it ran. The budget must be at least {format_bytes(self._promised_bytes + over)} for what ran so far; "
+                f"Memory went {format_bytes(over)} above the budget of {format_bytes(self._promised_bytes)}: {why}. "
+                f"The budget must be at least {format_bytes(self._promised_bytes + over)} for what ran so far; "
                 "strict=False goes on, and `stats.overshoots` counts.",
                 budget_bytes=self._promised_bytes,
                 needed_bytes=int(self._promised_bytes + over),
@@ -315,7 +335,7 @@ class EagerPolicy(Runtime):
 
         A margin as large as what the op takes is always enough. Where the budget need not be kept to the byte, it is what was ever lost.
         """
-        margin = needs.bytes if self._strict else min(needs.bytes, self._margin_bytes)
+        margin = max(needs.bytes, SPARE * self.budget_bytes) if self._strict else min(needs.bytes, self._margin_bytes)
         return in_use + needs.bytes + margin <= self.budget_bytes
 
     def _evict(self, storage: Storage) -> None:

@@ -27,7 +27,7 @@ from checkmate.tf2.eager import fence
 from checkmate.tf2.eager.allocator import Allocator
 from checkmate.tf2.eager.backward import Backward
 from checkmate.tf2.eager.calls import EagerCall, flat
-from checkmate.tf2.eager.needs import NeedsTable, described
+from checkmate.tf2.eager.needs import NeedsTable, signature_of
 from checkmate.tf2.eager.op_kinds import OpKind
 from checkmate.tf2.eager.policy import STALE_AT_MOST, EagerPolicy
 from checkmate.tf2.eager.tensors import Cell, EagerStorage, LazyTensor, Made, SettledTensor
@@ -92,9 +92,9 @@ class EagerRuntime(EagerPolicy):
         for each in tensors:
             if type(each) is LazyTensor:
                 return False
-            signatures.append(described(each))
-        needs = self._needs.known(kind, lengths, attrs or (), signatures)
-        if needs is None or not needs.measured or not self.is_calm(needs):
+            signatures.append(signature_of(each))
+        needs = self._needs.known(kind, lengths, attrs or (), signatures, tensors)
+        if needs is None or not needs.measured or not needs.steady or not self.is_calm(needs):
             return False
         self.ops += 1
         self.first_cost += needs.cost
@@ -115,7 +115,7 @@ class EagerRuntime(EagerPolicy):
             else:
                 arguments.append(each)
                 values.append(each)
-                signatures.append(described(each))
+                signatures.append(signature_of(each))
         if gone:
             values.clear()  # or what is evicted until the others are back stays in memory
         if self.reading is not None:
@@ -154,7 +154,7 @@ class EagerRuntime(EagerPolicy):
         call.cost, call.place = needs.cost, self.place
         locked: list[Storage] = []
         try:
-            if values is None or (limited and not self.roomy(needs)):
+            if values is None or (limited and not self.roomy(needs, call.name)):
                 self.bring(cells, locked)
                 if limited:
                     self.room_for(needs, call.name)
@@ -299,12 +299,12 @@ class EagerRuntime(EagerPolicy):
         self.soon(self._forget if handle._owner else self.release, cell)
 
     def abandon(self, first: int) -> None:
-        """Lets go of all handles of calls from number `first` on: whoever holds them still will not ask."""
+        """Lets go of all handles of calls from number `first` on: whoever holds them still will hardly ask."""
         for reference in list(self._handles.values()):
             handle = reference()
             if handle is not None and handle._cell.call.number >= first:
                 self.let_go(handle, handle._cell)
-                del handle._cell
+                handle.abandon()
 
     def _forget(self, cell: Cell) -> None:
         fence.tape_forget(cell._id)
@@ -339,6 +339,7 @@ class EagerRuntime(EagerPolicy):
 
     def close(self) -> None:
         """No budget any more; handles that live on become tensors that TensorFlow converts when they are used."""
+        _ = self.allocator.in_use
         self.closed, self.limited = True, False
         self.budget_bytes = self.recompute_limit = self._overhead_limit = math.inf
         for reference in list(self._handles.values()):

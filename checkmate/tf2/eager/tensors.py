@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from checkmate.dtr.storage import Storage, Tensor
+from checkmate.errors import CheckmateError
 from checkmate.tf2.eager import fence
 
 
@@ -44,7 +45,7 @@ class Made:
     There is one object for each shape and type.
 
     Attributes:
-      signature: Shape and number of the type, as `needs.described` says of a real tensor.
+      signature: Shape and number of the type, as `needs.signature_of` a real tensor.
       tape_dtype, tape_shape: What tapes ask for, without a detour through Python: an object with the type's number, a call for the shape.
     """
 
@@ -83,6 +84,15 @@ class Cell(Tensor):
         storage.tensors.append(self)
 
 
+class _Abandoned:
+    """In place of the cell of a handle that the runtime let go of."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CheckmateError(
+            "This tensor was made while a gradient was computed that then failed, and is gone. Ask for the gradient again."
+        )
+
+
 class _Handle:
     """What stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
@@ -102,6 +112,11 @@ class _Handle:
 
     def _value(self) -> Any:
         return self._runtime.value(self._cell)
+
+    def abandon(self) -> None:
+        """Nothing stands behind it any more."""
+        self._cell = _Abandoned()
+        del self._runtime
 
     @property
     def shape(self):
