@@ -76,3 +76,13 @@ def test_an_engine_that_runs_out_of_time_still_gives_a_bound():
 def test_no_time_no_bound():
     result = solve(CHAIN, "75%", solver="lp_bound", time_limit_s=0, throw=False)
     assert result.bound == CHAIN.total_cost
+
+
+def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
+    from checkmate.bench.problems import load
+    from checkmate.solvers import lp_bound
+
+    written = []
+    monkeypatch.setattr(lp_bound, "relax", lambda graph, budget: written.append(len(graph)))
+    result = solve(load("encoder5"), "60%", solver="lp_bound", time_limit_s=1, throw=False)
+    assert result.plan is None and result.bound == result.graph.total_cost and not written
