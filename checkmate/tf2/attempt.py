@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ class Attempt:
         best: Planned | None = None
         close: Planned | None = None  # within the budget, with less to spare than we like: better than none
         refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
-        lowest_measured: int | None = None
+        lowest: tuple[int, Plan] | None = None  # of those, what the one that took least took, as far as it was measured
         misses = 0
         for number in range(MOST_ROUNDS):
             if number >= CHECK_ROUNDS and (best or not misses):
@@ -193,8 +194,8 @@ class Attempt:
             else:
                 misses += 1
                 missed.append(target)
-                lowest_measured = min(measured, lowest_measured or measured)
-                close = planned if measured == lowest_measured <= budget else close
+                lowest = (measured, result.plan) if lowest is None or measured < lowest[0] else lowest
+                close = planned if measured == lowest[0] <= budget else close
             if result.status is SolveStatus.INTERRUPTED:  # whoever interrupts does not want another round
                 break
             # What the allocator adds grows with what is allocated, and differs by some percent from plan to plan: each miss makes us aim lower.
@@ -210,7 +211,8 @@ class Attempt:
                 gap, target = max((b - a, (a + b) // 2) for a, b in pairwise([*above, above[-1]]))
                 if not best or gap < 2 * step:
                     break
-        return best or close or self._refused(refusal, lowest_measured, plain_peak_bytes)
+        run = planned = None
+        return best or close or self._refused(refusal, lowest, plain_peak_bytes)
 
     @property
     def _can_measure(self) -> bool:
@@ -281,13 +283,16 @@ class Attempt:
             except tf.errors.ResourceExhaustedError:
                 self.has_rooms = False  # and the trial tells how much memory is missing
 
-    def on_trial(self, run: Callable[..., Any], held: int = 0) -> Trial | None:
-        """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start."""
+    def on_trial(self, run: Callable[..., Any], held: int = 0, *, wholly: bool = False) -> Trial | None:
+        """What the step really takes in the budget's terms, or None where nobody can tell; its function holds `held` bytes from the start.
+
+        Of a step that takes more than the budget not all is known, unless it is `wholly` looked at.
+        """
         if not self._can_measure:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
             gc.collect()  # nothing that was built for an earlier plan is measured with this one
-            enough = self.planner.budget_bytes - self.outside - held
+            enough = sys.maxsize if wholly else self.planner.budget_bytes - self.outside - held
             found = on_trial(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if found is None:
             self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
@@ -333,12 +338,15 @@ class Attempt:
         return Planned(self.traced, self.graph, plan, result, run, report, on_made_up=near and self.batch is None, held_bytes=held)
 
     def _refused(
-        self, error: InfeasibleBudgetError | NoPlanFoundError | None, lowest_measured: int | None, plain_peak_bytes: int
+        self, error: InfeasibleBudgetError | NoPlanFoundError | None, lowest: tuple[int, Plan] | None, plain_peak_bytes: int
     ) -> Planned:
         """Raises the refusal in the user's terms; under budget="auto" the step runs as it is: what trains without us trains with us."""
-        if error is None or lowest_measured is not None:  # a plan that was run counts for more than one that was not found
+        lowest_measured = lowest and lowest[0]
+        if error is None or lowest is not None:  # a plan that was run counts for more than one that was not found
             error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
         if self.planner.explains:
+            if lowest is not None and (trial := self.on_trial(*self.built(lowest[1]), wholly=True)):
+                lowest_measured = max(lowest[0], trial.most_bytes)
             with self.progress.phase("looking for what would fit"):
                 error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":
