@@ -154,17 +154,20 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any]) -> None:
-    """Writes beside the target and renames, so that a file is never half written."""
+    """Writes beside the target and renames, so that a file is never half written; `PlanFileError` says why it cannot be."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, separators=(",", ":"))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file, separators=(",", ":"))
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise PlanFileError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def _plain(number: Any) -> int | float:

@@ -132,6 +132,17 @@ def path_in(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any]) -
     return Path(kept) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
+def make_folder(kept: str | os.PathLike) -> None:
+    """Makes the folder where plans are to be kept, before any work is done for one; a file, whose name ends in .json, is left alone."""
+    try:
+        if Path(kept).suffix != ".json":
+            Path(kept).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanFileError(
+            f"No plan can be kept in {kept}: {error.strerror or error}. Name a folder that can be written to, or a .json file that holds a plan."
+        ) from error
+
+
 def refuse_above(kept: KeptPlan, budget_bytes: int) -> None:
     """Raises where a plan from a file takes more than the budget, by prediction or as it was measured."""
     plan = kept.plan

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.memory import replay
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, PlanFileError
 from checkmate.progress import Progress
 from checkmate.solvers.search import Solver
 from checkmate.tf2 import device as devices
@@ -59,6 +59,8 @@ class Planner:
         Args:
           batch: Flattened values of these specs, where there are any: the plan is then checked as it will run on them.
         """
+        if self.kept:
+            plan_files.make_folder(self.kept)
         clock = Clock()
         with Progress(self.name, enabled=self.verbose) as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
@@ -84,8 +86,7 @@ class Planner:
         planned = replace(planned, report=replace(planned.report, seconds=dict(clock.seconds)))
         log.info("%s", planned.report)
         if like is None and (path := self.path_of(traced)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(path, planned)
+            _keep(path, planned)
         return planned
 
     def confirmed(self, planned: Planned, specs: tuple[Any, ...], batch: Sequence[tf.Tensor]) -> Planned:
@@ -118,7 +119,7 @@ class Planner:
         """A plan that is made, whatever lies in the folder, and left there instead."""
         planned = replace(self, kept=None).plan(specs, batch=batch)
         if path := self.path_of(planned.traced):
-            save(path, planned)
+            _keep(path, planned)
         return planned
 
     def path_of(self, traced: TracedStep) -> Path | None:
@@ -189,6 +190,14 @@ class Planner:
         if self.budget == "auto":
             return devices.auto_budget(devices.training_device())
         return parse_bytes(self.budget, percent_of=plain_peak_bytes)
+
+
+def _keep(path: Path, planned: Planned) -> None:
+    """Leaves a plan in its folder; a plan that cannot be left there trains all the same."""
+    try:
+        save(path, planned)
+    except PlanFileError as error:
+        log.warning("The plan of %r is not kept: %s", planned.report.name, error)
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:

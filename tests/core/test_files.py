@@ -169,3 +169,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         save_plan(Plan.keep_all(graph), path, graph=graph, note=object())
     assert path.read_text() == before
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(PlanFileError, match=r"Cannot write .*nowhere/graph.json: No such file or directory"):
+        save_graph(training_chain(2), tmp_path / "nowhere" / "graph.json")
