@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -33,20 +35,36 @@ MISUNDERSTOOD = (
 )
 """Errors that say that what was given cannot be read or does not belong together."""
 
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What the system says where output finds no room. Such an error names no file."""
+
 
 class _Group(click.Group):
     """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is at fault."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """As a program, ends at once: not even work that was given up is waited for."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: names of ops may be in any script
         try:
-            return super().__call__(*arguments, **options)
+            return self._to_the_end(*arguments, **options)
         except SystemExit as end:
             if working():
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(end.code if isinstance(end.code, int) else 1)
             raise
+
+    def _to_the_end(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            complain(f"could not write: {error.strerror}. Make room, or write elsewhere.")
+            # What is still buffered would fail again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
 
     def list_commands(self, context: click.Context) -> list[str]:
         """In the order in which a new user wants them, not by name."""
