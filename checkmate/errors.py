@@ -12,7 +12,7 @@ class CheckmateError(Exception):
 
 
 class BudgetError(CheckmateError, ValueError):
-    """A budget or an amount of bytes that cannot be understood."""
+    """A budget, or another amount of bytes or of time, that cannot be understood."""
 
 
 class GraphError(CheckmateError, ValueError):

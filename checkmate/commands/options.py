@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -10,6 +11,18 @@ from typing import Any
 import click
 
 from checkmate.solvers.solve import SOLVERS
+
+
+class NumberFrom(click.FloatRange):
+    """A number that is not below a least one. Unlike a `FloatRange`, which compares only, it refuses nan."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """Checks the number."""
+        number = super().convert(value, parameter, context)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", parameter, context)
+        return number
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line instead of a table.")
 budget_option = click.option(
@@ -21,7 +34,7 @@ solver_option = click.option(
     help=f"How to find the plan: {', '.join(SOLVERS)}.",
 )  # fmt: skip
 time_limit_option = click.option(
-    "--time-limit", default=60.0, show_default=True, metavar="SECONDS", type=click.FloatRange(0),
+    "--time-limit", default=60.0, show_default=True, metavar="SECONDS", type=NumberFrom(0),
     help="For each budget; the best plan until then counts. Ctrl-C ends the search sooner, with the best plan until then.",
 )  # fmt: skip
 reorder_option = click.option("--reorder", is_flag=True, help="Also look for plans that run ops in another order than the graph's.")

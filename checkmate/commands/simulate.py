@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import PICTURE, each_budget, json_option, listed
+from checkmate.commands.options import PICTURE, NumberFrom, each_budget, json_option, listed
 from checkmate.commands.table import complain, print_json, print_table
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.pool import Search
@@ -43,9 +43,12 @@ GRID = tuple(f"{share}%" for share in range(100, 10, -10))
     "--deallocation", type=click.Choice([policy.value for policy in Deallocation]), default=Deallocation.EAGER.value, show_default=True,
     help="When nothing refers to a value any more: ignore that, evict it at once, or drop it for good.",
 )  # fmt: skip
-@click.option("--overhead-limit", default=2.0, show_default=True, help="Times the plain cost at which a run is given up as thrashed.")
+@click.option(
+    "--overhead-limit", default=2.0, show_default=True, type=NumberFrom(1),
+    help="Times the plain cost at which a run is given up as thrashed.",
+)  # fmt: skip
 @click.option("--sample", is_flag=True, help="Look at about the square root of what could be evicted.")
-@click.option("--smallest", default=0.0, show_default=True, help="Leave out values below this share of the mean size.")
+@click.option("--smallest", default=0.0, show_default=True, type=NumberFrom(0), help="Leave out values below this share of the mean size.")
 @click.option("--seed", default=0, show_default=True, help="Of --sample and of the heuristic random.")
 @click.option("--plot", type=PICTURE, help="Draw cost against budget into this .png, .svg or .pdf.")
 @json_option

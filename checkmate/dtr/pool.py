@@ -16,6 +16,7 @@ import numpy as np
 from checkmate.dtr.heuristic import Heuristic
 from checkmate.dtr.neighbourhood import Classes, Own
 from checkmate.dtr.storage import Storage
+from checkmate.errors import CheckmateError
 
 WIDTH = 4
 """Classes per storage that fit the array; the few storages that touch more are worked out one by one."""
@@ -39,6 +40,10 @@ class Search:
     sample: bool = False
     smallest: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.smallest >= 0:
+            raise CheckmateError(f"smallest is a share of the mean size, 0 or more; got {self.smallest!r}.")
 
 
 class Pool:

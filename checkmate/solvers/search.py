@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from checkmate.core.graph import DFGraph
 from checkmate.core.memory import MemoryTimeline, replay
 from checkmate.core.plan import Plan
+from checkmate.errors import BudgetError
 
 OPTIMALITY_TOLERANCE = 1e-6
 """A plan counts as optimal when its cost is within this share of the bound: what floating point leaves of equality."""
@@ -16,6 +18,12 @@ OPTIMALITY_TOLERANCE = 1e-6
 
 FOREVER = 1e6
 """Seconds that are always left to a search that counts work and not time."""
+
+
+def check_time_limit(seconds: float) -> None:
+    """Raises `BudgetError` where `seconds` is no time that a search can take. Zero and infinity are such times."""
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:  # nan is not either
+        raise BudgetError(f"time_limit_s is a number of seconds, 0 or more; got {seconds!r}.")
 
 
 class Solver(Protocol):

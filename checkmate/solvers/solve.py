@@ -12,7 +12,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, SolverFailedError, SolverUnavailableError
 from checkmate.solvers.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import Search, Solver
+from checkmate.solvers.search import Search, Solver, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
 # name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import checkmate` light.
@@ -94,10 +94,12 @@ def solve(
       NoPlanFoundError: The solver found none, and nothing is proven.
       SolverUnavailableError: Unknown solver, or its package is missing.
       SolverFailedError: The package behind the solver broke, before any plan was found.
-      BudgetError: The budget cannot be understood.
+      BudgetError: The budget or the time limit cannot be understood.
 
     Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1.
     """
+    if not deterministic:
+        check_time_limit(time_limit_s)
     engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)
     name = solver if isinstance(solver, str) else getattr(solver, "name", type(solver).__name__)
     keep_all = Plan.keep_all(graph)
@@ -163,8 +165,9 @@ def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
     proven = (
         f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the plain step." if search.bound > total else ""
     )
+    advice = "Raise the budget or the time limit." if name.lower() == "auto" else "Raise the budget, the time limit, or try solver='auto'."
     message = (
         f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it reached is "
-        f"{format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven} Raise the budget, the time limit, or try solver='auto'."
+        f"{format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven} {advice}"
     )
     return NoPlanFoundError(message, best_peak_bytes=best, bound=search.bound)

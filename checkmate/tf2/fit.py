@@ -48,7 +48,7 @@ def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any)
 
     Raises:
       TraceError: The model is not compiled, runs eagerly, is rematerialized already, or makes its train function itself.
-      BudgetError: A budget that cannot be read.
+      BudgetError: A budget or a time limit that cannot be read.
 
     Example:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP

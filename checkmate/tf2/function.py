@@ -25,12 +25,11 @@ from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
-from checkmate.solvers.solve import make_solver
-from checkmate.tf2.planning import Planner
+from checkmate.tf2.planning import Planner, check_asked
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.tf2.step import PlannedStep
-from checkmate.units import Bytes, parse_bytes
+from checkmate.units import Bytes
 
 log = logging.getLogger("checkmate")
 
@@ -67,7 +66,7 @@ def function(
 
     Raises:
       TraceError: The step cannot be traced, or changes Python state while it is.
-      BudgetError: A budget that cannot be read.
+      BudgetError: A budget or a time limit that cannot be read.
 
     Example:
       >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
@@ -114,7 +113,7 @@ class PlanOptions:
         folder: a plan that lies there for this step and these options is run, else one is made and left there.
 
     Raises:
-      BudgetError: A budget that cannot be read.
+      BudgetError: A budget or a time limit that cannot be read.
       SolverUnavailableError: A solver that is not there.
       TraceError: A batch size that is none.
     """
@@ -128,9 +127,7 @@ class PlanOptions:
     plan: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
-        make_solver(self.solver)
-        if self.budget != "auto":
-            parse_bytes(self.budget, percent_of=1 << 40)
+        check_asked(self.budget, self.solver, self.time_limit_s)
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
             raise TraceError(f"batch_size is the largest batch that will come, a whole number of at least 1; got {size!r}.")

@@ -15,7 +15,8 @@ import tensorflow as tf
 from checkmate.core.memory import replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, PlanFileError
 from checkmate.progress import Progress
-from checkmate.solvers.search import Solver
+from checkmate.solvers.search import Solver, check_time_limit
+from checkmate.solvers.solve import make_solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import plan_files
 from checkmate.tf2.attempt import Attempt, Clock, Planned, outside_bytes, unchanged
@@ -27,6 +28,15 @@ from checkmate.tf2.trace import TracedStep, trace
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
 log = logging.getLogger("checkmate")
+
+
+def check_asked(budget: Bytes, solver: str | Solver, time_limit_s: float | None) -> None:
+    """Refuses what cannot be read, before anything is traced."""
+    make_solver(solver)
+    if budget != "auto":
+        parse_bytes(budget, percent_of=1 << 40)
+    if time_limit_s is not None:
+        check_time_limit(time_limit_s)
 
 
 @dataclass(slots=True, eq=False)

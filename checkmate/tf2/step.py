@@ -16,12 +16,11 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
-from checkmate.solvers.solve import make_solver
 from checkmate.tf2.attempt import Planned
-from checkmate.tf2.planning import Planner, save
+from checkmate.tf2.planning import Planner, check_asked, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
-from checkmate.units import Bytes, format_bytes, parse_bytes
+from checkmate.units import Bytes, format_bytes
 
 
 def compile(
@@ -70,7 +69,7 @@ def compile(
 
     Raises:
       TraceError: Specs that do not fit the model, a loss that is not a scalar, no trainable variables.
-      BudgetError: A budget that cannot be read.
+      BudgetError: A budget or a time limit that cannot be read.
       InfeasibleBudgetError: No plan fits; the message names the op that binds and the batch that could fit.
       NoPlanFoundError: The solver found none in its time.
       PlanFileError: The file of `plan` cannot be read, is for another step, or takes more than the budget.
@@ -121,9 +120,7 @@ class PlannedStep:
     """
 
     def __init__(self, planner: Planner, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
-        make_solver(planner.solver)  # refused now rather than after tracing, as is the budget
-        if planner.budget != "auto":
-            parse_bytes(planner.budget, percent_of=1 << 40)
+        check_asked(planner.budget, planner.solver, planner.time_limit_s)
         self._planner, self._specs, self._flat_specs = planner, specs, tf.nest.flatten(specs)
         for spec in self._flat_specs:
             if not spec.shape.is_fully_defined():

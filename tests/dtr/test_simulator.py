@@ -167,6 +167,12 @@ def test_bad_arguments(arguments, error, said):
         Heuristic("all")
 
 
+@pytest.mark.parametrize("share", [-1, float("nan")])
+def test_a_search_that_leaves_out_no_share(share):
+    with pytest.raises(CheckmateError, match="smallest is a share of the mean size, 0 or more"):
+        Search(smallest=share)
+
+
 def test_files_of_both_kinds(tmp_path):
     graph = training_chain(8)
     graph.save(tmp_path / "graph.json")

@@ -10,9 +10,11 @@ from oracles import cheapest, run_plan
 from strategies import training_chain
 
 from checkmate import (
+    BudgetError,
     DFGraph,
     GraphError,
     InfeasibleBudgetError,
+    NoPlanFoundError,
     Op,
     Plan,
     SolverFailedError,
@@ -154,6 +156,24 @@ def test_sizes_of_terabytes():
         result, alike = (solve(each, "80%", solver=name, time_limit_s=30, throw=False) for each in (graph, small))
         assert result.plan is None or result.peak_bytes <= result.budget_bytes, name
         assert (result.plan is None) == (alike.plan is None), name
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("-inf"), "3", None, True], ids=str)
+def test_times_that_are_none(seconds):
+    for budget in ("85%", "100%"):
+        with pytest.raises(BudgetError, match=r"time_limit_s is a number of seconds, 0 or more; got "):
+            solve(training_chain(5), budget, time_limit_s=seconds)
+    with pytest.raises(BudgetError):
+        solve_curve(training_chain(5), ["85%"], time_limit_s=seconds)
+
+
+def test_a_solver_that_finds_nothing_says_what_else_there_is(monkeypatch):
+    from checkmate.solvers.snapshot import Snapshot
+
+    monkeypatch.setattr(Snapshot, "run", lambda self, search: None)
+    for name, advice in (("snapshot", r"or try solver='auto'\."), ("auto", r"Raise the budget or the time limit\.")):
+        with pytest.raises(NoPlanFoundError, match=f"{advice}$"):
+            solve(training_chain(8), "70%", solver=name)
 
 
 @pytest.mark.parametrize("solver", ["auto", "milp_scip", "lp_rounding", Retention(start_share=0)], ids=str)

@@ -92,6 +92,16 @@ def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
         compiled(loss=refuses_to_be_called, budget=budget)
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "3"])
+def test_a_time_limit_that_cannot_be_read_is_refused_before_tracing(seconds):
+    import checkmate
+
+    with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
+        compiled(loss=refuses_to_be_called, time_limit_s=seconds)
+    with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
+        checkmate.tf2.rematerialize(dense_model(), time_limit_s=seconds)
+
+
 def test_a_loss_per_example_is_refused():
     import tensorflow as tf
 
