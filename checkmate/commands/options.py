@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from checkmate.solvers.solve import SOLVERS
+from checkmate.units import parse_bytes
 
 
 class NumberFrom(click.FloatRange):
@@ -60,12 +61,18 @@ class FileToWrite(click.Path):
 PICTURE = FileToWrite(".png", ".svg", ".pdf")
 
 
-def each_budget(budgets: Iterable[str]) -> list[str]:
-    """Budgets that were given with commas or by repeating the option; at least one."""
+def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, int]]:
+    """Budgets that were given with commas or by repeating the option, at least one: each as it was written, and its bytes.
+
+    All are read before the first is worked on: a mistake in the last must not cost the time of the others.
+
+    Args:
+      percent_of: The bytes that 100% stands for.
+    """
     found = [part.strip() for budget in budgets for part in budget.split(",") if part.strip()]
     if not found:
         raise click.UsageError("No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'.")
-    return found
+    return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in found]
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str], list[Any]]:

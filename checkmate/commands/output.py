@@ -28,7 +28,7 @@ from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
-from checkmate.units import format_bytes, parse_bytes
+from checkmate.units import format_bytes
 
 KEYS = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "budget_bytes", "floor_bytes", "seconds", "solver")
 """Of the JSON of every plan, in this order."""
@@ -78,9 +78,10 @@ def solve_each(
     Ctrl-C ends the search for a budget with the best plan so far, and leaves out the budgets after it.
     """
     found = []
-    for budget in each_budget(budgets):
+    plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    for budget, budget_bytes in each_budget(budgets, percent_of=plain_peak):
         with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
-            one = _solve_one(graph, budget, progress, solver=solver, time_limit_s=time_limit_s, reorder=reorder)
+            one = _solve_one(graph, budget, budget_bytes, progress, solver=solver, time_limit_s=time_limit_s, reorder=reorder)
         if one.plan is not None and folder is not None:
             file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
             save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
@@ -91,15 +92,15 @@ def solve_each(
     return found
 
 
-def _solve_one(graph: DFGraph, budget: str, progress: Progress, *, solver: str, **how: Any) -> Found:
-    lowest, plain_peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
+def _solve_one(graph: DFGraph, budget: str, budget_bytes: int, progress: Progress, *, solver: str, **how: Any) -> Found:
+    lowest = floor(graph).bytes
     started = time.monotonic()
     try:
-        result = solve(graph, budget, solver=solver, on_progress=progress.improved, **how)
+        result = solve(graph, budget_bytes, solver=solver, on_progress=progress.improved, **how)
     except (InfeasibleBudgetError, NoPlanFoundError, KeyboardInterrupt) as error:
         status = next(status for kind, status in WITHOUT_A_PLAN.items() if isinstance(error, kind))
         facts: dict[str, Any] = dict.fromkeys(KEYS) | {"status": status.name}
-        facts |= {"budget_bytes": parse_bytes(budget, percent_of=plain_peak), "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0))}
+        facts |= {"budget_bytes": budget_bytes, "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0))}
         facts |= {"bound": getattr(error, "bound", None), "seconds": time.monotonic() - started, "solver": solver}
         return Found(budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}.")
     return Found(budget, facts_of(result, lowest), result.plan)

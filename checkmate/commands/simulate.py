@@ -67,7 +67,7 @@ def simulate_command(
     """
     program = as_program(file)
     names = heuristics or (list(HEURISTICS) if plot else ["dtr_eq"])
-    asked = each_budget(budgets or (GRID if plot else ("50%",)))
+    asked = each_budget(budgets or (GRID if plot else ("50%",)), percent_of=program.plain_peak_bytes)
     runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
     if as_json:
         for run in runs:
@@ -79,12 +79,12 @@ def simulate_command(
     sys.exit(0 if plot or all(run.status is DTRStatus.OK for run in runs) else 1)
 
 
-def _runs(program: Program, budgets: Sequence[str], names: Sequence[str], options: dict[str, Any]) -> Iterator[DTRRun]:
+def _runs(program: Program, budgets: Sequence[tuple[str, int]], names: Sequence[str], options: dict[str, Any]) -> Iterator[DTRRun]:
     with Progress(program.name or "program") as progress:
         for name in names:
-            for budget in budgets:
+            for budget, budget_bytes in budgets:
                 with progress.phase(f"{name} within {budget}"):
-                    yield simulate(program, budget, heuristic=name, **options)
+                    yield simulate(program, budget_bytes, heuristic=name, **options)
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:
