@@ -2,7 +2,7 @@
 
 A graph file is `{"name", "nodes": [{"name", "op", "cost", "bytes", "backward", "workspace", "output", ...}], "edges": [[u, v],
 ...], "fixed_bytes"}`; the list order is the topological order. A plan file is `{"format": "checkmate-plan", "version": 1,
-"graph": FINGERPRINT, "steps": [["compute", i] | ["free", i], ...]}` and may carry more keys for people, which are not read.
+"graph": FINGERPRINT, "steps": [["compute", i] | ["free", i], ...]}` and may carry more keys for people; of those, `FACTS` have types.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import json
 import os
+import reprlib
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -21,6 +23,11 @@ from checkmate.core.plan import Compute, Free, Plan
 from checkmate.errors import CheckmateError, PlanFileError
 
 PLAN_FORMAT, PLAN_VERSION = "checkmate-plan", 1
+FACTS: dict[str, str] = {
+    "status": "text", "solver": "text", "bound_covers": "text", "bound": "number", "gap": "number", "seconds": "number", "budget_bytes": "bytes",
+}  # fmt: skip
+"""What a plan file may say of how its plan was found, and of which kind each is; any may be missing or null."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -110,7 +117,7 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
     """Reads a plan file for `graph` and has the judge accept it.
 
     Raises:
-      PlanFileError: No such file, not JSON, another format or version, or made for another graph.
+      PlanFileError: No such file, not JSON, another format or version, made for another graph, or with one of `FACTS` of another type.
       PlanError: Its steps are not legal for the graph.
     """
     from checkmate.core.memory import replay
@@ -125,6 +132,7 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
             f"{path} was made for {made_for}, but this is {graph.name or 'a graph'} with {len(graph)} ops and fingerprint "
             f"{fingerprint(graph)[:23]}.... The model, its shapes or the library versions differ. Make the plan again."
         )
+    _check_facts(path, data)
     verbs: dict[str, type[Compute] | type[Free]] = {"compute": Compute, "free": Free}
     written = data.get("steps") or []
     steps: list[Compute | Free] = []
@@ -137,6 +145,22 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
     plan = Plan(tuple(steps))
     replay(graph, plan)
     return plan
+
+
+def _check_facts(path: str | os.PathLike, data: dict[str, Any]) -> None:
+    """Raises `PlanFileError` for one of `FACTS` that cannot be shown, drawn or written as JSON."""
+    for key, kind in FACTS.items():
+        value = data.get(key)
+        if value is None:
+            continue
+        if kind == "text":
+            fits, expected = isinstance(value, str), "text"
+        elif kind == "bytes":
+            fits, expected = type(value) is int and 0 <= value < 2**63, "a whole number of bytes below 2^63"
+        else:  # also refuses nan and infinity
+            fits, expected = type(value) in (int, float) and 0 <= value <= sys.float_info.max, "a finite number, 0 or more,"
+        if not fits:
+            raise PlanFileError(f"{path}: its {key} is {reprlib.repr(value)}; {expected} was expected. Make the plan again.")
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
         return KeptPlan(
             Path(path), graph, None if data["unchanged"] else plan, budget, measured, as_here, replay(graph, traced.plain_plan()).peak_bytes
         )
-    except (KeyError, TypeError, ValueError, GraphError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
         raise PlanFileError(f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again.") from error
 
 

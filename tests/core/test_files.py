@@ -127,6 +127,16 @@ def test_a_plan_file_that_was_cut_short(cut, tmp_path):
         ({"steps": [["free", 0]]}, PlanError, "Step 0 frees op 0"),
         ({"steps": [["compute", 99]]}, PlanError, "Step 0 names op 99"),
         ({"steps": None}, PlanError, "never run"),
+        *(
+            ({key: value}, PlanFileError, rf"plan\.json: its {key} is .*; {expected} was expected")
+            for keys, expected, values in (
+                (("status", "solver", "bound_covers"), "text", (5, [], {}, float("inf"))),
+                (("budget_bytes",), "a whole number of bytes below 2\\^63", ("x", [], {}, -1, 0.5, True, 10**400, float("inf"))),
+                (("bound", "gap", "seconds"), "a finite number, 0 or more,", ("x", [], {}, -1, True, 10**400, float("inf"), float("nan"))),
+            )
+            for key in keys
+            for value in values
+        ),
     ],
 )
 def test_plan_files_that_are_not_for_this(change, error, message, tmp_path):

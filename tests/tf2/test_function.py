@@ -351,6 +351,7 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, "op"),
         (lambda data: data | {"costs": data["costs"][1:]}, PlanFileError, "no file of a planned step"),
         (lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
+        (lambda data: data | {"costs": [[1.0, float("inf")]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
         (lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}}, PlanFileError, "TPU there and CPU here"),
         (lambda data: [], PlanFileError, "an object was expected"),
     ],
