@@ -13,6 +13,7 @@ MobileNet (180 ops) 1.6 s with CLP. Where writing down so many columns would tak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
@@ -35,6 +36,8 @@ class LPBound:
     engine: str = "clp"
     share: float = 1.0
     name: str = "lp_bound"
+
+    makes_plans: ClassVar[bool] = False
 
     def run(self, search: Search) -> None:
         """Tells the relaxation's value, or that there is no plan."""

@@ -1,0 +1,117 @@
+"""Eager dynamic rematerialization far from its budget, and what comes near it, or above it, without an op that was seen to."""
+
+import gc
+
+import numpy as np
+import pytest
+from eager_programs import MIB, above, arrays, chain, dtr, gradients, memory, plain_peak, same, weights
+
+from checkmate import EvictionError
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def test_far_below_the_budget_ops_are_tensorflows_own_once_their_needs_are_known():
+    import tensorflow as tf
+
+    variables, loss = chain()
+    plain, _, peak = plain_peak(variables, loss)
+    with above(16 * peak) as context:
+        same(arrays(gradients(variables, loss)), plain)
+        assert not isinstance(tf.tanh(variables[0]), type(tf.constant(0.0)))  # new: not sized before
+        before = context.stats.ops
+        found = gradients(variables, loss)
+        assert all(type(each) is type(tf.constant(0.0)) for each in found)
+        assert context.stats.ops >= before + 4 * len(variables)
+        same(arrays(found), plain)
+    assert not context.stats.rematerializations
+
+
+def test_once_memory_has_come_near_the_budget_all_of_the_program_can_be_evicted():
+    import tensorflow as tf
+
+    variables, loss = chain()
+    plain, _, peak = plain_peak(variables, loss)
+    with above(16 * MIB + 0.7 * peak, overhead_limit=1e9) as context:
+        for _ in range(2):
+            gradients(variables, loss)
+        assert context._runtime.calm
+        resident = tf.constant(np.zeros(16 * MIB, np.uint8))
+        for _ in range(2):
+            same(arrays(gradients(variables, loss)), plain)
+    stats = context.stats
+    assert stats.peak_bytes <= stats.budget_bytes and not stats.overshoots and len(resident) == 16 * MIB
+    assert stats.rematerializations > 0
+
+
+def test_a_step_that_was_managed_and_came_near_the_budget_is_managed_again():
+    import tensorflow as tf
+
+    variables, loss = chain()
+    _, _, peak = plain_peak(variables, loss)
+    with above(2 * peak):
+        for _ in range(2):
+            gradients(variables, loss)
+            assert not isinstance(tf.tanh(variables[0]), type(tf.constant(0.0)))
+
+
+def test_plenty_is_room_for_a_hole_of_twice_the_size():
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.needs import Needs
+    from checkmate.tf2.eager.runtime import EagerRuntime
+
+    budget = 10 * max(MIB, memory()["current"])
+    runtime = EagerRuntime("CPU:0", budget_bytes=budget, strict=True)
+    small, large = (Needs(1e-6, count, count) for count in (256, int(0.6 * budget)))
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    assert runtime.roomy(small, "MatMul")
+    assert not runtime.roomy(large, "MatMul")
+
+
+def made_by(how):
+    """Something that is larger than a budget of 6 MiB, in ways that no op's inputs tell beforehand."""
+    import tensorflow as tf
+
+    x = tf.ones(1024)
+    if how == "a function":
+        tf.function(lambda: tf.reduce_sum(tf.sqrt(tf.random.stateless_normal([8 * MIB // 4], [1, 2]))))()
+    elif how == "data":
+        tf.constant(np.ones(8 * MIB, np.uint8))
+        x + x
+    elif how == "data, at the end":
+        tf.constant(np.ones(8 * MIB, np.uint8))
+    else:
+        for count in (10, 10, 10, 8 * MIB // 4):
+            tf.range(0.0, float(count)) if how == "a range" else tf.fill(tf.constant([count], tf.int64), 1.0)
+
+
+@pytest.mark.parametrize("how", ["a function", "data", "data, at the end", "a range", "a shape of long integers"])
+def test_nothing_goes_above_the_budget_unseen(how):
+    gc.collect()
+    budget = memory()["current"] + 6 * MIB
+    with pytest.raises(EvictionError, match=r"above the budget|more than the budget") as info, dtr(budget):
+        made_by(how)
+    assert info.value.needed_bytes > budget == info.value.budget_bytes
+    if how in ("a function", "data", "data, at the end"):
+        with dtr(budget, strict=False) as context:
+            made_by(how) if how != "a function" else None
+        assert context.stats.overshoots == (how != "a function")
+        assert context.stats.peak_bytes > budget or how == "a function"
+
+
+def test_labels_are_no_shapes(monkeypatch):
+    """Small integers that decide about no size are not looked at: each new value would be sized anew."""
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.needs import NeedsTable
+
+    asked, real = [], NeedsTable._asked
+    monkeypatch.setattr(NeedsTable, "_asked", lambda self, call, **how: asked.append(call.name) or real(self, call, **how))
+    table = weights(64, 64)
+    with dtr("64MiB"):
+        for word in range(5):
+            tf.gather(table, tf.constant(word)) + tf.cast(tf.constant([word]), tf.float32)
+            tf.fill(tf.constant([word + 1]), 1.0)
+    assert asked.count("ResourceGather") == asked.count("Cast") == 1
+    assert asked.count("Fill") == 6  # once without the values, which did not tell
