@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +80,9 @@ TIME_PER_OP_S = 0.002
 
 LOOK_FOR_S = 0.3
 """Seconds for each budget that is tried in search of the smallest one that has a plan."""
+
+WHOLLY = 2**62
+"""Bytes that no step takes: a trial that may take as much ends only when all is known."""
 
 SMALLEST_CORRECTION = 0.02
 """Share of what the budget leaves for activations by which the next plan differs at least."""
@@ -292,7 +294,7 @@ class Attempt:
             return None
         with self.clock.phase("checking"), self.progress.phase("checking against the allocator"):
             gc.collect()  # nothing that was built for an earlier plan is measured with this one
-            enough = sys.maxsize if wholly else self.planner.budget_bytes - self.outside - held
+            enough = WHOLLY if wholly else self.planner.budget_bytes - self.outside - held
             found = on_trial(run, self.traced, devices.training_device(), enough=enough, batch=self.batch)
         if found is None:
             self.notes.append("The step could not be run on trial, so its memory is predicted and not measured.")
@@ -345,8 +347,8 @@ class Attempt:
         if error is None or lowest is not None:  # a plan that was run counts for more than one that was not found
             error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
         if self.planner.explains:
-            if lowest is not None and (trial := self.on_trial(*self.built(lowest[1]), wholly=True)):
-                lowest_measured = max(lowest[0], trial.most_bytes)
+            if lowest is not None and not self._is_cramped and (trial := self.on_trial(*self.built(lowest[1]), wholly=True)):
+                lowest_measured = trial.most_bytes if lowest[0] < trial.most_bytes < WHOLLY else lowest[0]  # no more is known where memory ran out
             with self.progress.phase("looking for what would fit"):
                 error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":
