@@ -131,8 +131,8 @@ def solve(
                 budget_bytes=budget_bytes, floor_bytes=budget_bytes + 1,
             )  # fmt: skip
             return _refuse(refusal, search, name, throw)
-        error = _not_found(search, name, plain.peak_bytes) if getattr(engine, "makes_plans", True) else _only_bounds(search, name)
-        return _refuse(error, search, name, throw)
+        none = _not_found(search, name, plain.peak_bytes) if getattr(engine, "makes_plans", True) else _only_bounds(search, name)
+        return _refuse(none, search, name, throw)
     status = SolveStatus.OPTIMAL if search.optimal else SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
     return _result(status, search, name)
 
@@ -176,7 +176,11 @@ def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
 
 def _only_bounds(search: Search, name: str) -> NoPlanFoundError:
     again = search.bound / (search.graph.total_cost or 1.0) - 1
-    found = f"every plan takes at least {again:.2%} more time than the plain step" if again > 0 else f"it proved nothing in {search.elapsed_s:.1f} s"
+    found = (
+        f"every plan takes at least {again:.2%} more time than the plain step"
+        if again > 0
+        else f"it proved nothing in {search.elapsed_s:.1f} s"
+    )
     return NoPlanFoundError(
         f"Solver {name!r} makes no plans, only bounds: within {format_bytes(search.budget_bytes)} {found}. For a plan ask another, such as 'auto'.",
         best_peak_bytes=search.best_peak_bytes, bound=search.bound,

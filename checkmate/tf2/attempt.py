@@ -348,7 +348,9 @@ class Attempt:
             error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
         if self.planner.explains:
             if lowest is not None and not self._is_cramped and (trial := self.on_trial(*self.built(lowest[1]), wholly=True)):
-                lowest_measured = trial.most_bytes if lowest[0] < trial.most_bytes < WHOLLY else lowest[0]  # no more is known where memory ran out
+                lowest_measured = (
+                    trial.most_bytes if lowest[0] < trial.most_bytes < WHOLLY else lowest[0]
+                )  # no more is known where memory ran out
             with self.progress.phase("looking for what would fit"):
                 error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":

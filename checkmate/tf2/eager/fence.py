@@ -31,6 +31,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.eager.core": ("_FallbackException", "_NotOkStatusException"),
     "tensorflow.python.eager.imperative_grad": ("imperative_grad",),
     "tensorflow.python.framework.ops": ("EagerTensor", "_gradient_registry", "raise_from_not_ok_status", "uid"),
+    "tensorflow.python.framework.op_def_library": ("apply_op",),  # takes names as op definitions have them; tf.raw_ops renames some
     "tensorflow.python.framework.op_def_registry": ("get",),
     "tensorflow.python.framework.tensor": ("Tensor",),
     "tensorflow.python.types.core": ("Value",),
@@ -77,7 +78,7 @@ from tensorflow.python import pywrap_tfe as tfe  # noqa: E402
 from tensorflow.python.eager import backprop, context, execute, imperative_grad  # noqa: E402
 from tensorflow.python.eager.core import _FallbackException as FallbackException  # noqa: E402
 from tensorflow.python.eager.core import _NotOkStatusException as NotOkStatusException  # noqa: E402
-from tensorflow.python.framework import op_def_registry, ops  # noqa: E402
+from tensorflow.python.framework import op_def_library, op_def_registry, ops  # noqa: E402
 from tensorflow.python.framework.ops import EagerTensor  # noqa: E402
 from tensorflow.python.framework.tensor import Tensor  # noqa: E402
 from tensorflow.python.types.core import Value  # noqa: E402
@@ -98,7 +99,8 @@ tape_records, tape_record, tape_forget = (
 )
 record_gradient, default_vspace, MockOp = backprop.record_gradient, backprop._default_vspace, backprop._MockOp
 executing_eagerly = context.executing_eagerly
-new_id, raise_status, op_def = ops.uid, ops.raise_from_not_ok_status, op_def_registry.get
+new_id, raise_status = ops.uid, ops.raise_from_not_ok_status
+op_def, apply_op = op_def_registry.get, op_def_library.apply_op
 
 
 def gradient_function(op: str) -> Any:

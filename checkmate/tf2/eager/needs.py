@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.eager import fence
-from checkmate.tf2.eager.calls import EagerCall, flat
+from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.op_kinds import OpKind
 from checkmate.tf2.eager.tensors import Cell, Made
 from checkmate.tf2.flat_graph import tensor_bytes
@@ -28,8 +28,6 @@ _SMALL = 16
 """Vectors of up to so many elements, and scalars, may be shapes, axes and limits, which decide about sizes by value."""
 
 _RESOURCE = tf.resource.as_datatype_enum
-_BY_VALUE: Any = object()
-"""In place of the needs of ops whose outputs are as large as small inputs say."""
 
 
 def rounded(count: int) -> int:
@@ -89,12 +87,12 @@ class NeedsTable:
         key = _key(call.kind, call.lengths, call.attrs, signatures)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._asked(call, by_value=False)
-        if found is _BY_VALUE:
-            key = (key, _small_values(call.arguments))
+            found = self._known[key] = self._asked(call)
+        if type(found) is _ByValue:
+            which, key = found.which, (key, found.values(call.arguments))
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = self._asked(call, by_value=True)
+                found = self._known[key] = self._sized(call, which)
         return found
 
     def known(
@@ -103,7 +101,7 @@ class NeedsTable:
         """The needs of a call that has been asked for before, or None."""
         key = _key(kind, lengths, attrs, signatures)
         found = self._known.get(key)
-        return self._known.get((key, _small_values(tensors))) if found is _BY_VALUE else found
+        return self._known.get((key, found.values(tensors))) if type(found) is _ByValue else found
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
         """The needs of a function, of which only its inputs are known before it first ran."""
@@ -112,24 +110,47 @@ class NeedsTable:
             self._known[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
         return self._known[key]
 
-    def _asked(self, call: EagerCall, *, by_value: bool) -> Any:
-        """What is inferred without the values of inputs; with those of small ones, where that does not tell all and they are there to be read."""
+    def _asked(self, call: EagerCall) -> Needs | _ByValue:
+        """The needs of a call as far as they do not hang on values; else which values, of inputs that are small, decide about all of them."""
+        found = self._sized(call, ())
+        small = tuple([k for k, argument in enumerate(call.arguments) if _may_decide(argument)])
+        if found.steady or not small or not self._sized(call, small).steady:
+            return found
+        deciding = small
+        for k in small:
+            fewer = tuple([other for other in deciding if other != k])
+            if self._sized(call, fewer).steady:
+                deciding = fewer
+        return _ByValue(deciding)
+
+    def _sized(self, call: EagerCall, by_value: Sequence[int]) -> Needs:
+        """What is inferred from shapes and types, and the values of some inputs."""
         read = sum(_bytes(argument) for argument in call.arguments)
         reads_variable = any(type(each) is fence.EagerTensor and each.dtype == tf.resource for each in call.arguments)
-        values_decide = not by_value and not reads_variable and any(_small_values(call.arguments))
         try:
             operation = _scratch(call, by_value)
         except Exception:  # whatever a graph cannot express: the guess below is all that is lost
-            return _BY_VALUE if values_decide else Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable)
+            return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable)
         made = [tensor_bytes(tensor) for tensor in operation.outputs]
-        if None in made and values_decide:
-            return _BY_VALUE
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
         known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
         if call.kind.is_view:
             outputs = scratch = 0
         return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known, steady=reads_variable)
+
+
+class _ByValue:
+    """In place of the needs of ops whose outputs are as large as the values of some inputs say: which."""
+
+    __slots__ = ("which",)
+
+    def __init__(self, which: tuple[int, ...]):
+        self.which = which
+
+    def values(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Those values; None for what is not there to be read."""
+        return tuple([arguments[k]._numpy().tobytes() if _may_decide(arguments[k]) else None for k in self.which])
 
 
 def _key(kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]) -> Any:
@@ -142,13 +163,10 @@ def signature_of(tensor: Any) -> Any:
     return (shape, dtype, tensor._id) if dtype == _RESOURCE else (shape, dtype)
 
 
-def _small_values(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The values of small numeric tensors, which may be shapes, axes and limits; None in place of others."""
-    return tuple([each._numpy().tobytes() if type(each) is fence.EagerTensor and _decides(each) else None for each in arguments])
-
-
-def _decides(tensor: Any) -> bool:
-    return _may_be_shape(tensor._shape_tuple()) and (tensor.dtype.is_integer or tensor.dtype.is_floating)
+def _may_decide(argument: Any) -> bool:
+    """Whether it is a small numeric tensor, which may be a shape, an axis or a limit."""
+    small = type(argument) is fence.EagerTensor and _may_be_shape(argument._shape_tuple())
+    return small and (argument.dtype.is_integer or argument.dtype.is_floating)
 
 
 def _bytes(argument: Any) -> int:
@@ -161,25 +179,24 @@ def _may_be_shape(shape: tuple[int, ...]) -> bool:
     return not shape or (len(shape) == 1 and shape[0] <= _SMALL)
 
 
-def _scratch(call: EagerCall, by_value: bool) -> tf.Operation:
-    """The op in a graph of its own, with a placeholder for each input; with constants for small ones if asked."""
+def _scratch(call: EagerCall, by_value: Sequence[int]) -> tf.Operation:
+    """The op in a graph of its own, with constants for some inputs and placeholders for the others."""
     definition = fence.op_def(call.name)
     inferred = {name for names in call.kind.inputs for name in names}
     attrs = {name: value for name, value in zip(call.attrs[::2], call.attrs[1::2], strict=True) if name not in inferred}
     known = {attr.name for attr in definition.attr}
-    with tf.Graph().as_default():
-        rest = iter([_stand_in(argument, by_value) for argument in call.arguments])
+    with tf.Graph().as_default() as graph:
+        rest = iter([_stand_in(argument, k in by_value) for k, argument in enumerate(call.arguments)])
         inputs = {
             argument.name: next(rest) if count is None else [next(rest) for _ in range(count)]
             for argument, count in zip(definition.input_arg, call.lengths, strict=True)
         }
-        made = getattr(tf.raw_ops, call.name)(**inputs, **{name: value for name, value in attrs.items() if name in known})
-        first = made if isinstance(made, tf.Operation) else flat(list(made) if isinstance(made, tuple) else made)[0]
-        return first if isinstance(first, tf.Operation) else first.op
+        fence.apply_op(call.name, **inputs, **{name: value for name, value in attrs.items() if name in known})
+        return graph.get_operations()[-1]
 
 
 def _stand_in(argument: Any, by_value: bool) -> tf.Tensor:
-    if by_value and type(argument) is fence.EagerTensor and _decides(argument):
-        return tf.constant(argument._numpy(), argument.dtype)
+    if by_value and _may_decide(argument):
+        return tf.constant(argument._numpy().copy(), argument.dtype)  # the graph is in cycles, and would hold the tensor
     known = argument.made if type(argument) is Cell else argument
     return tf.compat.v1.placeholder(known.dtype, known.shape)
