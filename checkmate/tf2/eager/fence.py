@@ -30,7 +30,13 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.eager.context": ("_context", "context"),
     "tensorflow.python.eager.core": ("_FallbackException", "_NotOkStatusException"),
     "tensorflow.python.eager.imperative_grad": ("imperative_grad",),
-    "tensorflow.python.framework.ops": ("EagerTensor", "_gradient_registry", "raise_from_not_ok_status", "uid"),
+    "tensorflow.python.framework.ops": (
+        "EagerTensor",
+        "_gradient_registry",
+        "dismantle_graph",  # graphs are in cycles, and hold memory until these are collected
+        "raise_from_not_ok_status",
+        "uid",
+    ),
     "tensorflow.python.framework.op_def_library": ("apply_op",),  # takes names as op definitions have them; tf.raw_ops renames some
     "tensorflow.python.framework.op_def_registry": ("get",),
     "tensorflow.python.framework.tensor": ("Tensor",),
@@ -100,7 +106,7 @@ tape_records, tape_record, tape_forget = (
 record_gradient, default_vspace, MockOp = backprop.record_gradient, backprop._default_vspace, backprop._MockOp
 executing_eagerly = context.executing_eagerly
 new_id, raise_status = ops.uid, ops.raise_from_not_ok_status
-op_def, apply_op = op_def_registry.get, op_def_library.apply_op
+op_def, apply_op, dismantle_graph = op_def_registry.get, op_def_library.apply_op, ops.dismantle_graph
 
 
 def gradient_function(op: str) -> Any:

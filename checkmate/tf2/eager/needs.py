@@ -8,7 +8,8 @@ from the second time on its peak is known. Costs are a roofline's, not measured:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -128,16 +129,17 @@ class NeedsTable:
         read = sum(_bytes(argument) for argument in call.arguments)
         reads_variable = any(type(each) is fence.EagerTensor and each.dtype == tf.resource for each in call.arguments)
         try:
-            operation = _scratch(call, by_value)
+            with _scratch(call, by_value) as operation:
+                made = [tensor_bytes(tensor) for tensor in operation.outputs]
+                known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
+                cost = roofline_s(operation, self._kind)
         except Exception:  # whatever a graph cannot express: the guess below is all that is lost
             return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable)
-        made = [tensor_bytes(tensor) for tensor in operation.outputs]
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
-        known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
         if call.kind.is_view:
             outputs = scratch = 0
-        return Needs(roofline_s(operation, self._kind), outputs, outputs + scratch, known, steady=reads_variable)
+        return Needs(cost, outputs, outputs + scratch, known, steady=reads_variable)
 
 
 class _ByValue:
@@ -179,24 +181,29 @@ def _may_be_shape(shape: tuple[int, ...]) -> bool:
     return not shape or (len(shape) == 1 and shape[0] <= _SMALL)
 
 
-def _scratch(call: EagerCall, by_value: Sequence[int]) -> tf.Operation:
-    """The op in a graph of its own, with constants for some inputs and placeholders for the others."""
+@contextmanager
+def _scratch(call: EagerCall, by_value: Sequence[int]) -> Iterator[tf.Operation]:
+    """The op in a graph of its own, with constants for some inputs and placeholders for the others; gone afterwards, with what it holds."""
     definition = fence.op_def(call.name)
     inferred = {name for names in call.kind.inputs for name in names}
     attrs = {name: value for name, value in zip(call.attrs[::2], call.attrs[1::2], strict=True) if name not in inferred}
     known = {attr.name for attr in definition.attr}
-    with tf.Graph().as_default() as graph:
-        rest = iter([_stand_in(argument, k in by_value) for k, argument in enumerate(call.arguments)])
-        inputs = {
-            argument.name: next(rest) if count is None else [next(rest) for _ in range(count)]
-            for argument, count in zip(definition.input_arg, call.lengths, strict=True)
-        }
-        fence.apply_op(call.name, **inputs, **{name: value for name, value in attrs.items() if name in known})
-        return graph.get_operations()[-1]
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            rest = iter([_stand_in(argument, k in by_value) for k, argument in enumerate(call.arguments)])
+            inputs = {
+                argument.name: next(rest) if count is None else [next(rest) for _ in range(count)]
+                for argument, count in zip(definition.input_arg, call.lengths, strict=True)
+            }
+            fence.apply_op(call.name, **inputs, **{name: value for name, value in attrs.items() if name in known})
+        yield graph.get_operations()[-1]
+    finally:
+        fence.dismantle_graph(graph)
 
 
 def _stand_in(argument: Any, by_value: bool) -> tf.Tensor:
     if by_value and _may_decide(argument):
-        return tf.constant(argument._numpy().copy(), argument.dtype)  # the graph is in cycles, and would hold the tensor
+        return tf.constant(argument._numpy(), argument.dtype)
     known = argument.made if type(argument) is Cell else argument
     return tf.compat.v1.placeholder(known.dtype, known.shape)
