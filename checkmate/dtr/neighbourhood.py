@@ -113,7 +113,7 @@ class Classes(Own):
 
     def cost(self, storage: Storage) -> float:
         """Its own cost and the values of the classes it touches."""
-        return storage.cost + sum(self.values[root] for root in self.classes(storage))
+        return self.own(storage) + sum(self.values[root] for root in self.classes(storage))
 
     def _new(self) -> int:
         number = len(self.values)

@@ -21,6 +21,9 @@ from checkmate.errors import CheckmateError
 WIDTH = 4
 """Classes per storage that fit the array; the few storages that touch more are worked out one by one."""
 
+FEW = 12
+"""Storages up to which one after the other is sooner done than arrays."""
+
 EXACT = 2.0**53
 """Whole numbers up to here are exact in floating point."""
 
@@ -100,10 +103,12 @@ class Pool:
           clock: The moment from which staleness is counted, in either direction.
           horizon: What is added to the staleness of all. The larger, the less staleness decides.
         """
-        self._refresh()
         if self._heuristic.random:
             alive = list(self)
             return alive[self._random.randrange(len(alive))]
+        if self._count <= FEW and not (self._search.sample or self._search.smallest):
+            return self._lowest(list(self), clock, horizon)
+        self._refresh()
         if self._search.sample or self._search.smallest:
             return self._lowest(self._searched(), clock, horizon)
         end = len(self._storages)

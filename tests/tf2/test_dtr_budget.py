@@ -314,13 +314,14 @@ def test_needs_are_those_of_the_attributes_too():
             assert found.numpy().dtype == dtype.as_numpy_dtype
 
 
-def test_views_need_no_room():
+@pytest.mark.parametrize("how", ["a view", "a sum of single elements"])
+def test_views_need_no_room(how):
     import tensorflow as tf
 
     x = tf.ones((1024, 256))
     with above(1.5 * MIB, strict=False) as context:
-        viewed = tf.reshape(tf.tanh(x), (256, 1024))
-    assert viewed.shape == (256, 1024)
+        viewed = tf.reshape(tf.tanh(x), (256, 1024)) if how == "a view" else tf.reduce_sum(tf.tanh(x), [])
+    assert viewed.shape == ((256, 1024) if how == "a view" else x.shape)
     assert not context.stats.evictions and context.stats.peak_bytes <= context.stats.budget_bytes
 
 
@@ -372,3 +373,14 @@ def test_what_is_evicted_while_another_input_comes_back_leaves_memory(monkeypatc
         monkeypatch.setattr(EagerCall, "run_again", run_again)
         same(arrays([a * b]), expected)
     assert left == [None]
+
+
+def test_gradients_go_last_however_the_pool_is_looked_through():
+    from checkmate.dtr.heuristic import HEURISTICS
+    from checkmate.tf2.eager.ranks import GRADIENTS_LAST, ranked
+    from checkmate.tf2.eager.tensors import EagerStorage
+
+    gradient = EagerStorage(1024, 3.0, 0.0, True)
+    gradient.refs = 1
+    for name in ("dtr_eq", "local"):
+        assert ranked(HEURISTICS[name]).cost(gradient) == 3.0 * GRADIENTS_LAST

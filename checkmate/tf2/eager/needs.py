@@ -45,13 +45,23 @@ class Needs:
       bytes: Outputs and scratch memory: a guess on the high side until `measured`, then what the allocator said.
       made: Its outputs, or None where their shapes are not known before.
       steady: They are the same whenever it runs.
+      is_view: Its first output shares the memory of its first input.
     """
 
-    __slots__ = ("bytes", "cost", "least_bytes", "made", "measured", "steady")
+    __slots__ = ("bytes", "cost", "is_view", "least_bytes", "made", "measured", "steady")
 
-    def __init__(self, cost: float, least_bytes: int, guess_bytes: int, made: list[Made] | None = None, *, steady: bool = False):
+    def __init__(
+        self,
+        cost: float,
+        least_bytes: int,
+        guess_bytes: int,
+        made: list[Made] | None = None,
+        *,
+        steady: bool = False,
+        is_view: bool = False,
+    ):
         self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
-        self.steady = steady or made is not None
+        self.steady, self.is_view = steady or made is not None, is_view
         self.measured = False
 
     def learn(self, used_bytes: int, held_bytes: int) -> None:
@@ -134,12 +144,13 @@ class NeedsTable:
                 known = [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs] if None not in made else None
                 cost = roofline_s(operation, self._kind)
         except Exception:  # whatever a graph cannot express: the guess below is all that is lost
-            return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable)
+            return Needs(5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view)
         outputs = sum(rounded(count if count is not None else read) for count in made)
         scratch = 0 if call.name in NO_SCRATCH else read
-        if call.kind.is_view:
+        is_view = call.kind.is_view or (call.kind.is_reduction and made[0] is not None and outputs == _bytes(call.arguments[0]))
+        if is_view:
             outputs = scratch = 0
-        return Needs(cost, outputs, outputs + scratch, known, steady=reads_variable)
+        return Needs(cost, outputs, outputs + scratch, known, steady=reads_variable, is_view=is_view)
 
 
 class _ByValue:

@@ -9,6 +9,8 @@ from typing import Any
 from checkmate.tf2.eager import fence
 
 _VIEWS = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"})
+# What they make is their input where that has only one element along the axes that are reduced, as in sums of gradients that need none.
+_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
 # They allocate nothing that could be evicted; TensorFlow runs and records them as it always does.
 _PASSED_ON = frozenset({
     "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
@@ -45,6 +47,7 @@ class OpKind:
       passed_on: Left to TensorFlow: it is no registered op (a function, which is one opaque op), or makes nothing to evict.
       stateful: It runs exactly once; what it makes cannot be recomputed.
       is_view: Its first output shares the memory of its first input.
+      is_reduction: So it does where there is nothing to reduce.
       inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
       count: How many input arguments it has.
       plain_attrs: All its attributes are types, numbers and strings; others may be lists, which belong to the program.
@@ -58,6 +61,7 @@ class OpKind:
         "count",
         "inputs",
         "is_list",
+        "is_reduction",
         "is_view",
         "lists",
         "name",
@@ -84,7 +88,7 @@ class OpKind:
         self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
-        self.is_view = name in _VIEWS
+        self.is_view, self.is_reduction = name in _VIEWS, name in _REDUCTIONS
         self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:

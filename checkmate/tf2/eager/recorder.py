@@ -34,7 +34,7 @@ class Recorder:
         if self._done or not outputs:
             return
         args = [self._name_of(argument) for argument in call.arguments]
-        aliases = tuple(0 if call.kind.is_view and k == 0 else FRESH for k in range(len(outputs)))
+        aliases = tuple(0 if call.needs.is_view and k == 0 else FRESH for k in range(len(outputs)))
         made = [each if type(each) is fence.EagerTensor else each._cell for each in outputs]
         results = tuple(self._new(each, "t") for each in made)
         sizes = tuple(0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True))

@@ -209,7 +209,7 @@ class EagerRuntime(EagerPolicy):
         made: Made = self._needs.made(value._shape_tuple(), value.dtype) if known is None else known[index]
         if made.bytes < self._smallest_bytes or value.backing_device != self.device_name:
             return value
-        if call.kind.is_view and index == 0:
+        if call.needs.is_view and index == 0:
             if type(call.arguments[0]) is not Cell:
                 return value
             cell = self._view(call, value, made)
