@@ -34,7 +34,7 @@ class DTRStats:
       overhead: Cost of all ops by that of the first runs; 1.0 means that nothing was recomputed. Costs are a roofline's.
       peak_bytes: The most bytes in use by the allocator's count; 0 without a budget.
       budget_bytes: The budget, or None.
-      overshoots: How often memory went above the budget because an op took more than was foreseen.
+      overshoots: How often memory went above the budget: by an op that took more than was foreseen, or by what no op was seen to take.
       demand_bytes: The most bytes that would have been in use without eviction.
     """
 
