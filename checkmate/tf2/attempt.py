@@ -213,7 +213,7 @@ class Attempt:
                 gap, target = max((b - a, (a + b) // 2) for a, b in pairwise([*above, above[-1]]))
                 if not best or gap < 2 * step:
                     break
-        run = planned = None
+        run = planned = None  # nor while the lowest is measured for a refusal
         return best or close or self._refused(refusal, lowest, plain_peak_bytes)
 
     @property
@@ -347,10 +347,10 @@ class Attempt:
         if error is None or lowest is not None:  # a plan that was run counts for more than one that was not found
             error = NoPlanFoundError("", best_peak_bytes=lowest_measured)
         if self.planner.explains:
-            if lowest is not None and not self._is_cramped and (trial := self.on_trial(*self.built(lowest[1]), wholly=True)):
-                lowest_measured = (
-                    trial.most_bytes if lowest[0] < trial.most_bytes < WHOLLY else lowest[0]
-                )  # no more is known where memory ran out
+            if lowest is not None and not self._is_cramped:
+                trial = self.on_trial(*self.built(lowest[1]), wholly=True)
+                if trial and trial.most_bytes < WHOLLY:  # else memory ran out, and no more is known
+                    lowest_measured = max(lowest[0], trial.most_bytes)
             with self.progress.phase("looking for what would fit"):
                 error = explained(error, self, lowest_measured)
         if self.planner.budget == "auto":

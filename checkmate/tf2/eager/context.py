@@ -99,9 +99,9 @@ class dtr:
     Gradients equal the plain tape's bit for bit, except that sums of more than four partial gradients are added in another order; in second-order
     gradients with a `smallest_bytes` of 1 sums of three were seen to be, too.
 
-    Every op costs Python time besides its kernel: on a taped matrix product of 1 ms 62 us forward and 42 us backward were measured, 5 % in all,
+    Every op costs Python time besides its kernel: on a taped matrix product of 1 ms 53 us forward and 41 us backward were measured, 5 % in all,
     on a server of 2.5 GHz; programs of short ops become much slower (`checkmate bench dtr-eager --ops`). Until memory first comes above an
-    eighth of the budget it is 12 us, 1.2 %: ops that have run before with the same shapes are then TensorFlow's own, and what they make
+    eighth of the budget it is 12 and 25 us, 2 %: ops that have run before with the same shapes are then TensorFlow's own, and what they make
     cannot be evicted. From then on all is managed, as it is from the start without a budget.
     """
 

@@ -64,7 +64,7 @@ class EagerPolicy(Runtime):
         what lies far from it will be wanted late, however often it has come back meanwhile.
       pass_began: The place at which the last backward pass was over.
       demand_bytes: The most memory that would have been in use without eviction.
-      overshoots: How often an op took more than was foreseen, and memory went above the budget.
+      overshoots: How often memory went above the budget: by an op that took more than was foreseen, or by what no op was seen to take.
       calm: Memory has never come above a small share of the budget (`CALM`).
       observer: Told of each cell that the program gives back, if any.
     """

@@ -3,9 +3,9 @@
 What differs from paper: an op's outputs are known after it ran, and objects die at any time and in any thread.
 
 Per op that costs Python time, whatever the kernel does: more beside long kernels, which drive Python out of the caches. By
-`checkmate bench dtr-eager --ops`, on one core of a 2.5 GHz server, a matrix product of 1 ms on a tape took 62 us more forward and 42 us more
-backward (6.4 and 3.8 %). While memory is far below the budget, ops whose needs are known are TensorFlow's own to run (`leaves`): 12 us more
-forward and backward (1.2 and 1.1 %).
+`checkmate bench dtr-eager --ops`, on one core of a 2.5 GHz server, a matrix product of 1 ms on a tape took 53 us more forward and 41 us more
+backward (5.5 and 3.7 %). While memory is far below the budget, ops whose needs are known are TensorFlow's own to run (`leaves`): 12 us more
+forward and 25 us more backward (1.3 and 2.2 %).
 """
 
 from __future__ import annotations
