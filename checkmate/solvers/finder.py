@@ -44,6 +44,9 @@ WISHED, COLD_WISH, WARM_WISH = 400, (0.05, 0.01), (0.3, 0.01)
 """Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: once, while
 the wish is new. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
+NEAR = 0.25
+"""A wish that is over the budget by less than this share of it is annealed cold every time."""
+
 OTHERS_SHARE = 0.1
 """Share of the time for another solver's plan."""
 
@@ -69,7 +72,7 @@ class Finder:
         self._loading: Loading | None = None
         self._here: Annealer | None = None
         self._wish: list[int] = []
-        self._wish_is_new = False
+        self._wish_is_new = self._wish_is_near = False
         self._round, self._fruitless = 0, 0
 
     def settle(self, *, by: str) -> None:
@@ -105,6 +108,7 @@ class Finder:
     def wish(self) -> None:
         """What the timetable is now is where rounds begin."""
         self._wish, self._wish_is_new = self.timetable.evaluations(), True
+        self._wish_is_near = self.timetable.peak_bytes <= (1 + NEAR) * self.search.budget_bytes
 
     def load(self) -> None:
         """Begins to load the annealer beside what comes next."""
@@ -176,7 +180,8 @@ class Finder:
 
     def _anneal_wish(self, annealer: Annealer, proposals: int, beside: Beside | None) -> None:
         n = len(self.search.graph)
-        for hot, cold in (COLD_WISH, WARM_WISH) if self._wish_is_new else (WARM_WISH,):
+        then = COLD_WISH if self._wish_is_near else WARM_WISH
+        for hot, cold in (COLD_WISH, then) if self._wish_is_new else (then,):
             annealer.restart(self._wish)
             annealer.run(proposals * n, hot=hot, cold=cold, price=PRICE / n, remaining_s=lambda: self._remaining_s(beside))
             self._offer_best(annealer)

@@ -127,6 +127,7 @@ class SnapshotModel:
         self._add_rows()
         self._size = len(self._objective)
         self.rounded: tuple[tuple[int, ...], ...] | None = None
+        self.linear_bound: float | None = None
         self._joined: set[tuple[tuple[int, float], ...]] = set()
         self._chains: list[Chain] = []
 
@@ -164,7 +165,7 @@ class SnapshotModel:
 
         Returns:
           Its bound: weaker than that of `solve`, in a fraction of the time. Infinity where even fractions do not fit.
-          `rounded` is then what its last solution keeps less than half of at each snapshot.
+          `rounded` is then what its last solution keeps less than half of at each snapshot. Where it came to its end, `linear_bound` is the same.
         """
         if self.contradiction:
             return float("inf")
@@ -178,6 +179,7 @@ class SnapshotModel:
             helped = best - before > WORTH * (best - self.fixed_cost)
             if (number and not helped) or not self._join(answer.x):
                 break
+        self.linear_bound = best
         return best
 
     def _lateness(self) -> np.ndarray:

@@ -24,6 +24,7 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -53,7 +54,7 @@ FEW = 4
 NODES = (200, 20, 1000)
 """Branch-and-bound nodes for one snapshot, for several, and while deepening."""
 
-DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 12000, 4000, 2500
+DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 16000, 4000, 2500
 """Variables beyond which deepening ends, up to which it looks at linear programs alone while far, and up to which it sets several snapshots at once."""
 
 CANDIDATES = 4
@@ -73,6 +74,8 @@ PRECISION = 0.05
 
 SOONEST = 0.03
 """Share of the missing cost that the bound of several snapshots may be less."""
+
+MOST_SOON = 1e-4
 
 APART = 1 / 40
 """Least distance of snapshots set before local search, as a share of the stages: neighbours tell much the same."""
@@ -138,7 +141,9 @@ class _Run:
         self.search = search
         self.finder = Finder(search, proposals=options.proposals, rounds=options.rounds, seed=options.seed)
         self.timetable = self.finder.timetable
-        self.peak = int(self.timetable.bytes_in[: len(search.graph)].argmax())
+        self.plain_bytes = self.timetable.bytes_in[: len(search.graph)].copy()
+        self.peak = int(self.plain_bytes.argmax())
+        self.few = FEW + (len(search.graph) > SCAN_OPS)
         self.looked = _Look()
 
     def run(self) -> None:
@@ -199,10 +204,9 @@ class _Run:
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
-        chosen = [first]
-        while not self.finder.finished():
-            model = SnapshotModel(self.search.graph, self.search.budget_bytes, chosen)
-            several = len(chosen) > 1
+        model: SnapshotModel | None = self._model([first])
+        while model is not None and not self.finder.finished():
+            several = len(model.snapshots) > 1
             if several and model.size > MODEL_SIZE:
                 return
             missing = self.finder.missing()
@@ -217,14 +221,33 @@ class _Run:
             over = found and self._learn(model, found)
             stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound
             self.finder.load()
-            if over is None or len(chosen) >= min(FEW, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
+            if over is None or len(model.snapshots) >= min(self.few, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
                 return
-            apart = max(1, int(APART * len(over)))
-            for t in chosen:
-                over[max(0, t - apart) : t + apart + 1] = 0
-            if over.max() <= 0:
-                return
-            chosen.append(int(over.argmax()))
+            model = self._next_model(model, over)
+
+    def _next_model(self, model: SnapshotModel, over: np.ndarray) -> SnapshotModel | None:
+        """The model with one snapshot more, where the lifted plan overflows most; None where there is no such stage.
+
+        Where one block of ops is like the next, each such snapshot only pushes what is too much to the next block. So on large graphs, before there are
+        several, those at equal steps of bytes, from the plain step's peak on, are looked at, too: where linear programs say that they tell as much, they
+        are taken.
+        """
+        chosen, held = list(model.snapshots), self.plain_bytes
+        apart = max(1, int(APART * len(over)))
+        for t in chosen:
+            over[max(0, t - apart) : t + apart + 1] = 0
+        if over.max() <= 0:
+            return None
+        one_more = self._model([*chosen, int(over.argmax())])
+        if len(chosen) > 1 or len(over) <= SCAN_OPS or self.options.snapshots < FEW:
+            return one_more
+        levels = np.linspace(held.max(), self.search.budget_bytes, FEW, endpoint=False)
+        spread = self._model([self.peak, *(int(np.nonzero(held >= level)[0][-1]) for level in levels[1:])])
+        bounds = [self._linear_bound(model, SECONDS) or 0.0 for model in (one_more, spread)]
+        return spread if bounds[1] >= bounds[0] else one_more
+
+    def _model(self, snapshots: Sequence[int]) -> SnapshotModel:
+        return SnapshotModel(self.search.graph, self.search.budget_bytes, snapshots)
 
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
@@ -239,7 +262,8 @@ class _Run:
             seconds = DEEP_SHARE * search.remaining_s
             limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self._limit(seconds)
             beside = self._begin(model, NODES[2], limit)
-            self.finder.improve()
+            while self.finder.improve() and beside.is_alive() and not (search.deterministic or self.finder.finished()):
+                pass
             found = self._await(beside, limit)
             if found is None:
                 return
@@ -251,11 +275,12 @@ class _Run:
 
         What an integer program of few snapshots has learnt is of no use to the next: so far from a proof it is not worth its time.
         """
+        large = len(self.search.graph) > SCAN_OPS
         wider, widest = self._telling_model(), len(self.looked.chosen) + CANDIDATES
         model = None
-        while wider is not None and (model is None or wider.size <= WIDE_MODEL):
+        while wider is not None and (model is None or large or wider.size <= WIDE_MODEL):
             model = wider
-            if not self.finder.far() or len(model.snapshots) >= widest or self.finder.finished():
+            if not self.finder.far() or (len(model.snapshots) >= widest and not large) or self.finder.finished():
                 break
             self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
             wider = self._telling_model()
@@ -271,7 +296,9 @@ class _Run:
         return self.timetable.bytes_in[:n] - float(self.search.budget_bytes)
 
     def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
-        """Takes the bound of the linear program; None when it does not come back in time."""
+        """Takes the bound of the linear program, once; None when it does not come back in time."""
+        if model.linear_bound is not None:
+            return model.linear_bound
         limit = self._limit(seconds)
         bound = self._await(Beside(lambda: model.tighten(time_limit_s=limit)), limit)
         if bound is not None and not np.isinf(bound):
@@ -322,8 +349,8 @@ class _Run:
 
     def _soonest(self, model: SnapshotModel) -> float:
         """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps; little where little is missing."""
-        near = len(model.snapshots) > 1 and self.search.plan is not None and not (self.looked.chosen and self.finder.far())
-        return SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0) if near else 0.0
+        several = len(model.snapshots) > 1 and self.search.plan is not None
+        return min(MOST_SOON, SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0)) if several else 0.0
 
     def _telling_model(self) -> SnapshotModel | None:
         """The model with one snapshot more, or several while it is small, where the lifted plan or the best plan is fullest; that of the best linear bound."""
@@ -332,16 +359,19 @@ class _Run:
             self.finder.go_to_best()
             over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
         candidates: list[int] = []
+        many = self.finder.far() and len(over) > SCAN_OPS
+        apart = max(1, int(APART * len(over))) if many else 1
         for t in (int(t) for t in np.argsort(-over, kind="stable")):
-            if over[t] > 0 and t not in chosen and all(abs(t - other) > 1 for other in candidates):
+            if over[t] > 0 and t not in chosen and all(abs(t - other) > apart for other in [*candidates, *(chosen if many else ())]):
                 candidates.append(t)
             if len(candidates) == CANDIDATES:
                 break
-        several = SnapshotModel(search.graph, search.budget_bytes, [*chosen, *candidates])
-        choices = [[*chosen, *candidates]] if candidates and several.size <= QUICK_MODEL else [[*chosen, t] for t in candidates]
+        several = self._model([*chosen, *candidates])
+        at_once = candidates and (many or several.size <= QUICK_MODEL)
+        choices = [[*chosen, *candidates]] if at_once else [[*chosen, t] for t in candidates]
         best, best_bound = None, -1.0
         for choice in choices:
-            model = SnapshotModel(search.graph, search.budget_bytes, choice)
+            model = self._model(choice)
             if model.size > DEEP_MODEL:
                 return None
             if self.looked.model is not None:
@@ -360,7 +390,7 @@ class _Run:
         limit = self._limit(SECONDS)
 
         def scan() -> int:
-            models = (SnapshotModel(search.graph, search.budget_bytes, [int(t)]) for t in scanned)
+            models = (self._model([int(t)]) for t in scanned)
             return int(scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))])
 
         return self._await(Beside(scan), 2 * limit) or self.peak
