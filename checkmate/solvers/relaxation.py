@@ -64,6 +64,7 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.interval_rows import Chain, broken_chains
 from checkmate.solvers.timetable import last_stages
+from checkmate.units import format_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -130,6 +131,19 @@ class SnapshotModel:
         self.linear_bound: float | None = None
         self._joined: set[tuple[tuple[int, float], ...]] = set()
         self._chains: list[Chain] = []
+
+    @property
+    def label(self) -> str:
+        """What it is called where bounds are told."""
+        return f"{len(self.snapshots)} snapshot{'s' * (len(self.snapshots) > 1)}"
+
+    def why_none(self) -> str:
+        """What it means that there is no P and R."""
+        names = " and ".join(f"op {t} {self.graph.ops[t].name!r}" for t in self.snapshots)
+        return (
+            f"whatever is recomputed, the values that must be in memory when {names} run{'s' * (len(self.snapshots) == 1)} need more than "
+            f"{format_bytes(self.room + self.graph.fixed_bytes)}, as some of them may not be recomputed."
+        )
 
     @property
     def size(self) -> int:

@@ -39,8 +39,8 @@ from checkmate.solvers.local_search import lift
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
 from checkmate.solvers.search import Search
+from checkmate.solvers.stages import at_equal_steps, fullest
 from checkmate.solvers.state_space import Paths
-from checkmate.units import format_bytes
 
 MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
@@ -49,7 +49,7 @@ SMALL_MODEL = 700
 """Variables up to which snapshots are added even while they teach little, and one snapshot is solved to the last digit."""
 
 FEW = 4
-"""Snapshots set before local search; more only while deepening."""
+"""Snapshots set before local search, one more on large graphs; more only while deepening."""
 
 NODES = (200, 20, 1000)
 """Branch-and-bound nodes for one snapshot, for several, and while deepening."""
@@ -72,13 +72,8 @@ WORTH, PATIENCE = 0.02, (2, 4)
 PRECISION = 0.05
 """Share of the missing cost to which the bound of several snapshots is worked out."""
 
-SOONEST = 0.03
-"""Share of the missing cost that the bound of several snapshots may be less."""
-
-MOST_SOON = 1e-4
-
-APART = 1 / 40
-"""Least distance of snapshots set before local search, as a share of the stages: neighbours tell much the same."""
+SOONEST = (0.03, 1e-4)
+"""Shares of the missing cost, and of the plain step's, that the bound of several snapshots may be less; the smaller counts."""
 
 SCAN, SCAN_OPS = 24, 500
 """Stages scanned for the best single snapshot, and ops up to which that is done, and up to which greed comes first."""
@@ -143,7 +138,7 @@ class _Run:
         self.timetable = self.finder.timetable
         self.plain_bytes = self.timetable.bytes_in[: len(search.graph)].copy()
         self.peak = int(self.plain_bytes.argmax())
-        self.few = FEW + (len(search.graph) > SCAN_OPS)
+        self.few = min(FEW + (len(search.graph) > SCAN_OPS), options.snapshots)
         self.looked = _Look()
 
     def run(self) -> None:
@@ -221,7 +216,7 @@ class _Run:
             over = found and self._learn(model, found)
             stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound
             self.finder.load()
-            if over is None or len(model.snapshots) >= min(self.few, self.options.snapshots) or (model.size > SMALL_MODEL and stuck):
+            if over is None or len(model.snapshots) >= self.few or (model.size > SMALL_MODEL and stuck):
                 return
             model = self._next_model(model, over)
 
@@ -232,17 +227,14 @@ class _Run:
         several, those at equal steps of bytes, from the plain step's peak on, are looked at, too: where linear programs say that they tell as much, they
         are taken.
         """
-        chosen, held = list(model.snapshots), self.plain_bytes
-        apart = max(1, int(APART * len(over)))
-        for t in chosen:
-            over[max(0, t - apart) : t + apart + 1] = 0
-        if over.max() <= 0:
+        chosen = model.snapshots
+        found = fullest(over, chosen, 1, apart=True)
+        if not found:
             return None
-        one_more = self._model([*chosen, int(over.argmax())])
-        if len(chosen) > 1 or len(over) <= SCAN_OPS or self.options.snapshots < FEW:
+        one_more = self._model([*chosen, *found])
+        if len(chosen) > 1 or self.few <= FEW:
             return one_more
-        levels = np.linspace(held.max(), self.search.budget_bytes, FEW, endpoint=False)
-        spread = self._model([self.peak, *(int(np.nonzero(held >= level)[0][-1]) for level in levels[1:])])
+        spread = self._model(at_equal_steps(self.plain_bytes, self.search.budget_bytes, FEW))
         bounds = [self._linear_bound(model, SECONDS) or 0.0 for model in (one_more, spread)]
         return spread if bounds[1] >= bounds[0] else one_more
 
@@ -275,15 +267,28 @@ class _Run:
 
         What an integer program of few snapshots has learnt is of no use to the next: so far from a proof it is not worth its time.
         """
-        large = len(self.search.graph) > SCAN_OPS
+        model = self._much_wider_model() if self.finder.far() and len(self.search.graph) > SCAN_OPS else None
+        if model is not None or self.finder.finished():
+            return model
         wider, widest = self._telling_model(), len(self.looked.chosen) + CANDIDATES
-        model = None
-        while wider is not None and (model is None or large or wider.size <= WIDE_MODEL):
+        while wider is not None and (model is None or wider.size <= WIDE_MODEL):
             model = wider
-            if not self.finder.far() or (len(model.snapshots) >= widest and not large) or self.finder.finished():
+            if not self.finder.far() or len(model.snapshots) >= widest or self.finder.finished():
                 break
             self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
             wider = self._telling_model()
+        return model
+
+    def _much_wider_model(self) -> SnapshotModel | None:
+        """The model with several snapshots more at once, and again, as long as its linear program alone raises the bound; None where it never does."""
+        model = None
+        while not self.finder.finished():
+            before, missing = self.search.bound, self.finder.missing()
+            wider = self._telling_model(many=True)
+            if wider is None or self.search.bound < before + WORTH * missing:
+                break
+            model = wider
+            self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
         return model
 
     def _lift(self, model: SnapshotModel, dropped: tuple[tuple[int, ...], ...] | None) -> np.ndarray:
@@ -302,7 +307,7 @@ class _Run:
         limit = self._limit(seconds)
         bound = self._await(Beside(lambda: model.tighten(time_limit_s=limit)), limit)
         if bound is not None and not np.isinf(bound):
-            self.search.raise_bound(bound, by=f"{_many(model)}, linear")
+            self.search.raise_bound(bound, by=f"{model.label}, linear")
         return bound
 
     def _begin(self, model: SnapshotModel, nodes: int, limit: float) -> Beside:
@@ -324,9 +329,9 @@ class _Run:
         """
         search = self.search
         if np.isinf(found.cost):
-            search.prove_infeasible(self._why_none(model))
+            search.prove_infeasible(model.why_none())
             return None
-        search.raise_bound(found.cost, by=_many(model))
+        search.raise_bound(found.cost, by=model.label)
         over = self._lift(model, found.dropped)
         if found.cost > self.looked.bound or deeper:
             self.looked = _Look(max(found.cost, self.looked.bound), model, over)
@@ -335,7 +340,8 @@ class _Run:
         if self.timetable.peak_bytes <= search.budget_bytes:
             self.finder.offer(by="lifted snapshot")
             return None
-        self.finder.wish()
+        if search.timeline is None or self.timetable.cost < search.timeline.cost:
+            self.finder.wish()
         self.finder.settle(by="repaired snapshot")
         self.finder.polish()
         return over
@@ -348,24 +354,21 @@ class _Run:
         return 1e-6 if model.size <= SMALL_MODEL or again <= 0 else max(1e-6, 0.3 * GOOD_ENOUGH * self.search.bound / again)
 
     def _soonest(self, model: SnapshotModel) -> float:
-        """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps; little where little is missing."""
-        several = len(model.snapshots) > 1 and self.search.plan is not None
-        return min(MOST_SOON, SOONEST * self.finder.missing() / (self.search.graph.total_cost or 1.0)) if several else 0.0
+        """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps."""
+        if len(model.snapshots) == 1 or self.search.plan is None:
+            return 0.0
+        return min(SOONEST[0] * self.finder.missing() / (self.search.graph.total_cost or 1.0), SOONEST[1])
 
-    def _telling_model(self) -> SnapshotModel | None:
-        """The model with one snapshot more, or several while it is small, where the lifted plan or the best plan is fullest; that of the best linear bound."""
+    def _telling_model(self, *, many: bool = False) -> SnapshotModel | None:
+        """The model with one snapshot more where the lifted plan or the best plan is fullest, that of the best linear bound; or with several, apart.
+
+        Several where asked, and while it is small.
+        """
         search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
         if over.max(initial=0) <= 0:
             self.finder.go_to_best()
             over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
-        candidates: list[int] = []
-        many = self.finder.far() and len(over) > SCAN_OPS
-        apart = max(1, int(APART * len(over))) if many else 1
-        for t in (int(t) for t in np.argsort(-over, kind="stable")):
-            if over[t] > 0 and t not in chosen and all(abs(t - other) > apart for other in [*candidates, *(chosen if many else ())]):
-                candidates.append(t)
-            if len(candidates) == CANDIDATES:
-                break
+        candidates = fullest(over, chosen, min(CANDIDATES, self.options.snapshots - len(chosen)), apart=many)
         several = self._model([*chosen, *candidates])
         at_once = candidates and (many or several.size <= QUICK_MODEL)
         choices = [[*chosen, *candidates]] if at_once else [[*chosen, t] for t in candidates]
@@ -394,15 +397,3 @@ class _Run:
             return int(scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))])
 
         return self._await(Beside(scan), 2 * limit) or self.peak
-
-    def _why_none(self, model: SnapshotModel) -> str:
-        graph = self.search.graph
-        names = " and ".join(f"op {t} {graph.ops[t].name!r}" for t in model.snapshots)
-        return (
-            f"whatever is recomputed, the values that must be in memory when {names} run{'s' * (len(model.snapshots) == 1)} need more than "
-            f"{format_bytes(self.search.budget_bytes)}, as some of them may not be recomputed."
-        )
-
-
-def _many(model: SnapshotModel) -> str:
-    return f"{len(model.snapshots)} snapshot{'s' * (len(model.snapshots) > 1)}"
