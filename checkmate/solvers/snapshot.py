@@ -165,7 +165,7 @@ class _Run:
         scipy.answer(self.search.remaining_s)  # that takes a moment, which is none of HiGHS' own
         n, finished = len(self.search.graph), self.finder.finished
         self._refine(self.peak)
-        if not finished() and n > SCAN_OPS:
+        if not finished() and n > SCAN_OPS and self.finder.far():
             self.timetable.move_to(())
             self.finder.settle(by="greedy")
         self._advance(STATES[1], STATES_SHARE)
@@ -342,8 +342,8 @@ class _Run:
             return None
         if search.timeline is None or self.timetable.cost < search.timeline.cost:
             self.finder.wish()
-        self.finder.settle(by="repaired snapshot")
-        self.finder.polish()
+            self.finder.settle(by="repaired snapshot")
+            self.finder.polish()
         return over
 
     def _precision(self, model: SnapshotModel) -> float:
