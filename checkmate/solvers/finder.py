@@ -134,9 +134,11 @@ class Finder:
         before, number, self._round = search.timeline.cost if search.timeline else np.inf, self._round, self._round + 1
         proposals = self._proposals << number + (PLANLESS if search.plan is None else 0)
         if annealer is not None:
-            if self._wish and (self._wish_is_new or self._wish_is_near or number % 2) and self.missing() > NEARLY * search.bound:
+            wished = bool(self._wish) and (self._wish_is_new or self._wish_is_near or number % 2) and self.missing() > NEARLY * search.bound
+            if wished:
                 self._anneal_wish(annealer, max(WISHED, proposals), beside)
-            self._anneal(annealer, proposals * len(search.graph), beside)
+            if not wished or not self._wish_is_near or number % 2:
+                self._anneal(annealer, proposals * len(search.graph), beside)
         else:
             self.go_to_best()
             self.polish(proposals)

@@ -4,8 +4,8 @@
     exact       the cheapest path through the states of memory (`state_space`), where ops are few: nothing is left to do when it ends
     snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
-                Where it overflows, repair it, set one more snapshot there, and solve again, with annealing, from the solution as it is and from
-                the best plan, beside that on another core
+                Where it overflows, repair it, set one more snapshot there, or on large graphs several all over what is too much, and solve
+                again, with annealing, from the solution as it is and from the best plan, beside that on another core
     others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large,
                 with annealing beside the integer programs; then annealing alone, while it pays
