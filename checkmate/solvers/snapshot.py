@@ -215,7 +215,8 @@ class _Run:
             found = self._await(beside, limit)
             over = found and self._learn(model, found)
             stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound
-            self.finder.load()
+            if not self.finder.finished():
+                self.finder.load()
             if over is None or len(model.snapshots) >= self.few or (model.size > SMALL_MODEL and stuck):
                 return
             model = self._next_model(model, over)

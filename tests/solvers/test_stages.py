@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkmate import SolveStatus, solve
 from checkmate.bench import problems
 from checkmate.solvers import snapshot
 from checkmate.solvers.finder import Finder
@@ -93,6 +94,14 @@ def test_a_linear_program_is_solved_once(monkeypatch):
     monkeypatch.setattr(SnapshotModel, "_ask_highs", lambda self, *_: asked.append(self))
     assert run._linear_bound(one, 10.0) == first > run.search.graph.total_cost
     assert not asked
+
+
+def test_nothing_is_loaded_for_a_search_that_has_ended(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(Finder, "load", lambda self: loaded.append(self.search.timeline))
+    graph = problems.load("vgg16")
+    assert solve(graph, problems.budget_at(graph, 0.5)).status is SolveStatus.OPTIMAL
+    assert not loaded
 
 
 @pytest.mark.parametrize("dear", [False, True])
