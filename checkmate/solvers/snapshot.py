@@ -224,19 +224,19 @@ class _Run:
     def _next_model(self, model: SnapshotModel, over: np.ndarray) -> SnapshotModel | None:
         """The model with one snapshot more, where the lifted plan overflows most; None where there is no such stage.
 
-        Where one block of ops is like the next, each such snapshot only pushes what is too much to the next block. So on large graphs, before there are
-        several, those at equal steps of bytes, from the plain step's peak on, are looked at, too: where linear programs say that they tell as much, they
-        are taken.
+        Where one block of ops is like the next, each such snapshot only pushes what is too much to the next block. So on large graphs the second model
+        has snapshots at equal steps of bytes, from the plain step's peak on, where linear programs say that they tell as much.
         """
-        chosen = model.snapshots
-        found = fullest(over, chosen, 1, apart=True)
+        found = fullest(over, model.snapshots, 1, apart=True)
         if not found:
             return None
-        one_more = self._model([*chosen, *found])
-        if len(chosen) > 1 or self.few <= FEW:
+        one_more = self._model([*model.snapshots, *found])
+        if len(model.snapshots) > 1 or self.few <= FEW:
             return one_more
         spread = self._model(at_equal_steps(self.plain_bytes, self.search.budget_bytes, FEW))
-        bounds = [self._linear_bound(model, SECONDS) or 0.0 for model in (one_more, spread)]
+        if spread.size > MODEL_SIZE:
+            return one_more
+        bounds = [self._linear_bound(other, SECONDS) or 0.0 for other in (one_more, spread)]
         return spread if bounds[1] >= bounds[0] else one_more
 
     def _model(self, snapshots: Sequence[int]) -> SnapshotModel:

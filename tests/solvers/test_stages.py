@@ -70,6 +70,15 @@ def test_where_the_fullest_stage_tells_more_it_is_taken():
     assert run._next_model(one, over).snapshots == tuple(sorted((run.peak, *fullest(over, one.snapshots, 1, apart=True))))
 
 
+def test_too_large_programs_are_not_asked_which_tells_more(monkeypatch):
+    run, one, over = _looked("resnet152", 0.3)
+    monkeypatch.setattr(snapshot, "MODEL_SIZE", 2000)
+    asked = []
+    monkeypatch.setattr(SnapshotModel, "tighten", lambda self, **_: asked.append(self))
+    assert len(run._next_model(one, over).snapshots) == 2
+    assert not asked
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_far_from_a_proof_many_are_set_while_linear_programs_tell_something(monkeypatch, told):
     monkeypatch.setattr(snapshot, "SCAN_OPS", 0)
