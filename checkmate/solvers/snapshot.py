@@ -82,7 +82,7 @@ LARGE = 2000
 """Ops beyond which another solver is asked first, as repairs take long there."""
 
 FEW_OPS, STATES = 48, (1000, 10_000, 50_000)
-"""Ops up to which states are searched, and how many states: before anything else, while there is a gap, and where one is left at the end."""
+"""Ops up to which states are searched, and how many: before anything else, while there is a gap, and where one is left at the end."""
 
 AT_ONCE_SHARE, STATES_SHARE = 0.15, 0.3
 """Shares of the time for the first two of these."""
@@ -361,18 +361,16 @@ class _Run:
         return min(SOONEST[0] * self.finder.missing() / (self.search.graph.total_cost or 1.0), SOONEST[1])
 
     def _telling_model(self, *, many: bool = False) -> SnapshotModel | None:
-        """The model with one snapshot more where the lifted plan or the best plan is fullest, that of the best linear bound; or with several, apart.
-
-        Several where asked, and while it is small.
-        """
-        search, chosen, over = self.search, self.looked.chosen, self.looked.over.copy()
-        if over.max(initial=0) <= 0:
+        """The model with one snapshot more where the lifted or the best plan is fullest, of the best linear bound; with several while small, or `many`."""
+        chosen = self.looked.chosen
+        most = min(CANDIDATES, self.options.snapshots - len(chosen))
+        more = fullest(self.looked.over, chosen, most, apart=many)
+        if not more:
             self.finder.go_to_best()
-            over = self.timetable.bytes_in[: len(search.graph)] - float(self.timetable.bytes_in.min())
-        candidates = fullest(over, chosen, min(CANDIDATES, self.options.snapshots - len(chosen)), apart=many)
-        several = self._model([*chosen, *candidates])
-        at_once = candidates and (many or several.size <= QUICK_MODEL)
-        choices = [[*chosen, *candidates]] if at_once else [[*chosen, t] for t in candidates]
+            held = self.timetable.bytes_in[:-1]
+            more = fullest(held - float(held.min()), chosen, most, apart=many)
+        at_once = more and (many or self._model([*chosen, *more]).size <= QUICK_MODEL)
+        choices = [[*chosen, *more]] if at_once else [[*chosen, t] for t in more]
         best, best_bound = None, -1.0
         for choice in choices:
             model = self._model(choice)

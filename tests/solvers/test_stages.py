@@ -97,6 +97,13 @@ def test_far_from_a_proof_many_are_set_while_linear_programs_tell_something(monk
         assert run.search.bound > before
 
 
+def test_where_only_snapshots_overflow_the_best_plan_tells_where_to_look():
+    run, one, over = _looked("resnet50", 0.1)
+    at_the_snapshot = np.where(np.arange(len(over)) == run.peak, 1.0, 0.0)
+    run.looked = snapshot._Look(0.0, one, at_the_snapshot)
+    assert len(run._telling_model().snapshots) > 1
+
+
 def test_a_linear_program_is_solved_once(monkeypatch):
     run, one, _ = _looked("resnet50", 0.1)
     first, asked = run._linear_bound(one, 10.0), []
