@@ -52,7 +52,7 @@ FEW = 4
 """Snapshots set before local search, one more on large graphs; more only while deepening."""
 
 NODES = (200, 20, 1000)
-"""Branch-and-bound nodes for one snapshot, for several, and while deepening."""
+"""Branch-and-bound nodes for one snapshot, for several, and while deepening; on wide models as for several where no clock would end that."""
 
 DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 16000, 4000, 2500
 """Variables beyond which deepening ends, up to which it looks at linear programs alone while far, and up to which it sets several snapshots at once."""
@@ -254,7 +254,7 @@ class _Run:
                 return
             seconds = DEEP_SHARE * search.remaining_s
             limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self._limit(seconds)
-            beside = self._begin(model, NODES[2], limit)
+            beside = self._begin(model, NODES[1 if search.deterministic and model.size > WIDE_MODEL else 2], limit)
             while self.finder.improve() and beside.is_alive() and not (search.deterministic or self.finder.finished()):
                 pass
             found = self._await(beside, limit)

@@ -104,6 +104,20 @@ def test_where_only_snapshots_overflow_the_best_plan_tells_where_to_look():
     assert len(run._telling_model().snapshots) > 1
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_without_a_clock_wide_models_get_few_nodes(monkeypatch, wide):
+    run, one, over = _looked("resnet50", 0.1)
+    run.looked = snapshot._Look(0.0, one, over)
+    model = run._telling_model()
+    monkeypatch.setattr(snapshot, "WIDE_MODEL", model.size - wide)
+    monkeypatch.setattr(snapshot._Run, "_wider_model", lambda self: model)
+    monkeypatch.setattr(Finder, "improve", lambda self: False)
+    asked = []
+    monkeypatch.setattr(SnapshotModel, "solve", lambda self, *, nodes, **_: asked.append(nodes))
+    run._deepen()
+    assert asked == [snapshot.NODES[1 if wide else 2]]
+
+
 def test_a_linear_program_is_solved_once(monkeypatch):
     run, one, _ = _looked("resnet50", 0.1)
     first, asked = run._linear_bound(one, 10.0), []
