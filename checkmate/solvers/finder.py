@@ -3,9 +3,9 @@
 settle   from a wish to a plan: repair what is over the budget, then hold again what fits
 ask      another solver's plan, as it is and as a start
 wish     what a relaxation wants, over the budget as it may be
-improve  a round of annealing from the wish, where it is new or every other time, and from the best plan, or from what is nearest to one; of
-         ruin and recreate where a process has not loaded the annealer yet. Where a round in stages found nothing, the next one lets
-         evaluations come again anywhere
+improve  a round of annealing from the wish, where it is new or near, or every other time, and from the best plan, every other time where the wish is
+         near, or from what is nearest to a plan; of ruin and recreate where a process has not loaded the annealer yet. Where a round in
+         stages found nothing, the next one lets evaluations come again anywhere
 
 Repair takes what is nearest at hand, and loses much of what the relaxation knew: with as many proposals, ResNet152 at f = 0.3 is annealed to
 0.24 % above the bound of one snapshot from its wish, and to 0.41 % from the repaired plan (`pytest tests/solvers/test_snapshot.py -k wish`).
@@ -41,11 +41,11 @@ POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
 WISHED, COLD_WISH, WARM_WISH = 400, (0.05, 0.01), (0.3, 0.01)
-"""Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: once, while
-the wish is new. Warm, a wish that is far over the budget does not freeze into a dear plan."""
+"""Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: while
+the wish is new, or near. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
-"""A wish that is over the budget by less than this share of it is annealed cold every time."""
+"""A wish that is over the budget by less than this share of it is near: it is annealed in every round, and cold."""
 
 OTHERS_SHARE = 0.1
 """Share of the time for another solver's plan."""
