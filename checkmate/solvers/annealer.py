@@ -22,8 +22,9 @@ PRICE, PRICES = 10.0, (0.0001, 100.0)
 the longer the more ops there are (from a start within the budget: one mean cost, to stay near it); and how far the search may change that,
 in mean costs of a byte."""
 
-FASTEST = 1.01
-"""The price rises by this factor at most every n / 2 proposals."""
+FASTEST, SHORTEST = 1.01, 300.0
+"""The price rises by this factor at most every n / 2 proposals, n ops being evictable; but by the other in a whole run at least, however short that is,
+where it begins anew: a run that ends before anything fits is lost."""
 
 ROOM_PER_OP = 4
 """Repeated evaluations that an order has room for, per op."""
@@ -42,6 +43,7 @@ class Annealer:
 
     Attributes:
       freedom: As above; it may change between rounds.
+      evictable: Ops that may run again and whose values have bytes, 1 at least: what there is to decide on.
       best: The cheapest order within the budget so far, or None.
       best_cost: Its cost; infinity while there is none.
     """
@@ -58,12 +60,15 @@ class Annealer:
         self._best = np.full(len(start) + self._room + 1, -1, np.int64)
         self._best_cost = np.array([np.inf])
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
-        self._mean = graph.total_cost / len(graph) or 1.0
-        unit = (graph.total_cost or 1.0) / max(1, int(graph.output_bytes.sum()))
+        ops = self._problem.evictable
+        self.evictable = max(1, len(ops))
+        cost = float(graph.costs[ops].sum())
+        self._mean = cost / self.evictable or 1.0
+        unit = (cost or 1.0) / max(1, int(graph.output_bytes[ops].sum()))
         self._evaluated = 0
         self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
         over = self._order.counts[self._state.OVERFLOW] > 0
-        price = min(1.0, PRICE / len(graph)) if over else 1.0
+        price = min(1.0, PRICE / self.evictable) if over else 1.0
         self._unit = unit
         self._price = np.array([price * unit, PRICES[0] * unit, PRICES[1] * unit, FASTEST, 0.0, 0.0])
         self._anneal(1.0, 0, False)  # what is over the budget at the start is no answer; compiles where that was never done
@@ -127,8 +132,9 @@ class Annealer:
             progress = done / proposals
             if done and (spent := time.monotonic() - started) > available * progress:
                 progress = min(1.0, spent / available)
-            looks = 2 * (done / progress if done else proposals) / len(self._graph)
-            self._price[self._kernel.RISE] = min(FASTEST, growth ** (1 / max(1.0, looks)))
+            looks = 2 * (done / progress if done else proposals) / self.evictable
+            fastest = FASTEST if price is None else max(FASTEST, SHORTEST ** (1 / max(1.0, looks)))
+            self._price[self._kernel.RISE] = min(fastest, growth ** (1 / max(1.0, looks)))
             self._anneal(hot * (cold / hot) ** progress, min(chunk, proposals - done), only_move)
             done += chunk
         return done

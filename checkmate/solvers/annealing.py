@@ -47,7 +47,7 @@ MANY_CHANGES = 1024
 
 PRICE, LEAST, MOST, RISE, SEEN, FITTED = range(6)
 """Entries of `price`: cost of one byte above the budget at one position, its least and its largest value, the factor by which it rises every n / 2
-proposals when less than 10 % of them left the order within the budget (and twice as fast it falls when more than 30 % did), proposals since it was
+proposals, n ops being evictable, when less than 10 % of them left the order within the budget (and twice as fast it falls when more than 30 % did), proposals since it was
 last looked at, and how many of those left the order within the budget."""
 
 
@@ -145,8 +145,8 @@ def energy(order, price):
 def evict(problem, order, random, freedom, price, ceiling):
     """Drops a value held across a full position until its next use, where the energy can stay below the ceiling."""
     position = full_position(order, random)
-    e = held(problem, order, random, position, 48)
-    if e < 0 or not problem.recomputable[order.event[e, OP]]:
+    e = held(problem, order, random, problem.evictable, position, 48)
+    if e < 0:
         return
     i, use, since = order.event[e, OP], next_use(problem, order, e, position), last_use(problem, order, e, position)
     if freedom != IN_STAGES:
@@ -187,7 +187,7 @@ def move(problem, order, random):
     e, target = NONE, NONE
     way = draw(random, 4)
     if way < 2:
-        g = held(problem, order, random, p, 24)
+        g = held(problem, order, random, problem.sized, p, 24)
         if g >= 0 and way == 0:
             e = g  # make it after the full position
         elif g >= 0:
@@ -311,7 +311,7 @@ def anneal(problem, order, best, best_cost, random, price, temperature, freedom,
                 best[p + 1] = event[order.sequence[p], OP]
         price[SEEN] += 1
         price[FITTED] += count[OVERFLOW] == 0
-        if not only_move and price[SEEN] >= max(64, len(problem.sizes) >> 1):
+        if not only_move and price[SEEN] >= max(64, len(problem.evictable) >> 1):
             if price[FITTED] > 0.3 * price[SEEN]:
                 price[PRICE] = max(price[PRICE] / price[RISE] ** 2, price[LEAST])
             elif price[FITTED] < 0.1 * price[SEEN]:

@@ -45,15 +45,12 @@ def full_position(order, random):
 
 
 @inner
-def held(problem, order, random, position, tries):
-    """An evaluation whose value is held across a position and not read there, by chance: of several the one with most to gain."""
+def held(problem, order, random, ops, position, tries):
+    """An evaluation of one of the ops, held across a position and not read there, by chance: of several the one with most to gain."""
     best, best_score = NONE, -1.0
-    n = len(problem.sizes)
     wanted = 1 + draw(random, 4)
-    for _ in range(tries):
-        i = draw(random, n)
-        if problem.sizes[i] == 0:
-            continue
+    for _ in range(tries if len(ops) else 0):
+        i = ops[draw(random, len(ops))]
         e = latest(order, i, position)
         if e < 0 or end_of(order, e) <= position:
             continue

@@ -43,7 +43,10 @@ NONE = -1
 
 
 class Problem(NamedTuple):
-    """A graph as arrays: op i is related to `links[starts[relation, i] : starts[relation, i + 1]]`."""
+    """A graph as arrays: op i is related to `links[starts[relation, i] : starts[relation, i + 1]]`.
+
+    `sized` are the ops whose value has bytes, `evictable` those of them that may run again.
+    """
 
     starts: np.ndarray
     links: np.ndarray
@@ -51,6 +54,8 @@ class Problem(NamedTuple):
     workspaces: np.ndarray
     costs: np.ndarray
     recomputable: np.ndarray
+    sized: np.ndarray
+    evictable: np.ndarray
     is_output: np.ndarray
 
 
@@ -93,14 +98,16 @@ def make_problem(graph: DFGraph) -> Problem:
     is_output[list(graph.outputs)] = True
     arrays = (graph.output_bytes, graph.workspace_bytes, graph.costs, graph.recomputable)
     sizes, workspaces, costs, recomputable = (np.array(array) for array in arrays)  # the graph's own are read-only, another type to numba
-    return Problem(starts, np.array(links or [0], np.int64), sizes, workspaces, costs, recomputable, is_output)
+    sized = np.flatnonzero(sizes)
+    evictable = sized[recomputable[sized]]
+    return Problem(starts, np.array(links or [0], np.int64), sizes, workspaces, costs, recomputable, sized, evictable, is_output)
 
 
 def make_order(graph: DFGraph, problem: Problem, evaluations, budget_bytes: int, room: int) -> Order:
     """Returns the state for a list of evaluations, with room for so many more."""
     n, capacity = len(graph), len(evaluations) + room
     count = np.zeros(8, np.int64)
-    count[FREE], count[BUDGET], count[KEPT] = capacity, budget_bytes, graph.fixed_bytes
+    count[FREE], count[BUDGET] = capacity, budget_bytes - graph.fixed_bytes
     order = Order(
         np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.full((capacity, 5), NONE, np.int64),
         np.full((n, 2), NONE, np.int64), np.zeros(capacity, np.int64), np.arange(capacity)[::-1].copy(), np.zeros((4096, 3), np.int64), count, np.zeros(1),

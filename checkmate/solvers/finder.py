@@ -13,12 +13,11 @@ Repair takes what is nearest at hand, and loses much of what the relaxation knew
 
 from __future__ import annotations
 
-import numpy as np
-
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealer import IN_STAGES, PRICE, REPEATS_ANYWHERE, Annealer, Loading
+from checkmate.solvers.annealer import COLD, HOT, IN_STAGES, PRICE, REPEATS_ANYWHERE, Annealer, Loading
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.local_search import Moves, Repair, improve, trim
+from checkmate.solvers.rounds import Leg, Round
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.timetable import Timetable, moves_of
 
@@ -40,12 +39,15 @@ PLANLESS = 3
 POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
-WISHED, COLD_WISH, WARM_WISH = 400, (0.05, 0.01), (0.3, 0.01)
+WISHED, COLD_WISH, WARM_WISH = 200, (0.05, 0.01), (0.3, 0.01)
 """Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: while
 the wish is new, or near. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
-"""A wish that is over the budget by less than this share of it is near: it is annealed in every round, and cold."""
+"""A wish that is over the budget by less than this share of it, fixed bytes left out, is near: it is annealed in every round, and cold."""
+
+TICK = 0.005
+"""Seconds between two looks at a round."""
 
 OTHERS_SHARE = 0.1
 """Share of the time for another solver's plan."""
@@ -62,23 +64,29 @@ class Finder:
 
     Attributes:
       timetable: Changed by nearly everything here.
+      stuck: The fullest stages of what was not brought within the budget.
     """
 
     def __init__(self, search: Search, *, proposals: int, rounds: int, seed: int):
         self.search = search
         self.timetable = Timetable(search.graph)
+        self.stuck: set[int] = set()
         self._proposals, self._rounds, self._seed = proposals, rounds, seed
         self._starts: list[tuple[float, Moves]] = []
         self._loading: Loading | None = None
         self._here: Annealer | None = None
         self._wish: list[int] = []
         self._wish_is_new = self._wish_is_near = False
-        self._round, self._fruitless = 0, 0
+        self._running: Round | None = None
+        self._freedom, self._cost_before, self._was_complete = IN_STAGES, float("inf"), True
+        self._rounds_begun = self._rounds_made = self._fruitless = 0
 
     def settle(self, *, by: str) -> None:
         """Brings the timetable within the budget and offers it; offers it all the same where that fails, for the record."""
         if Repair(self.timetable, self.search.budget_bytes, self.out_of_time).run():
             trim(self.timetable, self.search.budget_bytes, out_of_time=self.out_of_time)
+        else:
+            self.stuck.add(int(self.timetable.bytes_in[: len(self.search.graph)].argmax()))
         self.offer(by=by)
 
     def offer(self, *, by: str) -> None:
@@ -108,7 +116,8 @@ class Finder:
     def wish(self) -> None:
         """What the timetable is now is where rounds begin."""
         self._wish, self._wish_is_new = self.timetable.evaluations(), True
-        self._wish_is_near = self.timetable.peak_bytes <= (1 + NEAR) * self.search.budget_bytes
+        fixed = self.search.graph.fixed_bytes
+        self._wish_is_near = self.timetable.peak_bytes - fixed <= (1 + NEAR) * (self.search.budget_bytes - fixed)
 
     def load(self) -> None:
         """Begins to load the annealer beside what comes next."""
@@ -117,39 +126,49 @@ class Finder:
             self._loading = Loading(search.graph, search.budget_bytes, start, seed=self._seed)
 
     def improve(self, *, wait_s: float = 0.0, beside: Beside | None = None) -> bool:
-        """One round of local search from the best plan, or what is nearest to one, each longer than the last.
+        """Goes on with a round of local search until that is done, or the work beside it.
 
         Args:
-          wait_s: For the annealer. A search that reads no clock waits as long as it takes.
-          beside: The work that this goes on beside: it ends with that, unless the search reads no clock.
+          wait_s: For the annealer. A search that reads no clock waits as long as it takes, and for the whole round, too.
+          beside: The work that this goes on beside.
 
         Returns:
-          Whether there may be sense in another.
+          Whether there may be sense in more.
         """
         search = self.search
-        annealer = self._annealer(search.remaining_s if search.deterministic else wait_s)
-        patience = self._rounds if search.plan is None else PATIENCE[self.far()]
-        if self._round >= self._rounds or self._fruitless >= patience:
+        self.load()
+        if self._annealer(search.remaining_s if search.deterministic else wait_s) is None:
+            return self._ruin_and_recreate()
+        self.go_on()
+        if self._running is None:
             return False
-        before, number, self._round = search.timeline.cost if search.timeline else np.inf, self._round, self._round + 1
-        proposals = self._proposals << number + (PLANLESS if search.plan is None else 0)
-        if annealer is not None:
-            wished = bool(self._wish) and (self._wish_is_new or self._wish_is_near or number % 2) and self.missing() > NEARLY * search.bound
-            if wished:
-                self._anneal_wish(annealer, max(WISHED, proposals), beside)
-            if not wished or not self._wish_is_near or number % 2:
-                self._anneal(annealer, proposals * len(search.graph), beside)
-        else:
-            self.go_to_best()
-            self.polish(proposals)
-        self._fruitless = 0 if search.timeline is not None and search.timeline.cost < before else self._fruitless + 1
+        while self._running is not None and not self.out_of_time():
+            if not search.deterministic and (self.finished() or (beside is not None and not beside.is_alive())):
+                break
+            self._running.join(TICK)
+            self._collect()
         return True
+
+    def go_on(self) -> None:
+        """Takes what annealing has found, and sees to it that a round is under way where there may be sense in that."""
+        self._collect()
+        annealer, search = self._annealer(0.0), self.search
+        if annealer is not None and self._running is None and not self.finished() and not self._is_enough():
+            self._cost_before = self._best_cost
+            self._running = Round(annealer, self._legs(annealer), lambda: search.remaining_s)
+            self._rounds_begun += 1
+
+    def stop(self) -> None:
+        """Ends the round that is under way, and takes what it has found."""
+        if self._running is not None:
+            self._running.stop()
+        self._collect()
 
     def polish(self, work_per_op: int = POLISH) -> None:
         """Ruin and recreate on the timetable, where it is within the budget."""
         search = self.search
         if self.timetable.peak_bytes <= search.budget_bytes and not self.finished():
-            work, seed = work_per_op * len(search.graph), self._seed + self._round
+            work, seed = work_per_op * len(search.graph), self._seed + self._rounds_made
             improve(self.timetable, search.budget_bytes, work=work, seed=seed, out_of_time=self.out_of_time)
             self.offer(by="ruin and recreate")
 
@@ -164,44 +183,74 @@ class Finder:
     def finished(self) -> bool:
         """Whether the gap is closed, or the time over."""
         search = self.search
-        cost = search.timeline.cost if search.timeline else np.inf
-        return bool(search.infeasible) or self.out_of_time() or cost <= search.bound * (1 + GOOD_ENOUGH)
+        return bool(search.infeasible) or self.out_of_time() or self._best_cost <= search.bound * (1 + GOOD_ENOUGH)
 
     def out_of_time(self) -> bool:
         """Whether the time is over."""
         return self.search.remaining_s <= 0
 
+    @property
+    def has_annealer(self) -> bool:
+        """Whether it is loaded."""
+        return self._here is not None
+
     def _annealer(self, wait_s: float) -> Annealer | None:
         """The annealer, once it is loaded; rounds are counted anew then."""
-        if self._here is None:
-            self.load()
-            self._here = self._loading.annealer(wait_s) if self._loading else None
+        if self._here is None and self._loading is not None:
+            self._here = self._loading.annealer(wait_s)
             if self._here is not None:
-                self._round = self._fruitless = 0
+                self._rounds_made = self._rounds_begun = self._fruitless = 0
         return self._here
 
-    def _anneal_wish(self, annealer: Annealer, proposals: int, beside: Beside | None) -> None:
-        n = len(self.search.graph)
-        then = COLD_WISH if self._wish_is_near else WARM_WISH
-        for hot, cold in (COLD_WISH, then) if self._wish_is_new else (then,):
-            annealer.restart(self._wish)
-            annealer.run(proposals * n, hot=hot, cold=cold, price=PRICE / n, remaining_s=lambda: self._remaining_s(beside))
-            self._offer_best(annealer)
-        self._wish_is_new = False
+    def _ruin_and_recreate(self) -> bool:
+        """A round of that. Returns whether there was any."""
+        if self._is_enough():
+            return False
+        before, self._rounds_made = self._best_cost, self._rounds_made + 1
+        self.go_to_best()
+        self.polish(self._proposals << self._rounds_made - 1)
+        self._fruitless = 0 if self._best_cost < before else self._fruitless + 1
+        return True
 
-    def _anneal(self, annealer: Annealer, proposals: int, beside: Beside | None) -> None:
-        search = self.search
+    @property
+    def _best_cost(self) -> float:
+        return self.search.timeline.cost if self.search.timeline else float("inf")
+
+    def _is_enough(self) -> bool:
+        """Whether there were as many rounds as there may be, or so many in a row that found nothing."""
+        patience = self._rounds if self.search.plan is None else PATIENCE[self.far()]
+        return self._rounds_made >= self._rounds or (self._fruitless >= patience and self._was_complete)
+
+    def _legs(self, annealer: Annealer) -> list[Leg]:
+        """What the next round is made of."""
+        search, odd = self.search, self._rounds_begun % 2
+        more = PLANLESS if search.plan is None else 0
+        proposals = self._proposals << self._rounds_made + more
         if self._fruitless:
-            annealer.freedom = IN_STAGES if annealer.freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
-        annealer.restart(search.plan.computed if search.plan is not None else self.timetable.evaluations())
-        annealer.run(proposals, remaining_s=lambda: self._remaining_s(beside))
-        self._offer_best(annealer)
+            self._freedom = IN_STAGES if self._freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
+        legs = []
+        if wished := bool(self._wish) and (self._wish_is_new or self._wish_is_near or odd) and self.missing() > NEARLY * search.bound:
+            then, price = COLD_WISH if self._wish_is_near else WARM_WISH, PRICE / annealer.evictable
+            for hot, cold in (COLD_WISH, then) if self._wish_is_new else (then,):
+                legs.append(Leg(self._wish, 0.0, WISHED << more, hot, cold, price, self._freedom))
+            self._wish_is_new = False
+        if not wished or not self._wish_is_near or odd:
+            start = search.plan.computed if search.plan is not None else self.timetable.evaluations()
+            legs.append(Leg(start, self._cost_before, proposals, HOT, COLD, None, self._freedom))
+        return legs
 
-    def _remaining_s(self, beside: Beside | None) -> float:
-        late = beside is not None and not beside.is_alive() and not self.search.deterministic
-        return 0.0 if late else self.search.remaining_s
-
-    def _offer_best(self, annealer: Annealer) -> None:
-        search = self.search
-        if annealer.best is not None and (search.timeline is None or annealer.best_cost < search.timeline.cost):
-            search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
+    def _collect(self) -> None:
+        """Offers what annealing has found, once its round is over, or at once where that is the first plan or ends the search."""
+        search, running = self.search, self._running
+        if running is None:
+            return
+        over = not running.is_alive()
+        cost, order = running.found
+        enough = search.plan is None or cost <= search.bound * (1 + GOOD_ENOUGH)
+        if order and cost < self._best_cost and (over or (enough and not search.deterministic)):
+            search.offer(Plan.from_order(search.graph, order), by="annealing")
+        if over:
+            running.answer(0.0)  # raises what it raised
+            self._running, self._was_complete = None, running.complete
+            self._rounds_made += running.complete
+            self._fruitless = 0 if cost < self._cost_before else self._fruitless + 1

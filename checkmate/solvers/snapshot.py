@@ -24,6 +24,7 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -34,7 +35,7 @@ import numpy as np
 from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
-from checkmate.solvers.finder import GOOD_ENOUGH, NEARLY, Finder
+from checkmate.solvers.finder import GOOD_ENOUGH, NEARLY, TICK, Finder
 from checkmate.solvers.local_search import lift
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
@@ -140,20 +141,22 @@ class _Run:
         self.peak = int(self.plain_bytes.argmax())
         self.few = min(FEW + (len(search.graph) > SCAN_OPS), options.snapshots)
         self.looked = _Look()
+        self.doubted: set[int] = set()
 
     def run(self) -> None:
-        for part in (self._at_once, self._first_look, self._others, self._to_the_end):
-            if self.finder.finished():
-                return
-            part()
+        try:
+            for part in (self._at_once, self._first_look, self._others, self._to_the_end):
+                if self.finder.finished():
+                    return
+                part()
+        finally:
+            self.finder.stop()
 
     def _at_once(self) -> None:
         """What takes milliseconds, before SciPy is loaded; of large graphs, what takes seconds."""
         n = len(self.search.graph)
         self.paths = Paths(self.search) if n <= FEW_OPS else None
-        if n > LARGE:
-            self.finder.ask(ChenGreedy())
-        elif n <= SCAN_OPS:
+        if n <= SCAN_OPS:
             self.finder.settle(by="greedy")
         self._advance(STATES[0], AT_ONCE_SHARE)
         if self.search.plan is None and not self.finder.finished():
@@ -165,12 +168,14 @@ class _Run:
         scipy.answer(self.search.remaining_s)  # that takes a moment, which is none of HiGHS' own
         n, finished = len(self.search.graph), self.finder.finished
         self._refine(self.peak)
+        self._doubt()
         if not finished() and n > SCAN_OPS and self.finder.far():
             self.timetable.move_to(())
             self.finder.settle(by="greedy")
         self._advance(STATES[1], STATES_SHARE)
         if not finished() and not self.looked.chosen:  # it was late
             self._refine(self.peak)
+        self._doubt()
         if not finished() and n <= SCAN_OPS and abs((other := self._best_stage()) - self.peak) > n // 50:
             self._refine(other)
 
@@ -250,13 +255,12 @@ class _Run:
         ):
             missing = self.finder.missing()
             model = self._wider_model()
-            if model is None:
+            if model is None or self.finder.finished():
                 return
             seconds = DEEP_SHARE * search.remaining_s
             limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self._limit(seconds)
             beside = self._begin(model, NODES[1 if search.deterministic and model.size > WIDE_MODEL else 2], limit)
-            while self.finder.improve() and beside.is_alive() and not (search.deterministic or self.finder.finished()):
-                pass
+            self.finder.improve(beside=beside)
             found = self._await(beside, limit)
             if found is None:
                 return
@@ -307,9 +311,18 @@ class _Run:
             return model.linear_bound
         limit = self._limit(seconds)
         bound = self._await(Beside(lambda: model.tighten(time_limit_s=limit)), limit)
-        if bound is not None and not np.isinf(bound):
+        if bound is not None and np.isinf(bound):
+            self.search.prove_infeasible(model.why_none())
+        elif bound is not None:
             self.search.raise_bound(bound, by=f"{model.label}, linear")
         return bound
+
+    def _doubt(self) -> None:
+        """Without a plan, asks at the stages that repairs could not empty whether anything fits there."""
+        for stage in sorted(self.finder.stuck - self.doubted):
+            if self.search.plan is None and not self.finder.finished():
+                self.doubted.add(stage)
+                self._linear_bound(self._model([stage]), SECONDS)
 
     def _begin(self, model: SnapshotModel, nodes: int, limit: float) -> Beside:
         precision, soonest = self._precision(model), self._soonest(model)
@@ -320,8 +333,17 @@ class _Run:
         return self.search.at_most(min(seconds, self.search.remaining_s / 2))
 
     def _await(self, beside: Beside, limit: float) -> Any:
-        """The answer of a call that had so many seconds; None when it is late."""
-        return beside.answer(min(limit, self.search.remaining_s) + GRACE * self.search.time_limit_s)
+        """The answer of a call that had so many seconds, with annealing beside it; None when it is late, or not needed any more."""
+        finder, search = self.finder, self.search
+        seconds = min(limit, search.remaining_s) + GRACE * search.time_limit_s
+        while beside.is_alive() and seconds > 0 and not search.deterministic:
+            if finder.finished() and not finder.out_of_time():
+                return None
+            finder.go_on()
+            began = time.monotonic()
+            beside.join(min(TICK, seconds))
+            seconds -= time.monotonic() - began
+        return beside.answer(max(0.0, seconds))
 
     def _learn(self, model: SnapshotModel, found: Bound, *, deeper: bool = False) -> np.ndarray | None:
         """Takes the bound, lifts the solution and offers it, repaired if need be.
@@ -344,7 +366,9 @@ class _Run:
         if search.timeline is None or self.timetable.cost < search.timeline.cost:
             self.finder.wish()
             self.finder.settle(by="repaired snapshot")
-            self.finder.polish()
+            self._doubt()
+            if not self.finder.has_annealer:
+                self.finder.polish()
         return over
 
     def _precision(self, model: SnapshotModel) -> float:

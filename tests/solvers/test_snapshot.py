@@ -289,8 +289,8 @@ def test_annealing_from_a_wish_keeps_what_the_relaxation_knew():
     graph = problems.load("resnet152")
     budget = problems.budget_at(graph, 0.3)
     cost = {}
-    # As many proposals in all: 400 per op twice and 100, or 900.
-    for wished, proposals in ((True, 100), (False, 900)):
+    # As many proposals in all: 200 per op twice and 100, or 500.
+    for wished, proposals in ((True, 100), (False, 500)):
         search = Search(graph, budget, time_limit_s=600, deterministic=True)
         run = snapshot._Run(Snapshot(proposals=proposals), search)
         one = SnapshotModel(graph, budget, [run.peak])

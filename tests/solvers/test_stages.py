@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -111,7 +113,7 @@ def test_without_a_clock_wide_models_get_few_nodes(monkeypatch, wide):
     model = run._telling_model()
     monkeypatch.setattr(snapshot, "WIDE_MODEL", model.size - wide)
     monkeypatch.setattr(snapshot._Run, "_wider_model", lambda self: model)
-    monkeypatch.setattr(Finder, "improve", lambda self: False)
+    monkeypatch.setattr(Finder, "improve", lambda self, **_: False)
     asked = []
     monkeypatch.setattr(SnapshotModel, "solve", lambda self, *, nodes, **_: asked.append(nodes))
     run._deepen()
@@ -153,18 +155,10 @@ def test_a_wish_that_nearly_fits_is_annealed_cold(near):
     search = Search(graph, problems.budget_at(graph, 0.8 if near else 0.1), time_limit_s=600, deterministic=True)
     finder = Finder(search, proposals=100, rounds=2, seed=0)
     temperatures = []
-
-    class Recorder:
-        best = None
-
-        def restart(self, order):
-            assert len(order) == len(graph)
-
-        def run(self, proposals, *, hot, cold, **_):
-            temperatures.append(hot)
-
     finder.wish()
-    finder._anneal_wish(Recorder(), 1, None)
-    finder._anneal_wish(Recorder(), 1, None)
+    for finder._rounds_begun in (0, 1):
+        temperatures += [
+            leg.hot for leg in finder._legs(SimpleNamespace(evictable=len(graph))) if len(leg.start) == len(graph) and leg.price
+        ]
     cold, warm = 0.05, 0.3
     assert temperatures == ([cold] * 3 if near else [cold, warm, warm])

@@ -1,0 +1,78 @@
+"""Rounds: annealing in a thread of its own, so that it goes on while HiGHS works on another core and Python prepares what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from checkmate.solvers.annealer import Annealer
+from checkmate.solvers.beside import Beside
+
+LONGEST = 0.1
+"""Share of the time that is left for one leg at most: it cools down sooner then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A part of a round.
+
+    Args:
+      start: Ops in the order of their evaluations, within the budget or not.
+      start_cost: Where an earlier leg found a plan that costs less, it begins from that instead.
+      proposals: Per evictable op.
+      hot, cold, price: See `Annealer.run`.
+      freedom: That of the annealer.
+    """
+
+    start: Sequence[int]
+    start_cost: float
+    proposals: int
+    hot: float
+    cold: float
+    price: float | None
+    freedom: int
+
+
+class Round(Beside):
+    """Some legs, one after the other.
+
+    Args:
+      annealer: Nobody else's until the round is over.
+      legs: At least one.
+      remaining_s: Seconds that are left to the search.
+
+    Attributes:
+      found: The cheapest order within the budget that the annealer has seen, and its cost; it changes while the round is under way.
+      complete: Whether it is over and made all its proposals.
+    """
+
+    def __init__(self, annealer: Annealer, legs: Sequence[Leg], remaining_s: Callable[[], float]):
+        self._annealer, self._legs, self._search_s = annealer, legs, remaining_s
+        self._stopped = False
+        self.found: tuple[float, list[int]] = (float("inf"), [])
+        self.complete = False
+        super().__init__(self._make, may_be_cut_off=True)
+
+    def stop(self) -> None:
+        """Ends it, in milliseconds."""
+        self._stopped = True
+        self.join()
+
+    def _make(self) -> None:
+        annealer, complete = self._annealer, True
+        for leg in self._legs:
+            until = (1 - LONGEST) * self._search_s()
+            start = annealer.best if annealer.best is not None and annealer.best_cost < leg.start_cost else leg.start
+            annealer.freedom = leg.freedom
+            annealer.restart(start)
+            proposals = leg.proposals * annealer.evictable
+            made = annealer.run(proposals, hot=leg.hot, cold=leg.cold, price=leg.price, remaining_s=lambda: self._remaining_s(until))  # noqa: B023
+            complete &= made >= proposals
+        self._remaining_s(0.0)
+        self.complete = complete
+
+    def _remaining_s(self, until: float) -> float:
+        """Seconds until so many are left to the search; none when stopped. On the way, tells what was found."""
+        if self._annealer.best_cost < self.found[0]:
+            self.found = (self._annealer.best_cost, self._annealer.best or [])
+        return 0.0 if self._stopped else max(0.0, self._search_s() - until)
