@@ -82,27 +82,56 @@ def load_graph(path: str | os.PathLike) -> DFGraph:
             deps[v].append(u)
         ops = tuple(
             Op(
-                name=str(node["name"]),
+                name=_text(node, "name"),
                 deps=tuple(deps[i]),
-                cost=node["cost"],
-                output_bytes=node["bytes"],
-                workspace_bytes=node.get("workspace", 0),
-                is_backward=bool(node.get("backward", False)),
-                recomputable=bool(node.get("recomputable", True)),
-                control_deps=tuple(node.get("control_deps", ())),
-                overwrites=tuple(node.get("overwrites", ())),
-                kind=str(node.get("op", "")),
+                cost=_number(node, "cost"),
+                output_bytes=_number(node, "bytes"),
+                workspace_bytes=_number(node, "workspace", 0),
+                is_backward=_flag(node, "backward", False),
+                recomputable=_flag(node, "recomputable", True),
+                control_deps=_indices(node, "control_deps"),
+                overwrites=_indices(node, "overwrites"),
+                kind=_text(node, "op", ""),
             )
             for i, node in enumerate(nodes)
         )
-        outputs = tuple(i for i, node in enumerate(nodes) if node.get("output"))
-        return DFGraph(ops, outputs, data.get("fixed_bytes", 0), str(data.get("name", "")))
+        outputs = tuple(i for i, node in enumerate(nodes) if _flag(node, "output", False))
+        return DFGraph(ops, outputs, _number(data, "fixed_bytes", 0), _text(data, "name", ""))
     except CheckmateError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise PlanFileError(
             f"{path} is no graph file: {type(error).__name__} {error}. It needs 'nodes' with name, cost and bytes, and 'edges'."
         ) from error
+
+
+def _text(fields: dict, name: str, otherwise: str | None = None) -> str:
+    value = fields[name] if otherwise is None else fields.get(name, otherwise)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a text; got {reprlib.repr(value)}")
+    return value
+
+
+def _number(fields: dict, name: str, otherwise: int | None = None) -> Any:
+    """The number of that name; what numbers it may be is the graph's own business."""
+    value = fields[name] if otherwise is None else fields.get(name, otherwise)
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is a number; got {value!r}")
+    return value
+
+
+def _flag(fields: dict, name: str, otherwise: bool) -> bool:
+    value = fields.get(name, otherwise)
+    if value not in (False, True) or not isinstance(value, int):  # 0 and 1 will do
+        raise TypeError(f"{name} is true or false; got {reprlib.repr(value)}")
+    return bool(value)
+
+
+def _indices(fields: dict, name: str) -> tuple[int, ...]:
+    value = fields.get(name, [])
+    if not (isinstance(value, list) and all(type(k) is int for k in value)):
+        raise TypeError(f"{name} is a list of numbers of nodes; got {reprlib.repr(value)}")
+    return tuple(value)
 
 
 def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: Any) -> None:

@@ -123,8 +123,8 @@ class Pool:
         zero = np.flatnonzero(score == 0)
         if len(zero):
             score = score[: zero[0] + 1]
-        least = score.min()
-        if least == math.inf:
+        least = np.fmin.reduce(score)
+        if not least < math.inf:  # nor where costs are so large that no score is a number
             return next(storage for storage in reversed(self._storages) if storage is not None)
         if below.max() <= EXACT:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))

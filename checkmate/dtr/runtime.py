@@ -51,16 +51,22 @@ class Backend(Protocol):
 class Paper:
     """The backend that only counts.
 
+    Args:
+      out_of_time: Asked before every call; True ends the run with `ThrashingError`.
+
     Attributes:
       in_use: Bytes of all storages in memory.
       peak: The most bytes in use at any moment, the workspace of the running call and duplicates included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
         self.in_use = self.peak = 0
+        self._out_of_time = out_of_time
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
         """Adds the outputs."""
+        if self._out_of_time():
+            raise ThrashingError(f"There was no time left for {call.name!r} and what comes after it.")
         self.in_use += call.bytes
         self.peak = max(self.peak, self.in_use + call.workspace_bytes)
         for tensor in duplicates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,7 @@ class DTRStatus(str, Enum):
     """How a run ended."""
 
     OK = "ok"  # the program is done within the budget
-    THRASHED = "thrashed"  # given up: recomputing has cost more than the limit
+    THRASHED = "thrashed"  # given up: recomputing has cost more than the limit, or there was no time left
     OOM = "oom"  # given up: what is locked or pinned does not fit
 
 
@@ -87,6 +87,7 @@ def simulate(
     deallocation: Deallocation | str = Deallocation.EAGER,
     overhead_limit: float = 2.0,
     search: Search | None = None,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> DTRRun:
     """Runs a program under a budget with dynamic rematerialization, on paper.
 
@@ -99,6 +100,7 @@ def simulate(
       heuristic: A name (see `HEURISTICS`) or a `Heuristic`.
       deallocation: "eager", "banish" or "ignore": what happens when nothing refers to a storage any more.
       overhead_limit: The run is given up as "thrashed" when recomputing has cost more than (overhead_limit - 1) times the plain cost.
+      out_of_time: Asked before every call; True gives the run up, as "thrashed", too.
       search: Sampling and leaving out small storages in the search for what to evict; by default all are looked at.
 
     Returns:
@@ -126,7 +128,7 @@ def simulate(
             f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2 allows to double the cost."
         )
     budget_bytes = parse_bytes(budget, percent_of=program.plain_peak_bytes)
-    paper = _Recorder() if program.graph else Paper()
+    paper = _Recorder(out_of_time) if program.graph else Paper(out_of_time)
     runtime = Runtime(
         paper,
         budget_bytes=budget_bytes,
@@ -195,8 +197,8 @@ def _policy(deallocation: Deallocation | str) -> Deallocation:
 class _Recorder(Paper):
     """Counts, and writes down the run of a graph as the steps of a plan. Call 0 is what is resident all the time."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, out_of_time: Callable[[], bool]) -> None:
+        super().__init__(out_of_time)
         self._steps: list[Compute | Free] = []
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:

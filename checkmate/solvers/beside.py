@@ -16,8 +16,8 @@ def working() -> list[Beside]:
 @atexit.register
 def _wait() -> None:
     """A process that ends while HiGHS works in it is aborted by HiGHS's own threads; it works no longer than its time limit."""
-    for thread in working():
-        thread.join()
+    for work in working():
+        work.wait()
 
 
 class Beside(threading.Thread):
@@ -34,6 +34,7 @@ class Beside(threading.Thread):
         super().__init__(daemon=True)
         self.may_be_cut_off = may_be_cut_off
         self._work = work
+        self._done = threading.Event()
         self._answer: Any = None
         self._error: BaseException | None = None
         self.start()
@@ -43,10 +44,21 @@ class Beside(threading.Thread):
             self._answer = self._work()
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work goes on. After a Ctrl-C in `join`, Python 3.11's own `is_alive` says that it does not."""
+        return not self._done.is_set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits until the work is done, or so many seconds."""
+        self._done.wait(seconds)
 
     def answer(self, seconds: float) -> Any:
         """What the work came to; None when it is not done within so many seconds: it is left alone then."""
-        self.join(seconds)
+        self.wait(seconds)
         if self._error is not None:
             raise self._error
         return self._answer

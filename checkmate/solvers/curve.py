@@ -13,7 +13,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
 from checkmate.errors import BudgetError
-from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
+from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
 from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
@@ -77,7 +77,8 @@ def solve_curve(
       find_smallest: Also look for the least budget that has a plan, by bisection; takes as long as several budgets.
 
     Returns:
-      A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or NOT_FOUND.
+      A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or NOT_FOUND. After Ctrl-C the answers are made
+      of what was found until then, with status INTERRUPTED where that has a plan; before there is anything, KeyboardInterrupt is raised.
 
     Raises:
       BudgetError: There is no budget, or one that cannot be understood.
@@ -93,10 +94,10 @@ def solve_curve(
     amounts = sorted({parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True)
     if not amounts:
         raise BudgetError("A curve needs at least one budget; none was given.")
-    results = [solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False) for budget_bytes in amounts]
+    results = _searched(graph, amounts, solver, time_limit_s)
     proven = max([floor(graph).bytes, *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE)])
     found = [result for result in results if result.plan]
-    if find_smallest:
+    if find_smallest and results[-1].status is not SolveStatus.INTERRUPTED:
         lowest = min((result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
@@ -105,24 +106,59 @@ def solve_curve(
     return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 
 
+def _searched(graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float) -> list[SolveResult]:
+    """An answer for each budget. After Ctrl-C no more is searched: the other budgets have the plain step, or nothing of their own."""
+    results: list[SolveResult] = []
+    interrupted = False
+    for budget_bytes in amounts:
+        if not interrupted:
+            try:
+                results.append(solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False))
+                interrupted = results[-1].status is SolveStatus.INTERRUPTED
+                continue
+            except KeyboardInterrupt:
+                if not results:
+                    raise
+                interrupted = True
+        result = solve(graph, budget_bytes, solver="checkpoint_all", time_limit_s=0, throw=False)
+        results.append(result if result.status is SolveStatus.INFEASIBLE else replace(result, status=SolveStatus.INTERRUPTED))
+    return results
+
+
 def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:
     """Each answer, largest budget first, with the best plan that fits it and the best bound that holds for it."""
-    shared, bound = [], 0.0
+    shared, given, anyway = [], 0.0, 0.0  # bounds for plans in the graph's order, and in any
     for result in results:
-        bound = max(bound, result.bound)
+        given = max(given, result.bound, result.given_order_bound or 0.0)
+        anyway = max(anyway, result.bound if result.bound_covers == "any order" else 0.0)
         fitting = [
             (t.cost, t.peak_bytes, k) for k, other in enumerate(found) if (t := other.timeline) and t.peak_bytes <= result.budget_bytes
         ]
         if not fitting:
-            shared.append(replace(result, bound=bound))
+            covers: OrderSpace = "any order" if given <= anyway else "given order"
+            none = SolveStatus.NOT_FOUND if result.status is SolveStatus.INTERRUPTED else result.status
+            shared.append(replace(result, status=none, bound=given, bound_covers=covers, given_order_bound=given))
             continue
         cost, _, k = min(fitting)
         best, stats = found[k], replace(result.stats, found_by=_found_elsewhere(found[k]).found_by)
         if result.cost is not None and result.cost <= cost:
             best, stats = result, result.stats
-        bound = min(bound, cost)
-        status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else SolveStatus.FEASIBLE
-        shared.append(replace(result, status=status, plan=best.plan, timeline=best.timeline, bound=bound, stats=stats))
+        bound = min(given, cost)
+        covers = "any order" if bound <= anyway else "given order"
+        searched = SolveStatus.INTERRUPTED if result.status is SolveStatus.INTERRUPTED else SolveStatus.FEASIBLE
+        status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else searched
+        shared.append(
+            replace(
+                result,
+                status=status,
+                plan=best.plan,
+                timeline=best.timeline,
+                bound=bound,
+                stats=stats,
+                bound_covers=covers,
+                given_order_bound=given,
+            )
+        )
     return shared
 
 
@@ -134,10 +170,15 @@ def _bisect(graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time
     """Plans of ever lower peak, and the least budget that is not proven to have none."""
     found, hopeless = [], proven
     while lowest - hopeless > CLOSE * lowest:
-        result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s / 4, throw=False)
+        try:
+            result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s / 4, throw=False)
+        except KeyboardInterrupt:
+            break
         if result.timeline is not None:
             found.append(result)
             lowest = result.timeline.peak_bytes
+            if result.status is SolveStatus.INTERRUPTED:
+                break
         else:
             hopeless = result.budget_bytes + 1
             if result.status is SolveStatus.INFEASIBLE:

@@ -45,7 +45,9 @@ class DTR:
             for heuristic in heuristics:
                 if search.remaining_s == 0:
                     return
-                run = simulate(program, budget_bytes, heuristic=heuristic, overhead_limit=OVERHEAD_LIMIT)
+                run = simulate(
+                    program, budget_bytes, heuristic=heuristic, overhead_limit=OVERHEAD_LIMIT, out_of_time=lambda: search.remaining_s == 0
+                )
                 if run.plan is not None:
                     # Freed after its last use instead of when room is needed: never more memory, and no evaluation that is not read.
                     search.offer(Plan.from_order(search.graph, run.plan.computed), by=f"{self.name}: {run.heuristic}")

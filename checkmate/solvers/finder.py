@@ -139,21 +139,22 @@ class Finder:
         self.load()
         if self._annealer(search.remaining_s if search.deterministic else wait_s) is None:
             return self._ruin_and_recreate()
-        self.go_on()
-        if self._running is None:
+        self._collect()
+        if self._running is None and (beside is None or search.deterministic) and self._is_enough():
             return False
+        self.go_on()
         while self._running is not None and not self.out_of_time():
-            if not search.deterministic and (self.finished() or (beside is not None and not beside.is_alive())):
+            if not search.deterministic and (self.finished() or (beside is not None and not beside.busy)):
                 break
-            self._running.join(TICK)
+            self._running.wait(TICK)
             self._collect()
         return True
 
     def go_on(self) -> None:
-        """Takes what annealing has found, and sees to it that a round is under way where there may be sense in that."""
+        """Takes what annealing has found, and sees to it that a round is under way: beside other work it costs nothing, however little comes of it."""
         self._collect()
         annealer, search = self._annealer(0.0), self.search
-        if annealer is not None and self._running is None and not self.finished() and not self._is_enough():
+        if annealer is not None and self._running is None and not self.finished():
             self._cost_before = self._best_cost
             self._running = Round(annealer, self._legs(annealer), lambda: search.remaining_s)
             self._rounds_begun += 1
@@ -225,7 +226,7 @@ class Finder:
         """What the next round is made of."""
         search, odd = self.search, self._rounds_begun % 2
         more = PLANLESS if search.plan is None else 0
-        proposals = self._proposals << self._rounds_made + more
+        proposals = self._proposals << min(self._rounds_made, self._rounds) + more
         if self._fruitless:
             self._freedom = IN_STAGES if self._freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
         legs = []
@@ -244,7 +245,7 @@ class Finder:
         search, running = self.search, self._running
         if running is None:
             return
-        over = not running.is_alive()
+        over = not running.busy
         cost, order = running.found
         enough = search.plan is None or cost <= search.bound * (1 + GOOD_ENOUGH)
         if order and cost < self._best_cost and (over or (enough and not search.deterministic)):

@@ -194,7 +194,7 @@ class Repair:
 
     def _take_best(self, overflow: int) -> Moves | None:
         heap = self._heap
-        while heap:
+        while heap and not self.out_of_time():
             _, i, b = heapq.heappop(heap)
             score, moves = self._score(i, b, overflow)
             if moves is None:

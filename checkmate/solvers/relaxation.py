@@ -53,6 +53,7 @@ closure behind min-cut rematerialization, and several are its time-expanded form
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -109,7 +110,7 @@ class SnapshotModel:
         self.snapshots = tuple(sorted(set(snapshots)))
         self.room = budget_bytes - graph.fixed_bytes
         self.fixed_cost = graph.total_cost
-        self._scale = SCALE / graph.total_cost if graph.total_cost > 0 else 1.0
+        self._scale = SCALE / graph.total_cost if graph.total_cost > SCALE / sys.float_info.max else 1.0
         self._unit = _unit(graph.costs)
         self._whole = self._unit * self._scale >= 1.0
         self._objective: list[float] = []

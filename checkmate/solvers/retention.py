@@ -48,7 +48,8 @@ class Retention:
     def run(self, search: Search) -> None:
         """Offers the default solver's plan, then what CP-SAT makes of it."""
         if self.start_share > 0:
-            within = Search(search.graph, search.budget_bytes, time_limit_s=self.start_share * search.remaining_s)
+            seconds = self.start_share * search.remaining_s
+            within = Search(search.graph, search.budget_bytes, time_limit_s=seconds, deterministic=search.deterministic)
             Snapshot(rounds=2, snapshots=2).run(within)
             if within.infeasible:
                 search.prove_infeasible(within.infeasible)

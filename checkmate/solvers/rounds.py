@@ -56,7 +56,7 @@ class Round(Beside):
     def stop(self) -> None:
         """Ends it, in milliseconds."""
         self._stopped = True
-        self.join()
+        self.wait()
 
     def _make(self) -> None:
         annealer, complete = self._annealer, True

@@ -64,8 +64,9 @@ CANDIDATES = 4
 FIRST_SECONDS, SECONDS = 10.0, 4.0
 """Longest call of HiGHS for one snapshot and for several."""
 
-DEEP_SHARE, DEEP_SECONDS = 0.7, 20.0
-"""Share of the time that is left for one integer program while deepening, where that is more than so many seconds; else half of it."""
+LINEAR_SHARE, DEEP_SHARE, DEEP_SECONDS = 0.2, 0.7, 20.0
+"""Shares of the time that is left for one linear program and for one integer program while deepening, where that is more than `SECONDS` and than
+so many seconds; else half of it for the latter."""
 
 WORTH, PATIENCE = 0.02, (2, 4)
 """Deepening ends when so many models in a row, more when far, each took less than this share of what was missing."""
@@ -182,7 +183,7 @@ class _Run:
     def _others(self) -> None:
         """Plans of other solvers, while there is none, or a poor one."""
         for solver in (ChenGreedy(), DTR(budgets=4), Revolve()):
-            poor = self.finder.far() and len(self.search.graph) <= LARGE
+            poor = self.finder.far() and not self.finder.has_annealer
             if not self.finder.finished() and (self.search.plan is None or poor):
                 self.finder.ask(solver)
 
@@ -336,12 +337,12 @@ class _Run:
         """The answer of a call that had so many seconds, with annealing beside it; None when it is late, or not needed any more."""
         finder, search = self.finder, self.search
         seconds = min(limit, search.remaining_s) + GRACE * search.time_limit_s
-        while beside.is_alive() and seconds > 0 and not search.deterministic:
+        while beside.busy and seconds > 0 and not search.deterministic:
             if finder.finished() and not finder.out_of_time():
                 return None
             finder.go_on()
             began = time.monotonic()
-            beside.join(min(TICK, seconds))
+            beside.wait(min(TICK, seconds))
             seconds -= time.monotonic() - began
         return beside.answer(max(0.0, seconds))
 
@@ -402,7 +403,8 @@ class _Run:
                 return None
             if self.looked.model is not None:
                 model.adopt(self.looked.model)
-            bound = None if self.finder.finished() else self._linear_bound(model, SECONDS)
+            seconds = max(SECONDS, LINEAR_SHARE * self.search.remaining_s)
+            bound = None if self.finder.finished() else self._linear_bound(model, seconds)
             if bound is not None and bound > best_bound:
                 best, best_bound = model, bound
         return best

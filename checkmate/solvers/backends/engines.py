@@ -17,13 +17,14 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailableError
-from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
+from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
 # engine -> (package, backend module). The backend imports the package inside its function.
@@ -39,6 +40,9 @@ ENGINES: dict[str, tuple[str, str]] = {
 }
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
+
+OBJECTIVE = 1e4
+"""What costs that are shares of 1 are multiplied by for integer programs: CBC leaves gaps of 1e-5 and HiGHS of 1e-6, whatever the objective is."""
 
 LONGEST_S = 1e6
 """Seconds that stand for no limit: not all engines know infinity."""
@@ -61,11 +65,14 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
     """
     if engine not in ENGINES:
         raise SolverUnavailableError(f"There is no engine {engine!r}. Known: {', '.join(ENGINES)}.")
-    question = {"problem": problem, "engine": engine, "time_limit_s": time_limit_s, "start": start}
+    scale = 1.0 if engine in LP_ENGINES else OBJECTIVE
+    scaled = replace(problem, cost=scale * problem.cost)
+    question = {"problem": scaled, "engine": engine, "time_limit_s": time_limit_s, "start": start}
     rows, columns = problem.shape
     answer = _answer(ENGINES[engine], question, small=len(problem.value) <= SMALL, size=f"{rows} rows and {columns} columns")
     if answer is None:
         answer = Answer(AnswerStatus.UNKNOWN)
+    answer = replace(answer, bound=answer.bound / scale)
     if answer.x is None and answer.status is AnswerStatus.UNKNOWN and start is not None:
         return Answer(AnswerStatus.FEASIBLE, start, answer.bound)
     return answer
