@@ -97,7 +97,7 @@ def solve_curve(
     results = _searched(graph, amounts, solver, time_limit_s)
     proven = max([floor(graph).bytes, *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE)])
     found = [result for result in results if result.plan]
-    if find_smallest and results[-1].status is not SolveStatus.INTERRUPTED:
+    if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
         lowest = min((result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more

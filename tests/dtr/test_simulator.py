@@ -15,6 +15,7 @@ from checkmate.dtr.heuristic import HEURISTICS, Heuristic
 from checkmate.dtr.log import Call, Constant, Copy, CopyFrom, OpLog, Release
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
+from checkmate.dtr.simulator import DTRStatus
 
 
 @settings(max_examples=80)
@@ -199,3 +200,12 @@ def test_a_name_copied_onto_its_own_tensor_changes_nothing(policy):
     for copies in ((CopyFrom("x", "x"),), (Copy("z", "x"), CopyFrom("z", "x"), CopyFrom("x", "z"), Release("z"))):
         found = simulate(OpLog((*made, *copies, used)), 100, deallocation=policy)
         assert (found.evictions, found.rematerializations, found.overhead, found.peak_bytes) == (0, 0, 1.0, plain.peak_bytes)
+
+
+def test_a_run_without_time_is_given_up():
+    graph = training_chain(20)
+    asked = []
+    run = simulate(graph, "60%", out_of_time=lambda: asked.append(1) or len(asked) > 10)
+    assert run.status is DTRStatus.THRASHED
+    assert run.plan is None
+    assert len(asked) == 11

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import oracles
@@ -15,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
+from checkmate.bench import problems
 from checkmate.bench.problems import layered
 from checkmate.solvers import annealer as annealer_module
 from checkmate.solvers import evaluation_order as eo
 from checkmate.solvers import machine_code
-from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE, Annealer, Loading
+from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES, PRICE, REPEATS_ANYWHERE, Annealer, Loading
 from checkmate.solvers.beside import working
 from checkmate.solvers.machine_code import forget_stale_code, is_compiled, wait_until_compiled
 from checkmate.solvers.timetable import Timetable
@@ -268,3 +270,42 @@ def test_it_goes_on_from_an_order_of_any_length():
     annealer.run(20_000)
     _check_counts(graph, annealer)
     assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= _budget(graph, 0.4)
+
+
+def _shifted(graph: DFGraph, fixed_bytes: int) -> DFGraph:
+    return replace(graph, fixed_bytes=graph.fixed_bytes + fixed_bytes)
+
+
+def test_fixed_bytes_are_nothing_to_anneal():
+    graph = strategies.training_chain(30, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
+    budget = replay(graph, Plan.keep_all(graph)).peak_bytes // 2
+    found = []
+    for fixed in (0, 10**7):
+        annealer = Annealer(_shifted(graph, fixed), budget + fixed, range(len(graph)))
+        annealer.run(40_000)
+        found.append((annealer.best, annealer.best_cost, annealer.current))
+    assert found[0] == found[1]
+    assert found[0][0] is not None
+
+
+def test_only_ops_that_may_be_evicted_are_counted_and_drawn():
+    graph = strategies.training_chain(30, skip=3)
+    budget = replay(graph, Plan.keep_all(graph)).peak_bytes // 2
+    # Thousands of updates, each of which reads the one before, as of an optimizer's counters: nothing can be gained there.
+    n = len(graph)
+    updates = tuple(Op(f"u{k}", (n - 1 + k,), 1e-3, 1, recomputable=False) for k in range(3000))
+    longer = DFGraph((*graph.ops, *updates), (n + 2999,))
+    alone, among = Annealer(graph, budget, range(n)), Annealer(longer, budget + 1, range(n + 3000))
+    assert among.evictable == alone.evictable == n
+    among.run(400 * n)
+    assert among.best is not None
+    assert among.best_cost - longer.total_cost < 0.5 * graph.total_cost
+
+
+@pytest.mark.parametrize("name", ["resnet50", "unet", "transformer12"])
+def test_the_price_rises_in_a_short_run_too(name):
+    graph = problems.load(name)
+    annealer = Annealer(graph, problems.budget_at(graph, 0.1), range(len(graph)))
+    # At 1 % for every half of a proposal per op, the price would less than double, and nothing would fit.
+    annealer.run(30 * annealer.evictable, hot=0.05, cold=0.01, price=PRICE / annealer.evictable)
+    assert annealer.best is not None

@@ -326,3 +326,65 @@ def test_a_process_that_ends_while_an_engine_works_in_it_ends_well():
     path = os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *filter(None, sys.path)])
     done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (0, "")
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from checkmate.solvers import beside
+free = threading.Event()
+work = beside.Beside(lambda: free.wait(30))
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    work.answer(20)
+except KeyboardInterrupt:
+    print("interrupted", work.busy, beside.working() == [work])
+free.set()
+work.wait()
+print(work.busy)
+"""
+
+
+def test_work_goes_on_after_an_interrupt_and_is_known_to():
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout.split("\n")[:2] == ["interrupted True True", "False"], done.stderr
+
+
+def test_repairs_look_at_the_clock_between_two_candidates(monkeypatch):
+    # Every candidate is read by the op that reads all: each trial is dear, and none helps.
+    many = 60
+    ops = [Op("x", (), 1, 1), *(Op(f"m{k}", (0,), 1, 1) for k in range(many)), Op("big", tuple(range(many + 1)), 1, 1)]
+    ops += [Op(f"g{k}", (0, k, many + 1), 1, 1, is_backward=True) for k in range(1, many + 1)]
+    graph = DFGraph((*ops, Op("end", tuple(range(many + 2, 2 * many + 2)), 1, 1)), (2 * many + 2,))
+    timetable, scored = Timetable(graph), []
+    score = Repair._score
+    monkeypatch.setattr(Repair, "_score", lambda self, *args: scored.append(args) or score(self, *args))
+    assert not Repair(timetable, timetable.peak_bytes - 3, lambda: len(scored) >= 5).run()
+    assert len(scored) == 5
+
+
+@pytest.mark.parametrize("factor", [1e-320, 1e-300, 1e300])
+def test_costs_at_the_ends_of_what_numbers_can_be(factor):
+    graph = training_chain(30, skip=3, costs=(factor,))
+    result = solve(graph, "60%", time_limit_s=5)
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.bound <= result.cost
+
+
+def test_dtr_with_costs_whose_products_are_infinite():
+    graph = training_chain(60, costs=(1e305,))
+    assert solve(graph, "60%", solver="dtr", throw=False).status in (SolveStatus.FEASIBLE, SolveStatus.NOT_FOUND)
+
+
+@pytest.mark.parametrize("engine", ["milp", "milp_highs", "milp_scip"])
+def test_integer_programs_tell_small_costs_beside_large_ones(engine):
+    many = 10**6
+    graph = DFGraph((
+        Op("o0", (), many, 148174446962), Op("o1", (0,), 4, 451118585805), Op("o2", (0, 1), 5, 104517299831),
+        Op("o3", (0, 1, 2), many, 843261565022, 421630782511), Op("o4", (0, 2), 8, 943597783632), Op("o5", (), 3, 431210336623),
+        Op("o6", (0, 4, 5), 2, 17338718829, 17338718829), Op("o7", (1, 5), 0.4, 176226265597),
+    ))  # fmt: skip
+    budget = 1968702680132
+    result, optimum = solve(graph, budget, solver=engine), cheapest(graph, budget)
+    assert result.bound <= optimum
+    assert result.cost == pytest.approx(optimum, rel=1e-6)

@@ -96,3 +96,52 @@ def test_budgets_without_a_plan_say_why():
     assert curve.floor_bytes >= lowest
     assert curve.at(lowest - 2) is None
     assert curve.at(10**9) is curve.results[-1]
+
+
+def test_a_bound_from_another_budget_says_which_orders_it_covers():
+    graph = DFGraph(
+        (Op("o0", (), 1, 2), Op("o1", (0,), 4, 5), Op("o2", (1,), 1, 11, overwrites=(1,)), Op("o3", (2,), 7, 2),
+         Op("o4", (0, 1), 10, 5, overwrites=(0,))),
+        outputs=(3,),
+    )  # fmt: skip
+    in_another_order = solve(graph, 16, reorder=True)
+    below = solve_curve(graph, [16, 18, 19]).results[0]
+    assert below.status is SolveStatus.INFEASIBLE
+    assert below.bound > in_another_order.cost
+    assert below.bound_covers == "given order"
+    assert below.given_order_bound == below.bound
+
+
+class Impatient:
+    """Finds a plan for the first budget, and is interrupted at the second, before or after it has found one there."""
+
+    name = "impatient"
+
+    def __init__(self, found):
+        self.found, self.asked = found, []
+
+    def run(self, search: Search) -> None:
+        self.asked.append(search.budget_bytes)
+        if len(self.asked) == 1 or self.found:
+            search.offer(solve(search.graph, search.budget_bytes).plan, by=self.name)
+        if len(self.asked) == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_an_interrupt_ends_the_whole_curve_and_loses_nothing(found):
+    graph, solver = strategies.training_chain(12, fixed_bytes=100), Impatient(found)
+    curve = solve_curve(graph, ["90%", "80%", "70%", "65%"], solver=solver, find_smallest=True)
+    assert len(solver.asked) == 2
+    statuses = [result.status for result in curve.results]
+    assert statuses[3] is SolveStatus.FEASIBLE
+    assert statuses[2] is (SolveStatus.INTERRUPTED if found else SolveStatus.NOT_FOUND)
+    assert statuses[1] is SolveStatus.NOT_FOUND
+    assert all((result.plan is not None) == result.status.has_plan for result in curve.results)
+
+
+def test_an_interrupt_before_anything_is_found_is_raised():
+    solver = Impatient(found=False)
+    solver.asked.append(0)
+    with pytest.raises(KeyboardInterrupt):
+        solve_curve(strategies.training_chain(12), ["80%", "70%"], solver=solver)

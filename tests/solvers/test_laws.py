@@ -2,8 +2,11 @@
 
 1 the judge accepts the plan; 2 its peak is within the budget; 3 it computes what the plain step computes; 4 its cost is at least the plain
 step's; 5 bound <= optimum <= cost; 6 on small graphs an exact solver finds the optimum of its space; 7 a larger budget costs no more;
-8 below the floor there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer.
+8 below the floor there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer; 11 fixed bytes
+change nothing.
 """
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -147,3 +150,13 @@ def test_law_10(name):
     graph = training_chain(6, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
     first, second = (ask(graph, "80%", name, time_limit_s=20) for _ in range(2))
     assert (first.status, first.plan, first.bound) == (second.status, second.plan, second.bound)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixed_bytes_change_nothing(name):
+    graph = training_chain(9, skip=3, costs=(3.0, 1.0), sizes=(7, 10, 4), updates=True, gradient_bytes=2)
+    peak, lowest = replay(graph, Plan.keep_all(graph)).peak_bytes, floor(graph).bytes
+    budget, fixed = (peak + lowest) // 2, 10**6
+    answers = [solve(replace(graph, fixed_bytes=more), budget + more, solver=name, deterministic=True, throw=False) for more in (0, fixed)]
+    assert answers[0].plan == answers[1].plan
+    assert answers[0].bound == answers[1].bound

@@ -9,6 +9,7 @@ from checkmate import Schedule, replay, solve
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.retention import Retention, intervals_of, plan_of, retention_problem, turn
+from checkmate.solvers.snapshot import Snapshot
 
 
 @settings(max_examples=20)
@@ -45,3 +46,11 @@ def test_without_a_start_it_finds_the_same_optimum():
     graph = training_chain(7, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
     found = [solve(graph, "80%", solver=Retention(start_share=share), time_limit_s=20).cost for share in (0, 0.3)]
     assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_it_starts_from_reads_a_clock_only_where_it_does(monkeypatch, deterministic):
+    asked = []
+    monkeypatch.setattr(Snapshot, "run", lambda self, search: asked.append(search.deterministic))
+    solve(training_chain(4), "80%", solver="retention", deterministic=deterministic, time_limit_s=2, throw=False)
+    assert asked == [deterministic]

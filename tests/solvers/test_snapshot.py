@@ -302,3 +302,25 @@ def test_annealing_from_a_wish_keeps_what_the_relaxation_knew():
         cost[wished] = search.timeline.cost
         bound = one.solve(time_limit_s=60).cost
     assert cost[True] - bound < 0.8 * (cost[False] - bound)
+
+
+def test_where_a_repair_is_stuck_nothing_may_fit():
+    # A chain that is large in the middle, and can be evicted there; then pairs of which one value each must stay, and nothing says which.
+    layers, pairs, size = 40, 12, 10
+    graph = strategies.training_chain(layers, sizes=(size,))
+    ops, end = list(graph.ops), len(graph)
+    for k in range(pairs):
+        ops += [Op(f"w{k}", (end - 1,), 1, size + 2, recomputable=False), Op(f"v{k}", (end + 2 * k,), 1, size)]
+    ops += [Op(f"g{k}", (end + 2 * k + 1,), 1, 1) for k in range(pairs)]
+    graph = DFGraph(tuple(ops), tuple(range(end + 2 * pairs, len(ops))))
+    budget = pairs * size - 2
+    assert floor(graph).bytes <= budget
+    run = snapshot._Run(Snapshot(), Search(graph, budget, time_limit_s=60))
+    assert run.peak < end  # where a plan can be lean
+    assert run._linear_bound(run._model([run.peak]), 10.0) < float("inf")
+    run.finder.settle(by="greedy")
+    assert run.search.plan is None
+    assert not run.search.infeasible
+    run._doubt()
+    assert "may not be recomputed" in run.search.infeasible
+    assert solve(graph, budget, throw=False).status is SolveStatus.INFEASIBLE

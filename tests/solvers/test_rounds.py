@@ -1,0 +1,149 @@
+"""Rounds of annealing: in a thread of their own, told about on the way, ended when asked to, and never waited for beside other work."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import strategies
+
+from checkmate import Plan, replay
+from checkmate.bench import problems
+from checkmate.solvers import finder as finder_module
+from checkmate.solvers.annealer import COLD, HOT, IN_STAGES, Annealer
+from checkmate.solvers.beside import Beside
+from checkmate.solvers.finder import Finder
+from checkmate.solvers.rounds import LONGEST, Leg, Round
+from checkmate.solvers.search import Search
+from checkmate.solvers.snapshot import Snapshot, _Run
+
+ENDLESS = 10**9
+FOREVER = 10.0**6
+
+
+def _chain():
+    graph = strategies.training_chain(30, skip=3)
+    return graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2
+
+
+def _leg(graph, proposals, **facts):
+    given = {"start": range(len(graph)), "start_cost": 0.0, "hot": HOT, "cold": COLD, "price": None, "freedom": IN_STAGES}
+    return Leg(proposals=proposals, **given | facts)
+
+
+def test_a_round_to_its_end():
+    graph, budget = _chain()
+    annealer = Annealer(graph, budget, range(len(graph)))
+    made = Round(annealer, [_leg(graph, 200), _leg(graph, 100)], lambda: FOREVER)
+    made.wait()
+    assert made.complete
+    cost, order = made.found
+    assert (cost, order) == (annealer.best_cost, annealer.best)
+    assert replay(graph, Plan.from_order(graph, order)).peak_bytes <= budget
+
+
+def test_a_round_that_is_stopped_keeps_what_it_found():
+    graph, budget = _chain()
+    under_way = Round(Annealer(graph, budget, range(len(graph))), [_leg(graph, ENDLESS)], lambda: FOREVER)
+    while not under_way.found[1]:
+        assert under_way.busy
+        time.sleep(0.001)
+    under_way.stop()
+    assert not under_way.busy
+    assert not under_way.complete
+    assert under_way.found[0] < float("inf")
+
+
+def test_a_leg_takes_a_share_of_the_time_at_most():
+    graph, budget = _chain()
+    asked = []
+
+    def remaining_s():
+        asked.append(10.0 - 0.5 * len(asked))
+        return max(0.0, asked[-1])
+
+    made = Round(Annealer(graph, budget, range(len(graph))), [_leg(graph, ENDLESS)], remaining_s)
+    made.wait()
+    assert not made.complete
+    assert asked[-1] > (1 - 2 * LONGEST) * asked[0]
+
+
+def test_a_leg_begins_from_what_an_earlier_one_found_if_that_costs_less(monkeypatch):
+    graph, budget = _chain()
+    annealer = Annealer(graph, budget, range(len(graph)))
+    begun = []
+    restart = annealer.restart
+    monkeypatch.setattr(annealer, "restart", lambda start: (begun.append(list(start)), restart(start)))
+    cheap, dear = 0.0, float("inf")
+    Round(annealer, [_leg(graph, 100), _leg(graph, 0, start_cost=dear), _leg(graph, 0, start_cost=cheap)], lambda: FOREVER).wait()
+    assert begun == [list(range(len(graph))), annealer.best, list(range(len(graph)))]
+
+
+def _finder(time_limit_s, **options):
+    graph = problems.load("resnet50")
+    finder = Finder(
+        Search(graph, problems.budget_at(graph, 0.1), time_limit_s=time_limit_s, **options), proposals=ENDLESS, rounds=8, seed=0
+    )
+    finder.settle(by="greedy")
+    finder.load()
+    finder._here = finder._loading.annealer(60)
+    return finder
+
+
+def test_annealing_is_not_waited_for_beside_other_work():
+    finder, free = _finder(600), threading.Event()
+    work = Beside(lambda: free.wait(0.05))
+    assert finder.improve(beside=work)
+    assert not work.busy
+    assert finder._running.busy
+    finder.go_on()  # nor here
+    under_way = finder._running
+    assert under_way.busy
+    finder.stop()
+    assert not under_way.busy
+    assert finder._running is None
+
+
+def test_rounds_go_on_beside_other_work_when_they_have_found_nothing(monkeypatch):
+    finder = _finder(600)
+    finder._fruitless = 100
+    assert not finder.improve()
+    assert finder.improve(beside=Beside(lambda: time.sleep(0.05)))
+    assert finder._running.busy
+    finder.stop()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_plan_that_ends_the_search_is_taken_at_once(monkeypatch, closed):
+    monkeypatch.setattr(finder_module, "PRICE", 1000.0)
+    finder = _finder(600)
+    if closed:
+        finder.search.raise_bound(0.99 * finder.search.timeline.cost, by="test")
+    before = finder.search.timeline.cost
+    while not finder._running or finder._running.found[0] > 0.99 * before:
+        finder.go_on()
+        time.sleep(0.01)
+    finder.go_on()
+    assert finder.finished() == closed
+    assert (finder.search.timeline.cost < before) == closed
+    finder.stop()
+    assert finder.search.timeline.cost < before
+
+
+def test_the_solver_leaves_no_round_behind(monkeypatch):
+    graph = problems.load("resnet50")
+    search = Search(graph, problems.budget_at(graph, 0.1), time_limit_s=3)
+    run = _Run(Snapshot(), search)
+
+    def interrupted():
+        run.finder.load()
+        run.finder._here = run.finder._loading.annealer(60)
+        run.finder.go_on()
+        assert run.finder._running.busy
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Run, "_first_look", lambda self: interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, Round) and thread.busy]
