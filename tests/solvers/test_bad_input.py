@@ -351,10 +351,10 @@ def test_work_goes_on_after_an_interrupt_and_is_known_to():
 
 
 def test_repairs_look_at_the_clock_between_two_candidates(monkeypatch):
-    # Every candidate is read by the op that reads all: each trial is dear, and none helps.
-    many = 60
-    ops = [Op("x", (), 1, 1), *(Op(f"m{k}", (0,), 1, 1) for k in range(many)), Op("big", tuple(range(many + 1)), 1, 1)]
-    ops += [Op(f"g{k}", (0, k, many + 1), 1, 1, is_backward=True) for k in range(1, many + 1)]
+    # One op reads all there is, so that nothing helps: every candidate is tried.
+    many = 20
+    ops = [Op("x", (), 3, 50), *(Op(f"m{k}", (0,), 2, 5) for k in range(many)), Op("big", tuple(range(many + 1)), 1, 5)]
+    ops += [Op(f"g{k}", (0, k, many + 1), 2, 5, is_backward=True) for k in range(1, many + 1)]
     graph = DFGraph((*ops, Op("end", tuple(range(many + 2, 2 * many + 2)), 1, 1)), (2 * many + 2,))
     timetable, scored = Timetable(graph), []
     score = Repair._score
@@ -372,8 +372,9 @@ def test_costs_at_the_ends_of_what_numbers_can_be(factor):
 
 
 def test_dtr_with_costs_whose_products_are_infinite():
-    graph = training_chain(60, costs=(1e305,))
-    assert solve(graph, "60%", solver="dtr", throw=False).status in (SolveStatus.FEASIBLE, SolveStatus.NOT_FOUND)
+    graph = training_chain(30, costs=(3e305, 7e305, 2e305, 9e305, 5e305), sizes=(10, 3, 25, 14, 30, 8))
+    budget = floor(graph).bytes + (replay(graph, Plan.keep_all(graph)).peak_bytes - floor(graph).bytes) * 2 // 5
+    assert solve(graph, budget, solver="dtr", throw=False).status in (SolveStatus.FEASIBLE, SolveStatus.NOT_FOUND)
 
 
 @pytest.mark.parametrize("engine", ["milp", "milp_highs", "milp_scip"])
