@@ -6,6 +6,7 @@ wish     what a relaxation wants, over the budget as it may be
 improve  a round of annealing from the wish, where it is new or near, or every other time, and from the best plan, every other time where the wish is
          near, or from what is nearest to a plan; of ruin and recreate where a process has not loaded the annealer yet. Where a round in
          stages found nothing, the next one lets evaluations come again anywhere
+go_on    rounds of annealing beside other work, one after the other, without waiting for them (`rounds`)
 
 Repair takes what is nearest at hand, and loses much of what the relaxation knew: with as many proposals, ResNet152 at f = 0.3 is annealed to
 0.24 % above the bound of one snapshot from its wish, and to 0.41 % from the repaired plan (`pytest tests/solvers/test_snapshot.py -k wish`).
@@ -40,7 +41,7 @@ POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
 WISHED, COLD_WISH, WARM_WISH = 200, (0.05, 0.01), (0.3, 0.01)
-"""Least proposals per op of a round from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: while
+"""Proposals per evictable op of an annealing from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: while
 the wish is new, or near. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
@@ -58,8 +59,8 @@ class Finder:
 
     Args:
       search: The problem.
-      proposals: Of annealing, per op in the first round. Each further round has twice as many.
-      rounds: Rounds of annealing at most; without any, the annealer is not loaded.
+      proposals: Of annealing, per evictable op in the first round from a plan. Each further one has twice as many.
+      rounds: Rounds of annealing at most that nothing else goes on beside; without any, the annealer is not loaded.
       seed: Of local search.
 
     Attributes:

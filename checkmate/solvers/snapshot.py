@@ -5,12 +5,14 @@
     snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program and then as an integer one: a bound, and
                 values to drop. Lifted to a plan it is often within the budget, and then optimal, with the bound as certificate.
                 Where it overflows, repair it, set one more snapshot there, or on large graphs several all over what is too much, and solve
-                again, with annealing, from the solution as it is and from the best plan, beside that on another core
-    others      where more than a hundredth is missing, what dynamic rematerialization and the baselines make of it, trimmed
-    deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large,
-                with annealing beside the integer programs; then annealing alone, while it pays
+                again. Where repair fails, a snapshot at the stage that it could not empty may prove that nothing fits there
+    others      without a plan, or without the annealer where more than a hundredth is missing: what dynamic rematerialization and the
+                baselines make of it, trimmed
+    deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large;
+                then annealing alone, while it pays
 
-The annealer is loaded beside all that, once one snapshot was not enough; until it is there, ruin and recreate does what it can.
+The annealer is loaded beside all that, once one snapshot was not enough. From then on it anneals, from the last solution as it is and from the best
+plan, on another core, whatever HiGHS and Python do; until it is there, ruin and recreate does what it can.
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap
 (`curve` mends that for many budgets at once).
@@ -24,18 +26,16 @@ it does not come back in time: so the deadline holds, and Ctrl-C comes through a
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 
 from checkmate.solvers.baselines import ChenGreedy
 from checkmate.solvers.beside import Beside
 from checkmate.solvers.dtr import DTR
-from checkmate.solvers.finder import GOOD_ENOUGH, NEARLY, TICK, Finder
+from checkmate.solvers.finder import NEARLY, Finder
+from checkmate.solvers.highs import SMALL_MODEL, Highs
 from checkmate.solvers.local_search import lift
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.revolve import Revolve
@@ -45,9 +45,6 @@ from checkmate.solvers.state_space import Paths
 
 MODEL_SIZE = 6000
 """Variables up to which another snapshot is worth its time; the linear programs grow faster than what they teach."""
-
-SMALL_MODEL = 700
-"""Variables up to which snapshots are added even while they teach little, and one snapshot is solved to the last digit."""
 
 FEW = 4
 """Snapshots set before local search, one more on large graphs; more only while deepening."""
@@ -71,26 +68,14 @@ so many seconds; else half of it for the latter."""
 WORTH, PATIENCE = 0.02, (2, 4)
 """Deepening ends when so many models in a row, more when far, each took less than this share of what was missing."""
 
-PRECISION = 0.05
-"""Share of the missing cost to which the bound of several snapshots is worked out."""
-
-SOONEST = (0.03, 1e-4)
-"""Shares of the missing cost, and of the plain step's, that the bound of several snapshots may be less; the smaller counts."""
-
 SCAN, SCAN_OPS = 24, 500
 """Stages scanned for the best single snapshot, and ops up to which that is done, and up to which greed comes first."""
-
-LARGE = 2000
-"""Ops beyond which another solver is asked first, as repairs take long there."""
 
 FEW_OPS, STATES = 48, (1000, 10_000, 50_000)
 """Ops up to which states are searched, and how many: before anything else, while there is a gap, and where one is left at the end."""
 
 AT_ONCE_SHARE, STATES_SHARE = 0.15, 0.3
 """Shares of the time for the first two of these."""
-
-GRACE = 0.05
-"""Share of the time limit by which HiGHS may be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +122,7 @@ class _Run:
         self.options = options
         self.search = search
         self.finder = Finder(search, proposals=options.proposals, rounds=options.rounds, seed=options.seed)
+        self.highs = Highs(self.finder)
         self.timetable = self.finder.timetable
         self.plain_bytes = self.timetable.bytes_in[: len(search.graph)].copy()
         self.peak = int(self.plain_bytes.argmax())
@@ -205,20 +191,20 @@ class _Run:
 
     def _refine(self, first: int) -> None:
         """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
-        model: SnapshotModel | None = self._model([first])
+        model: SnapshotModel | None = self.highs.model([first])
         while model is not None and not self.finder.finished():
             several = len(model.snapshots) > 1
             if several and model.size > MODEL_SIZE:
                 return
             missing = self.finder.missing()
             seconds = SECONDS if several else FIRST_SECONDS
-            if (several or model.size > SMALL_MODEL) and (self._linear_bound(model, seconds) is None or self.finder.finished()):
+            if (several or model.size > SMALL_MODEL) and (self.highs.linear_bound(model, seconds) is None or self.finder.finished()):
                 return  # a small model of one snapshot is solved as soon as its linear program
-            limit = self._limit(seconds)
-            beside = self._begin(model, NODES[several], limit)
+            limit = self.highs.limit(seconds)
+            beside = self.highs.begin(model, NODES[several], limit)
             if several:
                 self.finder.improve(beside=beside)
-            found = self._await(beside, limit)
+            found = self.highs.answer(beside, limit)
             over = found and self._learn(model, found)
             stuck = self.finder.missing() > 0.97 * missing if several else self.finder.missing() < NEARLY * self.search.bound
             if not self.finder.finished():
@@ -236,17 +222,14 @@ class _Run:
         found = fullest(over, model.snapshots, 1, apart=True)
         if not found:
             return None
-        one_more = self._model([*model.snapshots, *found])
+        one_more = self.highs.model([*model.snapshots, *found])
         if len(model.snapshots) > 1 or self.few <= FEW:
             return one_more
-        spread = self._model(at_equal_steps(self.plain_bytes, self.search.budget_bytes, FEW))
+        spread = self.highs.model(at_equal_steps(self.plain_bytes, self.search.budget_bytes, FEW))
         if spread.size > MODEL_SIZE:
             return one_more
-        bounds = [self._linear_bound(other, SECONDS) or 0.0 for other in (one_more, spread)]
+        bounds = [self.highs.linear_bound(other, SECONDS) or 0.0 for other in (one_more, spread)]
         return spread if bounds[1] >= bounds[0] else one_more
-
-    def _model(self, snapshots: Sequence[int]) -> SnapshotModel:
-        return SnapshotModel(self.search.graph, self.search.budget_bytes, snapshots)
 
     def _deepen(self) -> None:
         """Adds snapshots to those that told most, while it pays."""
@@ -259,10 +242,10 @@ class _Run:
             if model is None or self.finder.finished():
                 return
             seconds = DEEP_SHARE * search.remaining_s
-            limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self._limit(seconds)
-            beside = self._begin(model, NODES[1 if search.deterministic and model.size > WIDE_MODEL else 2], limit)
+            limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self.highs.limit(seconds)
+            beside = self.highs.begin(model, NODES[1 if search.deterministic and model.size > WIDE_MODEL else 2], limit)
             self.finder.improve(beside=beside)
-            found = self._await(beside, limit)
+            found = self.highs.answer(beside, limit)
             if found is None:
                 return
             self._learn(model, found, deeper=True)
@@ -306,45 +289,12 @@ class _Run:
         lift(self.timetable, model.snapshots, dropped)
         return self.timetable.bytes_in[:n] - float(self.search.budget_bytes)
 
-    def _linear_bound(self, model: SnapshotModel, seconds: float) -> float | None:
-        """Takes the bound of the linear program, once; None when it does not come back in time."""
-        if model.linear_bound is not None:
-            return model.linear_bound
-        limit = self._limit(seconds)
-        bound = self._await(Beside(lambda: model.tighten(time_limit_s=limit)), limit)
-        if bound is not None and np.isinf(bound):
-            self.search.prove_infeasible(model.why_none())
-        elif bound is not None:
-            self.search.raise_bound(bound, by=f"{model.label}, linear")
-        return bound
-
     def _doubt(self) -> None:
         """Without a plan, asks at the stages that repairs could not empty whether anything fits there."""
         for stage in sorted(self.finder.stuck - self.doubted):
             if self.search.plan is None and not self.finder.finished():
                 self.doubted.add(stage)
-                self._linear_bound(self._model([stage]), SECONDS)
-
-    def _begin(self, model: SnapshotModel, nodes: int, limit: float) -> Beside:
-        precision, soonest = self._precision(model), self._soonest(model)
-        return Beside(lambda: model.solve(time_limit_s=limit, nodes=nodes, precision=precision, soonest=soonest))
-
-    def _limit(self, seconds: float) -> float:
-        """Seconds for a call of HiGHS: half of what is left at most, as plans take time, too."""
-        return self.search.at_most(min(seconds, self.search.remaining_s / 2))
-
-    def _await(self, beside: Beside, limit: float) -> Any:
-        """The answer of a call that had so many seconds, with annealing beside it; None when it is late, or not needed any more."""
-        finder, search = self.finder, self.search
-        seconds = min(limit, search.remaining_s) + GRACE * search.time_limit_s
-        while beside.busy and seconds > 0 and not search.deterministic:
-            if finder.finished() and not finder.out_of_time():
-                return None
-            finder.go_on()
-            began = time.monotonic()
-            beside.wait(min(TICK, seconds))
-            seconds -= time.monotonic() - began
-        return beside.answer(max(0.0, seconds))
+                self.highs.linear_bound(self.highs.model([stage]), SECONDS)
 
     def _learn(self, model: SnapshotModel, found: Bound, *, deeper: bool = False) -> np.ndarray | None:
         """Takes the bound, lifts the solution and offers it, repaired if need be.
@@ -372,19 +322,6 @@ class _Run:
                 self.finder.polish()
         return over
 
-    def _precision(self, model: SnapshotModel) -> float:
-        """Share of the recomputed cost to know the bound to. What is good enough, or much is missing, makes it rough, and much sooner there."""
-        again = self.search.bound - self.search.graph.total_cost
-        if len(model.snapshots) > 1:
-            return max(1e-6, PRECISION * (missing := self.finder.missing()) / (again + missing))
-        return 1e-6 if model.size <= SMALL_MODEL or again <= 0 else max(1e-6, 0.3 * GOOD_ENOUGH * self.search.bound / again)
-
-    def _soonest(self, model: SnapshotModel) -> float:
-        """What the bound of several snapshots may lose so that their solution is nearer to a plan, in plain steps."""
-        if len(model.snapshots) == 1 or self.search.plan is None:
-            return 0.0
-        return min(SOONEST[0] * self.finder.missing() / (self.search.graph.total_cost or 1.0), SOONEST[1])
-
     def _telling_model(self, *, many: bool = False) -> SnapshotModel | None:
         """The model with one snapshot more where the lifted or the best plan is fullest, of the best linear bound; with several while small, or `many`."""
         chosen = self.looked.chosen
@@ -394,17 +331,17 @@ class _Run:
             self.finder.go_to_best()
             held = self.timetable.bytes_in[:-1]
             more = fullest(held - float(held.min()), chosen, most, apart=many)
-        at_once = more and (many or self._model([*chosen, *more]).size <= QUICK_MODEL)
+        at_once = more and (many or self.highs.model([*chosen, *more]).size <= QUICK_MODEL)
         choices = [[*chosen, *more]] if at_once else [[*chosen, t] for t in more]
         best, best_bound = None, -1.0
         for choice in choices:
-            model = self._model(choice)
+            model = self.highs.model(choice)
             if model.size > DEEP_MODEL:
                 return None
             if self.looked.model is not None:
                 model.adopt(self.looked.model)
             seconds = max(SECONDS, LINEAR_SHARE * self.search.remaining_s)
-            bound = None if self.finder.finished() else self._linear_bound(model, seconds)
+            bound = None if self.finder.finished() else self.highs.linear_bound(model, seconds)
             if bound is not None and bound > best_bound:
                 best, best_bound = model, bound
         return best
@@ -415,10 +352,10 @@ class _Run:
         self.finder.go_to_best()
         fullest = np.argsort(-self.timetable.bytes_in[: len(search.graph)], kind="stable")[: 4 * SCAN]
         scanned = np.unique(fullest)[:: max(1, len(fullest) // SCAN)]
-        limit = self._limit(SECONDS)
+        limit = self.highs.limit(SECONDS)
 
         def scan() -> int:
-            models = (self._model([int(t)]) for t in scanned)
+            models = (self.highs.model([int(t)]) for t in scanned)
             return int(scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))])
 
-        return self._await(Beside(scan), 2 * limit) or self.peak
+        return self.highs.answer(Beside(scan), 2 * limit) or self.peak

@@ -317,7 +317,7 @@ def test_where_a_repair_is_stuck_nothing_may_fit():
     assert floor(graph).bytes <= budget
     run = snapshot._Run(Snapshot(), Search(graph, budget, time_limit_s=60))
     assert run.peak < end  # where a plan can be lean
-    assert run._linear_bound(run._model([run.peak]), 10.0) < float("inf")
+    assert run.highs.linear_bound(run.highs.model([run.peak]), 10.0) < float("inf")
     run.finder.settle(by="greedy")
     assert run.search.plan is None
     assert not run.search.infeasible

@@ -53,13 +53,13 @@ def _looked(name: str, share: float) -> tuple[snapshot._Run, SnapshotModel, np.n
     """A search after its first snapshot."""
     graph = problems.load(name)
     run = snapshot._Run(Snapshot(), Search(graph, problems.budget_at(graph, share), time_limit_s=600, deterministic=True))
-    one = run._model([run.peak])
+    one = run.highs.model([run.peak])
     return run, one, run._lift(one, one.solve(time_limit_s=60).dropped)
 
 
 def test_where_blocks_are_alike_snapshots_are_spread():
     run, one, over = _looked("resnet152", 0.3)
-    at_fullest = run._model([run.peak, *fullest(over, one.snapshots, 1, apart=True)])
+    at_fullest = run.highs.model([run.peak, *fullest(over, one.snapshots, 1, apart=True)])
     spread = run._next_model(one, over)
     assert len(spread.snapshots) == snapshot.FEW
     quick = {"nodes": 20, "precision": 0.01, "soonest": 1e-4}
@@ -122,9 +122,9 @@ def test_without_a_clock_wide_models_get_few_nodes(monkeypatch, wide):
 
 def test_a_linear_program_is_solved_once(monkeypatch):
     run, one, _ = _looked("resnet50", 0.1)
-    first, asked = run._linear_bound(one, 10.0), []
+    first, asked = run.highs.linear_bound(one, 10.0), []
     monkeypatch.setattr(SnapshotModel, "_ask_highs", lambda self, *_: asked.append(self))
-    assert run._linear_bound(one, 10.0) == first > run.search.graph.total_cost
+    assert run.highs.linear_bound(one, 10.0) == first > run.search.graph.total_cost
     assert not asked
 
 
