@@ -14,6 +14,8 @@ Repair takes what is nearest at hand, and loses much of what the relaxation knew
 
 from __future__ import annotations
 
+import time
+
 from checkmate.core.plan import Plan
 from checkmate.solvers.annealer import COLD, HOT, IN_STAGES, PRICE, REPEATS_ANYWHERE, Annealer, Loading
 from checkmate.solvers.beside import Beside
@@ -40,15 +42,19 @@ PLANLESS = 3
 POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
-WISHED, COLD_WISH, WARM_WISH = 200, (0.05, 0.01), (0.3, 0.01)
-"""Proposals per evictable op of an annealing from a wish, and its temperatures, in mean costs of an op. Cold, what the relaxation knew is kept: while
-the wish is new, or near. Warm, a wish that is far over the budget does not freeze into a dear plan."""
+WISHED, LONGER, RESTARTS = 30, 3, 4
+"""Proposals per evictable op of an annealing from a wish in the first rounds, doublings of that at most in later ones, and how often it begins anew
+in each round. Where the wish is near, what begins from the best plan is no longer than that. Chance decides more than length: on ResNet152 at f = 0.3, five of 30 found 0.08 % to 0.17 % above the bound, and five of 240 0.10 to 0.13 %."""
+
+COLD_WISH, WARM_WISH = (0.05, 0.01), (1.0, 0.01)
+"""Temperatures of annealing from a wish, in mean costs of an op. Cold, what the relaxation knew is kept: while the wish is new, or near. Warm, a wish
+that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
 """A wish that is over the budget by less than this share of it, fixed bytes left out, is near: it is annealed in every round, and cold."""
 
-TICK = 0.005
-"""Seconds between two looks at a round."""
+TICK, NOW_AND_THEN = 0.005, 0.2
+"""Seconds between two looks at a round, and between two offers of what it has found so far."""
 
 OTHERS_SHARE = 0.1
 """Share of the time for another solver's plan."""
@@ -79,6 +85,7 @@ class Finder:
         self._wish: list[int] = []
         self._wish_is_new = self._wish_is_near = False
         self._running: Round | None = None
+        self._told = 0.0
         self._freedom, self._cost_before, self._was_complete = IN_STAGES, float("inf"), True
         self._rounds_begun = self._rounds_made = self._fruitless = 0
 
@@ -233,8 +240,10 @@ class Finder:
         legs = []
         if wished := bool(self._wish) and (self._wish_is_new or self._wish_is_near or odd) and self.missing() > NEARLY * search.bound:
             then, price = COLD_WISH if self._wish_is_near else WARM_WISH, PRICE / annealer.evictable
-            for hot, cold in (COLD_WISH, then) if self._wish_is_new else (then,):
-                legs.append(Leg(self._wish, 0.0, WISHED << more, hot, cold, price, self._freedom))
+            restarts = [COLD_WISH if self._wish_is_new else then, *[then] * (RESTARTS - 1)]
+            each = WISHED << min(self._rounds_begun // RESTARTS, LONGER) + more
+            proposals = min(proposals, RESTARTS * each) if self._wish_is_near else proposals
+            legs += [Leg(self._wish, 0.0, each, hot, cold, price, self._freedom) for hot, cold in restarts]
             self._wish_is_new = False
         if not wished or not self._wish_is_near or odd:
             start = search.plan.computed if search.plan is not None else self.timetable.evaluations()
@@ -242,15 +251,16 @@ class Finder:
         return legs
 
     def _collect(self) -> None:
-        """Offers what annealing has found, once its round is over, or at once where that is the first plan or ends the search."""
+        """Offers what annealing has found: where a clock is read now and then, at once where that is the first plan or ends the search."""
         search, running = self.search, self._running
         if running is None:
             return
         over = not running.busy
         cost, order = running.found
-        enough = search.plan is None or cost <= search.bound * (1 + GOOD_ENOUGH)
-        if order and cost < self._best_cost and (over or (enough and not search.deterministic)):
+        urgent = search.plan is None or cost <= search.bound * (1 + GOOD_ENOUGH) or self._told + NOW_AND_THEN < time.monotonic()
+        if order and cost < self._best_cost and (over or (urgent and not search.deterministic)):
             search.offer(Plan.from_order(search.graph, order), by="annealing")
+            self._told = time.monotonic()
         if over:
             running.answer(0.0)  # raises what it raised
             self._running, self._was_complete = None, running.complete

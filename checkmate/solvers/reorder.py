@@ -3,10 +3,10 @@
     bound    what is proven for every order (`any_order`)
     greedy   the order that, op by op, adds least to what is in memory; when it fits it costs nothing more, and is optimal
     exact    the cheapest path through the states of memory, where ops are few: nothing is left to do when it ends
-    move     anneal over orders without recomputation; an order that fits is optimal, too
+    move     anneal over orders without recomputation, from the graph's own and the greedy one; an order that fits is optimal, too
     ask      the solver in the graph's own order: its plan is one to start from, its bound says what re-ordering gains
-    anneal   over orders and recomputations together, from what the moves reached and then from the best plan so far, hot where that brought
-             nothing before; while there is none, from where it is, as hot as it takes to leave a place where nothing fits
+    anneal   over orders and recomputations together, on two cores: from what the moves reached, and then from the best plan so far, one nearby and
+             one hot, which leaves it behind; while there is none, from where they are, as hot as it takes to leave a place where nothing fits
     ask      the solver again, in the order of the best plan
 
 A graph whose ops are renumbered in another legal order is a problem like any other. So every solver can be asked, as it is. Where the
@@ -26,10 +26,12 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
 from checkmate.solvers.annealer import IN_ANY_ORDER, Annealer, Loading
 from checkmate.solvers.any_order import raise_any_order_bound
-from checkmate.solvers.search import Search, Solver
+from checkmate.solvers.finder import TICK
+from checkmate.solvers.rounds import Leg, Round
+from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Search, Solver
 from checkmate.solvers.state_space import Paths
 
-BOUND, MOVE, ASK, FIRST, ANNEAL = 0.1, 0.2, 0.15, 0.4, 0.6
+BOUND, MOVE, ASK, FIRST, ANNEAL = 0.1, 0.2, 0.15, 0.6, 0.6
 """Shares of the time that is left: for the bound, for moves alone, for the solver in an order, and for the first and any other round of annealing."""
 
 LOAD = 0.5
@@ -42,8 +44,7 @@ MOVING = (1.5, 0.002)
 """Temperatures of moves alone, in mean costs of an op. Overflow is all that counts there. At 0.4, an order of `layered250` that fits is not found."""
 
 ANNEALING, AGAIN, ANEW, PLANLESS = (1.0, 0.05), (0.15, 0.03), (3.0, 0.05), (6.0, 0.3)
-"""Temperatures of the first round of annealing; of later ones, which start from the best plan; of those after one that found nothing cheaper, which
-leave that plan behind; and of those while there is none."""
+"""Temperatures of the first round of annealing; of later ones from the best plan, near to it, and away from it; and of those while there is none."""
 
 PRICE, PLANLESS_PRICE, GROWTH = 0.1, 1.0, 30.0
 """Price of overflow (see `annealer`) where those rounds begin; later ones go on with what it was. How many times as high it may be at the end of
@@ -83,17 +84,19 @@ class Reorder:
             Paths(search).advance(STATES)
         if _finished(search):
             return
-        loading = Loading(search.graph, search.budget_bytes, range(len(greedy)), freedom=IN_ANY_ORDER, seed=self.seed)
-        annealer = loading.annealer(search.at_most(LOAD * search.remaining_s))
-        if annealer is None:
-            self._ask(search, range(len(greedy)), share=0.5)
+        orders = (range(len(greedy)), greedy)
+        loading = Loading(search.graph, search.budget_bytes, orders[0], freedom=IN_ANY_ORDER, seed=self.seed)
+        first = loading.annealer(search.at_most(LOAD * search.remaining_s))
+        if first is None:
+            self._ask(search, orders[0], share=0.5)
             self._ask(search, greedy, share=1.0)
             return
-        self._anneal(search, annealer, self.proposals, MOVING, share=MOVE, only_move=True)
-        self._ask(search, range(len(greedy)), share=ASK)
-        self._improve(search, annealer)
+        annealers = [first, Annealer(search.graph, search.budget_bytes, greedy, freedom=IN_ANY_ORDER, seed=self.seed + 1)]
+        self._anneal(search, annealers, [_leg(order, self.proposals, MOVING, only_move=True) for order in orders], share=MOVE)
+        self._ask(search, orders[0], share=ASK)
+        self._improve(search, annealers)
 
-    def _improve(self, search: Search, annealer: Annealer) -> None:
+    def _improve(self, search: Search, annealers: Sequence[Annealer]) -> None:
         """Anneals in rounds, each twice as long as the one before, and asks the solver in each better order that they find."""
         asked: list[int] = []
         waiting = PATIENCE
@@ -101,49 +104,42 @@ class Reorder:
             if _finished(search) or not waiting:
                 return
             before = search.timeline.cost if search.timeline else float("inf")
-            if number and search.plan is not None:  # the first round goes on from the order that moves alone found
-                annealer.restart(search.plan.computed)
-            price: float | None = PRICE
-            if not number:
-                temperatures = ANNEALING
-            elif search.plan is None:
-                temperatures, price = PLANLESS, PLANLESS_PRICE
-            else:
-                temperatures, price = (AGAIN, None) if waiting == PATIENCE else (ANEW, PRICE)
-            self._anneal(search, annealer, self.proposals << number, temperatures, price=price, share=ANNEAL if number else FIRST)
-            order = list(dict.fromkeys(search.plan.computed if search.plan else annealer.current))
+            self._anneal(search, annealers, self._legs(search, annealers, number), share=ANNEAL if number else FIRST)
+            order = list(dict.fromkeys(search.plan.computed if search.plan else annealers[0].current))
             if order != asked:
                 asked = order
                 self._ask(search, order, share=ASK)
             waiting = PATIENCE if search.timeline is None or search.timeline.cost < before else waiting - 1
 
-    def _anneal(
-        self,
-        search: Search,
-        annealer: Annealer,
-        proposals: int,
-        temperatures: tuple[float, float],
-        *,
-        share: float,
-        price: float | None = None,
-        only_move: bool = False,
-    ) -> None:
-        stop, (hot, cold) = search.remaining_s * (1 - share), temperatures
-        growth = GROWTH if search.plan is None else float("inf")
-        proposals *= len(search.graph)
-        annealer.run(
-            proposals,
-            hot=hot,
-            cold=cold,
-            price=price,
-            growth=growth,
-            only_move=only_move,
-            remaining_s=lambda: max(0.0, search.remaining_s - stop),
-        )
-        if annealer.best is None:  # for the record of the lowest peak
-            search.offer(Plan.from_order(search.graph, annealer.current), by="re-ordering")
-        elif search.timeline is None or annealer.best_cost < search.timeline.cost:
-            search.offer(Plan.from_order(search.graph, annealer.best), by="re-ordering")
+    def _legs(self, search: Search, annealers: Sequence[Annealer], number: int) -> list[Leg]:
+        """How the annealers go on: from where moves alone or the last round left them, or from the best plan, one nearby and one anew."""
+        proposals, plan = self.proposals << number, search.plan
+        growth = GROWTH if plan is None else float("inf")
+        if number and plan is not None:
+            ways: tuple[tuple[tuple[float, float], float | None], ...] = (AGAIN, None), (ANEW, PRICE)
+            return [_leg(plan.computed, proposals, temperatures, price=price) for temperatures, price in ways]
+        temperatures, price = (PLANLESS, PLANLESS_PRICE) if number else (ANNEALING, PRICE)
+        return [_leg(annealer.current, proposals, temperatures, price=price, growth=growth) for annealer in annealers]
+
+    def _anneal(self, search: Search, annealers: Sequence[Annealer], legs: Sequence[Leg], *, share: float) -> None:
+        """A round of each annealer, side by side, within this share of the time that is left. Offers the best of what they find."""
+        rounds = [Round(annealer, [leg], lambda: search.remaining_s, longest=share) for annealer, leg in zip(annealers, legs, strict=True)]
+        try:
+            for one in rounds:
+                while one.busy and (
+                    search.deterministic or min(other.found[0] for other in rounds) > search.bound * (1 + OPTIMALITY_TOLERANCE)
+                ):
+                    one.wait(TICK)
+        finally:
+            for one in rounds:
+                one.stop()
+        for one in rounds:
+            one.answer(0.0)  # raises what it raised
+        cost, order = min((one.found for one in rounds), key=lambda found: found[0])
+        if not order:  # for the record of the lowest peak
+            search.offer(Plan.from_order(search.graph, annealers[0].current), by="re-ordering")
+        elif search.timeline is None or cost < search.timeline.cost:
+            search.offer(Plan.from_order(search.graph, order), by="re-ordering")
 
     def _ask(self, search: Search, order: Sequence[int], *, share: float) -> None:
         """Has the solver look for plans whose first evaluations come in this order, and offers what it finds."""
@@ -166,6 +162,19 @@ class Reorder:
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
+
+
+def _leg(
+    start: Sequence[int],
+    proposals: int,
+    temperatures: tuple[float, float],
+    *,
+    price: float | None = None,
+    growth: float = float("inf"),
+    only_move: bool = False,
+) -> Leg:
+    hot, cold = temperatures
+    return Leg(start, 0.0, proposals, hot, cold, price, IN_ANY_ORDER, growth, only_move)
 
 
 def greedy_order(graph: DFGraph) -> list[int]:

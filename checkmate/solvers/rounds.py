@@ -9,7 +9,7 @@ from checkmate.solvers.annealer import Annealer
 from checkmate.solvers.beside import Beside
 
 LONGEST = 0.1
-"""Share of the time that is left for one leg at most: it cools down sooner then."""
+"""`longest`, where nothing else is said: of the time that is left, as rounds go on one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Leg:
       start: Ops in the order of their evaluations, within the budget or not.
       start_cost: Where an earlier leg found a plan that costs less, it begins from that instead.
       proposals: Per evictable op.
-      hot, cold, price: See `Annealer.run`.
+      hot, cold, price, growth, only_move: See `Annealer.run`.
       freedom: That of the annealer.
     """
 
@@ -31,6 +31,8 @@ class Leg:
     cold: float
     price: float | None
     freedom: int
+    growth: float = float("inf")
+    only_move: bool = False
 
 
 class Round(Beside):
@@ -40,14 +42,15 @@ class Round(Beside):
       annealer: Nobody else's until the round is over.
       legs: At least one.
       remaining_s: Seconds that are left to the search.
+      longest: Share of the time that is left for one leg at most: it cools down sooner then.
 
     Attributes:
       found: The cheapest order within the budget that the annealer has seen, and its cost; it changes while the round is under way.
       complete: Whether it is over and made all its proposals.
     """
 
-    def __init__(self, annealer: Annealer, legs: Sequence[Leg], remaining_s: Callable[[], float]):
-        self._annealer, self._legs, self._search_s = annealer, legs, remaining_s
+    def __init__(self, annealer: Annealer, legs: Sequence[Leg], remaining_s: Callable[[], float], *, longest: float = LONGEST):
+        self._annealer, self._legs, self._search_s, self._longest = annealer, legs, remaining_s, longest
         self._stopped = False
         self.found: tuple[float, list[int]] = (float("inf"), [])
         self.complete = False
@@ -61,12 +64,15 @@ class Round(Beside):
     def _make(self) -> None:
         annealer, complete = self._annealer, True
         for leg in self._legs:
-            until = (1 - LONGEST) * self._search_s()
+            until = (1 - self._longest) * self._search_s()
             start = annealer.best if annealer.best is not None and annealer.best_cost < leg.start_cost else leg.start
             annealer.freedom = leg.freedom
             annealer.restart(start)
             proposals = leg.proposals * annealer.evictable
-            made = annealer.run(proposals, hot=leg.hot, cold=leg.cold, price=leg.price, remaining_s=lambda: self._remaining_s(until))  # noqa: B023
+            made = annealer.run(
+                proposals, hot=leg.hot, cold=leg.cold, price=leg.price, growth=leg.growth, only_move=leg.only_move,
+                remaining_s=lambda: self._remaining_s(until),  # noqa: B023
+            )  # fmt: skip
             complete &= made >= proposals
         self._remaining_s(0.0)
         self.complete = complete

@@ -58,8 +58,8 @@ DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 16000, 4000, 2500
 CANDIDATES = 4
 """Stages among which linear programs choose the next snapshot while deepening; all of them are taken where the model stays quick."""
 
-FIRST_SECONDS, SECONDS = 10.0, 4.0
-"""Longest call of HiGHS for one snapshot and for several."""
+FIRST_SECONDS, SECONDS, QUICK_SECONDS = 10.0, 4.0, 1.5
+"""Longest call of HiGHS for one snapshot, for the linear program of several, and for their integer one before there is nothing else to do."""
 
 LINEAR_SHARE, DEEP_SHARE, DEEP_SECONDS = 0.2, 0.7, 20.0
 """Shares of the time that is left for one linear program and for one integer program while deepening, where that is more than `SECONDS` and than
@@ -200,7 +200,7 @@ class _Run:
             seconds = SECONDS if several else FIRST_SECONDS
             if (several or model.size > SMALL_MODEL) and (self.highs.linear_bound(model, seconds) is None or self.finder.finished()):
                 return  # a small model of one snapshot is solved as soon as its linear program
-            limit = self.highs.limit(seconds)
+            limit = self.highs.limit(QUICK_SECONDS if several else FIRST_SECONDS)
             beside = self.highs.begin(model, NODES[several], limit)
             if several:
                 self.finder.improve(beside=beside)

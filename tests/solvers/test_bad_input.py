@@ -371,6 +371,7 @@ def test_costs_at_the_ends_of_what_numbers_can_be(factor):
     assert result.bound <= result.cost
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_dtr_with_costs_whose_products_are_infinite():
     graph = training_chain(30, costs=(3e305, 7e305, 2e305, 9e305, 5e305), sizes=(10, 3, 25, 14, 30, 8))
     budget = floor(graph).bytes + (replay(graph, Plan.keep_all(graph)).peak_bytes - floor(graph).bytes) * 2 // 5

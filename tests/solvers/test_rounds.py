@@ -114,19 +114,21 @@ def test_rounds_go_on_beside_other_work_when_they_have_found_nothing(monkeypatch
     finder.stop()
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_plan_that_ends_the_search_is_taken_at_once(monkeypatch, closed):
-    monkeypatch.setattr(finder_module, "PRICE", 1000.0)
+@pytest.mark.parametrize("when", ["it ends the search", "now and then", "the round is over"])
+def test_when_a_plan_is_taken_from_a_round_under_way(monkeypatch, when):
+    monkeypatch.setattr(finder_module, "NOW_AND_THEN", 0.0 if when == "now and then" else float("inf"))
     finder = _finder(600)
-    if closed:
-        finder.search.raise_bound(0.99 * finder.search.timeline.cost, by="test")
     before = finder.search.timeline.cost
-    while not finder._running or finder._running.found[0] > 0.99 * before:
-        finder.go_on()
-        time.sleep(0.01)
+    if when == "it ends the search":
+        finder.search.raise_bound(0.99 * before, by="test")
     finder.go_on()
-    assert finder.finished() == closed
-    assert (finder.search.timeline.cost < before) == closed
+    under_way = finder._running
+    while under_way.found[0] > 0.99 * before:
+        time.sleep(0.001)
+    finder.go_on()
+    assert under_way.busy
+    assert (finder.search.timeline.cost < before) == (when != "the round is over")
+    assert finder.finished() == (when == "it ends the search")
     finder.stop()
     assert finder.search.timeline.cost < before
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkmate import SolveStatus, solve
 from checkmate.bench import problems
 from checkmate.solvers import snapshot
-from checkmate.solvers.finder import Finder
+from checkmate.solvers.finder import RESTARTS, Finder
 from checkmate.solvers.relaxation import Bound, SnapshotModel
 from checkmate.solvers.search import Search
 from checkmate.solvers.snapshot import Snapshot
@@ -160,5 +160,5 @@ def test_a_wish_that_nearly_fits_is_annealed_cold(near):
         temperatures += [
             leg.hot for leg in finder._legs(SimpleNamespace(evictable=len(graph))) if len(leg.start) == len(graph) and leg.price
         ]
-    cold, warm = 0.05, 0.3
-    assert temperatures == ([cold] * 3 if near else [cold, warm, warm])
+    cold, warm, each = 0.05, 1.0, RESTARTS
+    assert temperatures == ([cold] * 2 * each if near else [cold] + [warm] * (2 * each - 1))
