@@ -44,7 +44,7 @@ POLISH = 160
 
 WISHED, LONGER, RESTARTS = 30, 3, 4
 """Proposals per evictable op of an annealing from a wish in the first rounds, doublings of that at most in later ones, and how often it begins anew
-in each round. Where the wish is near, what begins from the best plan is no longer than that. Chance decides more than length: on ResNet152 at f = 0.3, five of 30 found 0.08 % to 0.17 % above the bound, and five of 240 0.10 to 0.13 %."""
+in each round. Where the wish is near, what begins from the best plan is no longer than that: chance decides more than length."""
 
 COLD_WISH, WARM_WISH = (0.05, 0.01), (1.0, 0.01)
 """Temperatures of annealing from a wish, in mean costs of an op. Cold, what the relaxation knew is kept: while the wish is new, or near. Warm, a wish

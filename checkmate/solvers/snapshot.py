@@ -140,7 +140,7 @@ class _Run:
             self.finder.stop()
 
     def _at_once(self) -> None:
-        """What takes milliseconds, before SciPy is loaded; of large graphs, what takes seconds."""
+        """What takes milliseconds, before SciPy is loaded."""
         n = len(self.search.graph)
         self.paths = Paths(self.search) if n <= FEW_OPS else None
         if n <= SCAN_OPS:
