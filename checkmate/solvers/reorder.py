@@ -60,7 +60,7 @@ class Reorder:
 
     Args:
       solver: Asked for plans in a given order.
-      proposals: Proposals per op in the first round of annealing. Each further round has twice as many.
+      proposals: Proposals per evictable op in the first round of annealing. Each further round has twice as many.
       rounds: Rounds of annealing at most.
       seed: Of the chances taken.
     """
@@ -130,16 +130,16 @@ class Reorder:
                     search.deterministic or min(other.found[0] for other in rounds) > search.bound * (1 + OPTIMALITY_TOLERANCE)
                 ):
                     one.wait(TICK)
-        finally:
+        finally:  # after Ctrl-C, too, what was found counts
             for one in rounds:
                 one.stop()
+            cost, order = min((one.found for one in rounds), key=lambda found: found[0])
+            if order and (search.timeline is None or cost < search.timeline.cost):
+                search.offer(Plan.from_order(search.graph, order), by="re-ordering")
         for one in rounds:
             one.answer(0.0)  # raises what it raised
-        cost, order = min((one.found for one in rounds), key=lambda found: found[0])
         if not order:  # for the record of the lowest peak
             search.offer(Plan.from_order(search.graph, annealers[0].current), by="re-ordering")
-        elif search.timeline is None or cost < search.timeline.cost:
-            search.offer(Plan.from_order(search.graph, order), by="re-ordering")
 
     def _ask(self, search: Search, order: Sequence[int], *, share: float) -> None:
         """Has the solver look for plans whose first evaluations come in this order, and offers what it finds."""

@@ -155,7 +155,6 @@ class _Run:
         scipy.answer(self.search.remaining_s)  # that takes a moment, which is none of HiGHS' own
         n, finished = len(self.search.graph), self.finder.finished
         self._refine(self.peak)
-        self._doubt()
         if not finished() and n > SCAN_OPS and self.finder.far():
             self.timetable.move_to(())
             self.finder.settle(by="greedy")

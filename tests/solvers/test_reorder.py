@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import oracles
@@ -214,6 +215,21 @@ def test_no_plan_in_the_given_order_is_no_reason_to_give_up():
     assert search.plan is not None
     assert search.timeline.peak_bytes <= budget
     assert search.plan.recomputed
+
+
+def test_what_annealing_had_found_before_an_interrupt_counts(monkeypatch):
+    graph = strategies.tangled(60)
+    search = Search(graph, int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes), time_limit_s=600, reorder=True)
+
+    def interrupted(self, seconds):
+        time.sleep(0.001)
+        if self.found[1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(reorder.Round, "wait", lambda self, *seconds: interrupted(self, seconds) if seconds else self._done.wait())
+    with pytest.raises(KeyboardInterrupt):
+        Reorder(FindsNothing(), proposals=2000).run(search)
+    assert search.timeline.peak_bytes <= search.budget_bytes
 
 
 def test_without_the_annealer_the_solver_is_asked_in_both_orders(monkeypatch):
