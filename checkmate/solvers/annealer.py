@@ -44,7 +44,7 @@ class Annealer:
     Attributes:
       freedom: As above; it may change between rounds.
       evictable: Ops that may run again and whose values have bytes, 1 at least: what there is to decide on.
-      best: The cheapest order within the budget so far, or None.
+      best: The cheapest order within the budget that it has come to since the start, or the last restart; None while there is none.
       best_cost: Its cost; infinity while there is none.
     """
 
@@ -75,7 +75,7 @@ class Annealer:
 
     @property
     def best(self) -> list[int] | None:
-        """The cheapest order within the budget so far."""
+        """The cheapest order within the budget since the last start."""
         return self._best[1 : 1 + self._best[0]].tolist() if self._best[0] > 0 else None
 
     @property
@@ -99,6 +99,7 @@ class Annealer:
         self._evaluated = self.evaluated
         if (short := len(start) + self._room + 1 - len(self._best)) > 0:
             self._best = np.append(self._best, np.full(short, -1, np.int64))
+        self._best[0], self._best_cost[0] = -1, np.inf
         self._order = self._state.make_order(self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start))
 
     def run(

@@ -3,9 +3,9 @@
 settle   from a wish to a plan: repair what is over the budget, then hold again what fits
 ask      another solver's plan, as it is and as a start
 wish     what a relaxation wants, over the budget as it may be
-improve  a round of annealing from the wish, where it is new or near, or every other time, and from the best plan, every other time where the wish is
-         near, or from what is nearest to a plan; of ruin and recreate where a process has not loaded the annealer yet. Where a round in
-         stages found nothing, the next one lets evaluations come again anywhere
+improve  a round of annealing: from the wish, a few times, and from the best plan, or what is nearest to one, as long as few runs came to a plan; then
+         what they came to is crossed (`crossing`), until all is alike and others come in. Where a round in stages found nothing,
+         the next one lets evaluations come again anywhere. Ruin and recreate where a process has not loaded the annealer yet
 go_on    rounds of annealing beside other work, one after the other, without waiting for them (`rounds`)
 
 Repair takes what is nearest at hand, and loses much of what the relaxation knew: with as many proposals, ResNet152 at f = 0.3 is annealed nearer to
@@ -19,10 +19,11 @@ import time
 from checkmate.core.plan import Plan
 from checkmate.solvers.annealer import COLD, HOT, IN_STAGES, PRICE, REPEATS_ANYWHERE, Annealer, Loading
 from checkmate.solvers.beside import Beside
-from checkmate.solvers.local_search import Moves, Repair, improve, trim
+from checkmate.solvers.crossing import SIZE, Generation
+from checkmate.solvers.local_search import Repair, improve, trim
 from checkmate.solvers.rounds import Leg, Round
 from checkmate.solvers.search import Search, Solver
-from checkmate.solvers.timetable import Timetable, moves_of
+from checkmate.solvers.timetable import Moves, Timetable, moves_of
 
 GOOD_ENOUGH = 1e-4
 """The search ends when the plan is proven to be within this share of the cheapest."""
@@ -42,9 +43,9 @@ PLANLESS = 3
 POLISH = 160
 """Work per op (see `Timetable.work`) for each repaired plan; 100,000 in all takes about half a second."""
 
-WISHED, LONGER, RESTARTS = 30, 3, 4
-"""Proposals per evictable op of an annealing from a wish in the first rounds, doublings of that at most in later ones, and how often it begins anew
-in each round. Where the wish is near, what begins from the best plan is no longer than that: chance decides more than length."""
+WISHED, RESTARTS = 30, 4
+"""Proposals per evictable op of an annealing from a wish, or from what was crossed, and how often it begins anew from the wish in a round: chance
+decides more than length."""
 
 COLD_WISH, WARM_WISH = (0.05, 0.01), (1.0, 0.01)
 """Temperatures of annealing from a wish, in mean costs of an op. Cold, what the relaxation knew is kept: while the wish is new, or near. Warm, a wish
@@ -52,6 +53,10 @@ that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
 """A wish that is over the budget by less than this share of it, fixed bytes left out, is near: it is annealed in every round, and cold."""
+
+ENOUGH, CROSSINGS = 8, 8
+"""Plans that are enough to cross (see `crossing`), and how often that is done in a round, once as many runs as a generation has members were made
+anew: each time for annealing in stages, and for annealing with repeated evaluations anywhere."""
 
 TICK, NOW_AND_THEN = 0.005, 0.2
 """Seconds between two looks at a round, and between two offers of what it has found so far."""
@@ -84,6 +89,8 @@ class Finder:
         self._here: Annealer | None = None
         self._wish: list[int] = []
         self._wish_is_new = self._wish_is_near = False
+        self._generation = Generation(len(search.graph), search.graph.total_cost, seed)
+        self._fresh, self._is_long = 0, False
         self._running: Round | None = None
         self._told = 0.0
         self._freedom, self._cost_before, self._was_complete = IN_STAGES, float("inf"), True
@@ -118,7 +125,7 @@ class Finder:
             better = search.timeline is None or inner.timeline.cost < search.timeline.cost
             search.offer(inner.plan, by=inner.found_by)
             if better and not self.finished():
-                self.timetable.move_to(moves_of(inner.plan))
+                self.timetable.move_to(moves_of(inner.plan.computed))
                 self.settle(by=f"{inner.found_by}, trimmed")
 
     def wish(self) -> None:
@@ -164,7 +171,7 @@ class Finder:
         annealer, search = self._annealer(0.0), self.search
         if annealer is not None and self._running is None and not self.finished():
             self._cost_before = self._best_cost
-            self._running = Round(annealer, self._legs(annealer), lambda: search.remaining_s)
+            self._running = Round(annealer, self._legs(annealer), lambda: search.remaining_s, generation=self._generation)
             self._rounds_begun += 1
 
     def stop(self) -> None:
@@ -231,23 +238,35 @@ class Finder:
         return self._rounds_made >= self._rounds or (self._fruitless >= patience and self._was_complete)
 
     def _legs(self, annealer: Annealer) -> list[Leg]:
-        """What the next round is made of."""
+        """What the next round is made of: runs from the wish or a plan, until a generation has had enough of them, and crossings."""
         search, odd = self.search, self._rounds_begun % 2
         more = PLANLESS if search.plan is None else 0
-        proposals = self._proposals << min(self._rounds_made, self._rounds) + more
+        each, price = WISHED << more, PRICE / annealer.evictable
         if self._fruitless:
             self._freedom = IN_STAGES if self._freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
-        legs = []
-        if wished := bool(self._wish) and (self._wish_is_new or self._wish_is_near or odd) and self.missing() > NEARLY * search.bound:
-            then, price = COLD_WISH if self._wish_is_near else WARM_WISH, PRICE / annealer.evictable
-            restarts = [COLD_WISH if self._wish_is_new else then, *[then] * (RESTARTS - 1)]
-            each = WISHED << min(self._rounds_begun // RESTARTS, LONGER) + more
-            proposals = min(proposals, RESTARTS * each) if self._wish_is_near else proposals
-            legs += [Leg(self._wish, 0.0, each, hot, cold, price, self._freedom) for hot, cold in restarts]
+        if self._wish_is_new or self._generation.is_over:
+            self._generation.renew()
+            self._fresh = 0
+        grown_up = self._fresh >= SIZE and len(self._generation) >= ENOUGH
+        legs: list[Leg] = []
+        if wished := bool(self._wish) and not grown_up and self.missing() > NEARLY * search.bound:
+            temperatures = [COLD_WISH if self._wish_is_near else WARM_WISH] * RESTARTS
+            if self._wish_is_new:
+                temperatures[0] = COLD_WISH
+            freedoms = (self._freedom,) if self._wish_is_near else (IN_STAGES, REPEATS_ANYWHERE)
+            legs += [Leg(self._wish, 0.0, each, *pair, price, freedoms[k % len(freedoms)]) for k, pair in enumerate(temperatures)]
             self._wish_is_new = False
-        if not wished or not self._wish_is_near or odd:
+        self._is_long = len(self._generation) < ENOUGH and (not wished or not self._wish_is_near or bool(odd))
+        if self._is_long:
             start = search.plan.computed if search.plan is not None else self.timetable.evaluations()
+            proposals = self._proposals << min(self._rounds_made, self._rounds) + more
+            if wished and self._wish_is_near:
+                proposals = min(proposals, RESTARTS * each)
             legs.append(Leg(start, self._cost_before, proposals, HOT, COLD, None, self._freedom))
+        self._fresh += len(legs)
+        if len(self._generation) >= ENOUGH:
+            crossing = [Leg(None, 0.0, each, *COLD_WISH, price, freedom) for freedom in (IN_STAGES, REPEATS_ANYWHERE)]
+            legs += crossing * (CROSSINGS if grown_up else RESTARTS // 2)
         return legs
 
     def _collect(self) -> None:
@@ -264,5 +283,6 @@ class Finder:
         if over:
             running.answer(0.0)  # raises what it raised
             self._running, self._was_complete = None, running.complete
-            self._rounds_made += running.complete
-            self._fruitless = 0 if cost < self._cost_before else self._fruitless + 1
+            ended = self._is_long or self._generation.is_over
+            self._rounds_made += running.complete and ended
+            self._fruitless = 0 if cost < self._cost_before else self._fruitless + ended

@@ -21,7 +21,7 @@ import numpy as np
 from checkmate.core.plan import Plan
 from checkmate.solvers.annealer import HOT, WARM, Annealer, Loading
 from checkmate.solvers.search import Search
-from checkmate.solvers.timetable import Timetable
+from checkmate.solvers.timetable import Moves, Timetable
 
 SLACK = 0.05
 """An eviction is taken when none is known to be better by more than this share: it saves most of the second looks."""
@@ -34,9 +34,6 @@ RUIN = 40
 
 MISPRICING = (1.0, 1.0, 0.5, 2.0)
 """Factors on the costs, drawn per op and round."""
-
-Moves = list[tuple[int, int]]
-"""Repeated evaluations: pairs (op, stage)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +74,18 @@ def anneal_in_rounds(annealer: Annealer, search: Search, proposals: int, rounds:
 
     Ends after so many rounds, when `patience` of them in a row found nothing cheaper, or with the time.
     """
-    waiting = patience
+    waiting, best, best_cost = patience, None, float("inf")
     for number in range(rounds):
-        before = annealer.best_cost
         annealer.run(proposals << number, hot=WARM if number else HOT, remaining_s=lambda: search.remaining_s)
-        if annealer.best is not None and annealer.best_cost < before:
-            search.offer(Plan.from_order(search.graph, annealer.best), by="annealing")
+        if annealer.best is not None and annealer.best_cost < best_cost:
+            best, best_cost = annealer.best, annealer.best_cost
+            search.offer(Plan.from_order(search.graph, best), by="annealing")
             waiting = patience + 1
         waiting -= 1
         if search.optimal or search.remaining_s <= 0 or not waiting:
             return
-        if annealer.best is not None:
-            annealer.restart(annealer.best)
+        if best is not None:
+            annealer.restart(best)
 
 
 def lift(timetable: Timetable, snapshots: Sequence[int], dropped: Sequence[Iterable[int]]) -> None:

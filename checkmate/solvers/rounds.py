@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from checkmate.solvers.annealer import Annealer
 from checkmate.solvers.beside import Beside
+from checkmate.solvers.crossing import Generation
 
 LONGEST = 0.1
 """`longest`, where nothing else is said: of the time that is left, as rounds go on one after the other."""
@@ -17,14 +18,14 @@ class Leg:
     """A part of a round.
 
     Args:
-      start: Ops in the order of their evaluations, within the budget or not.
-      start_cost: Where an earlier leg found a plan that costs less, it begins from that instead.
+      start: Ops in the order of their evaluations, within the budget or not; None to cross two of the generation, if it has two.
+      start_cost: Where an earlier leg of the round found a plan that costs less, it begins from that instead.
       proposals: Per evictable op.
       hot, cold, price, growth, only_move: See `Annealer.run`.
       freedom: That of the annealer.
     """
 
-    start: Sequence[int]
+    start: Sequence[int] | None
     start_cost: float
     proposals: int
     hot: float
@@ -42,6 +43,7 @@ class Round(Beside):
       annealer: Nobody else's until the round is over.
       legs: At least one.
       remaining_s: Seconds that are left to the search.
+      generation: What legs come to is added there. Nobody else's until the round is over.
       longest: Share of the time that is left for one leg at most: it cools down sooner then.
 
     Attributes:
@@ -49,8 +51,16 @@ class Round(Beside):
       complete: Whether it is over and made all its proposals.
     """
 
-    def __init__(self, annealer: Annealer, legs: Sequence[Leg], remaining_s: Callable[[], float], *, longest: float = LONGEST):
-        self._annealer, self._legs, self._search_s, self._longest = annealer, legs, remaining_s, longest
+    def __init__(
+        self,
+        annealer: Annealer,
+        legs: Iterable[Leg],
+        remaining_s: Callable[[], float],
+        *,
+        generation: Generation | None = None,
+        longest: float = LONGEST,
+    ):
+        self._annealer, self._legs, self._search_s, self._generation, self._longest = annealer, legs, remaining_s, generation, longest
         self._stopped = False
         self.found: tuple[float, list[int]] = (float("inf"), [])
         self.complete = False
@@ -65,7 +75,12 @@ class Round(Beside):
         annealer, complete = self._annealer, True
         for leg in self._legs:
             until = (1 - self._longest) * self._search_s()
-            start = annealer.best if annealer.best is not None and annealer.best_cost < leg.start_cost else leg.start
+            cost, order = self.found
+            start = order if order and cost < leg.start_cost else leg.start
+            if start is None:
+                if self._generation is None or len(self._generation) < 2:
+                    continue
+                start = self._generation.cross()
             annealer.freedom = leg.freedom
             annealer.restart(start)
             proposals = leg.proposals * annealer.evictable
@@ -74,7 +89,9 @@ class Round(Beside):
                 remaining_s=lambda: self._remaining_s(until),  # noqa: B023
             )  # fmt: skip
             complete &= made >= proposals
-        self._remaining_s(0.0)
+            self._remaining_s(0.0)
+            if self._generation is not None and annealer.best is not None:
+                self._generation.add(annealer.best_cost, annealer.best)
         self.complete = complete
 
     def _remaining_s(self, until: float) -> float:

@@ -21,6 +21,9 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 
+Moves = list[tuple[int, int]]
+"""Repeated evaluations: pairs (op, stage)."""
+
 
 class Timetable:
     """A plan in stage form that changes in place.
@@ -125,8 +128,8 @@ class Timetable:
         self.remove(sorted(present - wanted))
         self.add(sorted(wanted - present))
 
-    def moves(self) -> list[tuple[int, int]]:
-        """All repeated evaluations as pairs (op, stage), by stage."""
+    def moves(self) -> Moves:
+        """All repeated evaluations, by stage."""
         return [(i, t) for t, ops in enumerate(self.again) for i in ops]
 
     def live_in(self, i: int, t: int) -> bool:
@@ -232,11 +235,11 @@ class Timetable:
         return peak
 
 
-def moves_of(plan: Plan) -> list[tuple[int, int]]:
-    """Returns the repeated evaluations, as pairs (op, stage), of a plan whose first ones come in the graph's order; each once per stage."""
+def moves_of(order: Iterable[int]) -> Moves:
+    """Returns the repeated evaluations of an order in which first ones come in the graph's order; each once per stage."""
     moves: dict[tuple[int, int], None] = {}
     stage = 0
-    for i in plan.computed:
+    for i in order:
         if i == stage:
             stage += 1
         else:

@@ -159,8 +159,8 @@ def test_plans_of_others_are_starts(problem):
     DTR(budgets=4).run(search)
     assume(search.plan is not None)
     timetable = Timetable(graph)
-    timetable.move_to(moves_of(search.plan))
-    assert moves_of(timetable.plan()) == timetable.moves()
+    timetable.move_to(moves_of(search.plan.computed))
+    assert moves_of(timetable.plan().computed) == timetable.moves()
     assert timetable.cost <= search.timeline.cost
     replay(graph, timetable.plan())
 
