@@ -48,11 +48,11 @@ WISHED, RESTARTS = 30, 4
 decides more than length."""
 
 COLD_WISH, WARM_WISH = (0.05, 0.01), (1.0, 0.01)
-"""Temperatures of annealing from a wish, in mean costs of an op. Cold, what the relaxation knew is kept: while the wish is new, or near. Warm, a wish
-that is far over the budget does not freeze into a dear plan."""
+"""Temperatures of annealing from a wish, in mean costs of an op. Cold, what the relaxation knew is kept: where the wish is near, and once where it is
+new. Warm, a wish that is far over the budget does not freeze into a dear plan."""
 
 NEAR = 0.25
-"""A wish that is over the budget by less than this share of it, fixed bytes left out, is near: it is annealed in every round, and cold."""
+"""A wish that is over the budget by less than this share of it, fixed bytes left out, is near: it is annealed cold."""
 
 ENOUGH, CROSSINGS = 8, 8
 """Plans that are enough to cross (see `crossing`), and how often that is done in a round, once as many runs as a generation has members were made
@@ -244,18 +244,16 @@ class Finder:
         each, price = WISHED << more, PRICE / annealer.evictable
         if self._fruitless:
             self._freedom = IN_STAGES if self._freedom == REPEATS_ANYWHERE else REPEATS_ANYWHERE
-        if self._wish_is_new or self._generation.is_over:
+        new, self._wish_is_new = self._wish_is_new, False
+        if new or self._generation.is_over:
             self._generation.renew()
             self._fresh = 0
         grown_up = self._fresh >= SIZE and len(self._generation) >= ENOUGH
         legs: list[Leg] = []
         if wished := bool(self._wish) and not grown_up and self.missing() > NEARLY * search.bound:
-            temperatures = [COLD_WISH if self._wish_is_near else WARM_WISH] * RESTARTS
-            if self._wish_is_new:
-                temperatures[0] = COLD_WISH
-            freedoms = (self._freedom,) if self._wish_is_near else (IN_STAGES, REPEATS_ANYWHERE)
-            legs += [Leg(self._wish, 0.0, each, *pair, price, freedoms[k % len(freedoms)]) for k, pair in enumerate(temperatures)]
-            self._wish_is_new = False
+            temperatures = [COLD_WISH if self._wish_is_near or (new and not k) else WARM_WISH for k in range(RESTARTS)]
+            freedoms = (self._freedom, self._freedom) if self._wish_is_near else (IN_STAGES, REPEATS_ANYWHERE)
+            legs += [Leg(self._wish, 0.0, each, *pair, price, freedoms[k % 2]) for k, pair in enumerate(temperatures)]
         self._is_long = len(self._generation) < ENOUGH and (not wished or not self._wish_is_near or bool(odd))
         if self._is_long:
             start = search.plan.computed if search.plan is not None else self.timetable.evaluations()
