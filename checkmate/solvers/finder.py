@@ -37,6 +37,9 @@ WORTH_THE_TIME = 1e-2
 PATIENCE = (2, 4)
 """Local search ends when so many rounds in a row, more when far, found nothing better."""
 
+GENERATION = 2
+"""Rounds that a generation of crossed plans counts as, once it is over."""
+
 PLANLESS = 3
 """Doublings of a round's length while there is no plan."""
 
@@ -281,6 +284,6 @@ class Finder:
         if over:
             running.answer(0.0)  # raises what it raised
             self._running, self._was_complete = None, running.complete
-            ended = self._is_long or self._generation.is_over
-            self._rounds_made += running.complete and ended
-            self._fruitless = 0 if cost < self._cost_before else self._fruitless + ended
+            counted = GENERATION if self._generation.is_over else int(self._is_long)
+            self._rounds_made += counted * running.complete
+            self._fruitless = 0 if cost < self._cost_before else self._fruitless + counted
