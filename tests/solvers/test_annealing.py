@@ -270,6 +270,9 @@ def test_it_goes_on_from_an_order_of_any_length():
     annealer.run(20_000)
     _check_counts(graph, annealer)
     assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= _budget(graph, 0.4)
+    annealer.restart(long)
+    assert annealer.best is None
+    assert annealer.best_cost == float("inf")
 
 
 def _shifted(graph: DFGraph, fixed_bytes: int) -> DFGraph:
