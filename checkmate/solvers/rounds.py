@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkmate.solvers.annealer import Annealer
@@ -54,7 +54,7 @@ class Round(Beside):
     def __init__(
         self,
         annealer: Annealer,
-        legs: Iterable[Leg],
+        legs: Sequence[Leg],
         remaining_s: Callable[[], float],
         *,
         generation: Generation | None = None,

@@ -11,8 +11,8 @@
     deepen      while a gap is left: more snapshots, each where the linear program says that it tells most, a few at once while the gap is large;
                 then annealing alone, while it pays
 
-The annealer is loaded beside all that, once one snapshot was not enough. From then on it anneals, from the last solution as it is and from the best
-plan, on another core, whatever HiGHS and Python do; until it is there, ruin and recreate does what it can.
+The annealer is loaded beside all that, once one snapshot was not enough. From then on it anneals, from the last solution as it is, from the best
+plan and from crossed plans (`crossing`), on another core, whatever HiGHS and Python do; until it is there, ruin and recreate does what it can.
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it can, by a part of that gap
 (`curve` mends that for many budgets at once).
