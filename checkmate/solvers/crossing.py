@@ -14,10 +14,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from checkmate.solvers.timetable import Moves, moves_of
+from checkmate.solvers.timetable import Moves, in_stage_form, moves_of
 
 SIZE, KEPT = 24, 6
-"""Plans that are kept at most, and from one generation to the next. Of 16 all are alike soon; with 50 it takes long until what is good meets."""
+"""Plans that are kept at most, and from one generation to the next. Few are alike soon; of many it takes long until what is good meets."""
 
 ALIKE, REFUSED = 5e-3, 48
 """A generation is over when the dearest costs less than this share of the recomputed cost more than the cheapest, or when so many in a row were refused."""
@@ -83,4 +83,4 @@ class Generation:
             for move in moves:
                 if (move[axis] in part) == inside:
                     again[move[1]].append(move[0])
-        return [i for stage, ops in enumerate(again) for i in (*sorted(ops), stage)][:-1]
+        return in_stage_form([sorted(ops) for ops in again])

@@ -153,12 +153,7 @@ class Timetable:
 
     def evaluations(self) -> list[int]:
         """All ops in the order in which they run."""
-        order: list[int] = []
-        for t, ops in enumerate(self.again):
-            order += ops
-            if t < len(self.graph):
-                order.append(t)
-        return order
+        return in_stage_form(self.again)
 
     def plan(self) -> Plan:
         """The plan, each value freed right after its last use."""
@@ -233,6 +228,11 @@ class Timetable:
                 peak = in_use + workspaces[i]
             in_use -= ends[position]
         return peak
+
+
+def in_stage_form(again: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the order in which stage t runs the ops of again[t], ascending, and then op t; the last stage only the former."""
+    return [i for stage, ops in enumerate(again) for i in (*ops, stage)][:-1]
 
 
 def moves_of(order: Iterable[int]) -> Moves:
