@@ -6,7 +6,7 @@ recomputes what one does, and elsewhere what the other does. That is a legal ord
 over the budget or dear; a short and cold annealing mends that. When all that is kept is alike, most of it is forgotten, and others come in.
 
 Source: crossover and local search in turn is what memetic algorithms do (Moscato, 1989). What it brings: `pytest tests/solvers/test_crossing.py`
-anneals ResNet152, a tenth of the way from floor to peak, as often from crossed plans as from the wish.
+anneals ResNet152, a tenth of the way from floor to peak, as often from crossed plans as from those that are crossed.
 """
 
 from __future__ import annotations
