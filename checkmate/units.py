@@ -53,6 +53,25 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
     return max(1, int(number))
 
 
+def is_share(amount: Bytes) -> bool:
+    """True for a percentage."""
+    return isinstance(amount, str) and amount.strip().endswith("%")
+
+
+def shown_bytes(count: int) -> int:
+    """Returns the least number of bytes that is at least `count` when it is written by `format_bytes` and read again.
+
+    Example:
+      >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
+      (1621350154, 1621350154)
+    """
+    step = 1024 ** max(0, min(4, (max(1, count).bit_length() - 1) // 10))
+    hundredths = count if step == 1 else -(-100 * count // step)
+    while (found := parse_bytes(format_bytes(hundredths * step / 100 if step > 1 else hundredths))) < count:
+        hundredths += 1
+    return found
+
+
 def format_bytes(count: float) -> str:
     """Returns `count` bytes in the binary unit that reads best: format_bytes(1610612736) == '1.50 GiB'."""
     sign, count = ("-" if count < 0 else ""), abs(count)

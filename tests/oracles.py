@@ -11,7 +11,8 @@ def cheapest(graph: DFGraph, budget_bytes: int) -> float | None:
     """Returns the least cost of any plan within the budget whose first evaluations come in index order; None when there is none.
 
     Dijkstra over states (how many ops have run for the first time, set of values in memory). Every step of every such plan is
-    an edge: evaluate the next op, evaluate an earlier one again, or free a value. Exponential in the number of ops: for 7 or so.
+    an edge: evaluate the next op, evaluate an earlier one again, either of them in the memory of an input that is gone then, or free a value.
+    Exponential in the number of ops: for 7 or so.
     """
     n, ops = len(graph), graph.ops
     deps = [sum(1 << d for d in op.deps) for op in ops]
@@ -37,6 +38,8 @@ def cheapest(graph: DFGraph, budget_bytes: int) -> float | None:
             after = live | 1 << i
             if graph.fixed_bytes + held[after] + ops[i].workspace_bytes <= budget_bytes:
                 following.append((cost + ops[i].cost, frontier + (not again), after))
+            if graph.fixed_bytes + held[live] + ops[i].workspace_bytes <= budget_bytes:
+                following.extend((cost + ops[i].cost, frontier + (not again), after & ~(1 << d)) for d in ops[i].in_place)
         for cost, frontier, live in following:
             if cost < best.get((frontier, live), float("inf")):
                 best[frontier, live] = cost
@@ -68,9 +71,12 @@ def cheapest_in_any_order(graph: DFGraph, budget_bytes: int) -> float | None:
             again = done >> i & 1
             if live >> i & 1 or deps[i] & ~live or (again and (not ops[i].recomputable or overwritten_by[i] & done)):
                 continue
-            in_time = again or not follows[i] & ~done
-            if in_time and graph.fixed_bytes + held[live | 1 << i] + ops[i].workspace_bytes <= budget_bytes:
+            if not again and follows[i] & ~done:
+                continue
+            if graph.fixed_bytes + held[live | 1 << i] + ops[i].workspace_bytes <= budget_bytes:
                 following.append((cost + ops[i].cost, done | 1 << i, live | 1 << i))
+            if graph.fixed_bytes + held[live] + ops[i].workspace_bytes <= budget_bytes:
+                following.extend((cost + ops[i].cost, done | 1 << i, (live | 1 << i) & ~(1 << d)) for d in ops[i].in_place)
         for cost, done, live in following:
             if cost < best.get((done, live), float("inf")):
                 best[done, live] = cost

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -63,9 +65,22 @@ def training_chain(
     return DFGraph(tuple(ops), tuple(outputs), fixed_bytes, f"chain{layers}")
 
 
+def leaky_relu_grad(*, bytes_each: int = 16, read_again: bool = False, **facts) -> DFGraph:
+    """Two values that are made before, and an op that may write over either of them; `facts` change that.
+
+    Args:
+      read_again: One of the two, which cost 5 to make, is read once more at the end.
+    """
+    facts = {"in_place": (0, 1)} | facts
+    ops = [Op("gradient", output_bytes=bytes_each), Op("features", cost=5, output_bytes=bytes_each)]
+    ops.append(Op("grad", (0, 1), output_bytes=bytes_each, **facts))
+    ops += [Op("end", (1, 2))] if read_again else []
+    return DFGraph(tuple(ops), outputs=(len(ops) - 1,))
+
+
 @st.composite
 def graphs(draw, max_ops: int = 7, min_ops: int = 1) -> DFGraph:
-    """Any small graph: several users, zero bytes, zero costs, workspace, ops that run once, order-only edges, overwrites."""
+    """Any small graph: several users, zero bytes, zero costs, workspace, ops that run once, order-only edges, overwrites, ops in place."""
     few = st.integers(0, 3)
     ops = []
     for i in range(draw(st.integers(min_ops, max_ops))):
@@ -84,7 +99,15 @@ def graphs(draw, max_ops: int = 7, min_ops: int = 1) -> DFGraph:
             )
         )
     outputs = draw(st.lists(st.integers(0, len(ops) - 1), max_size=2, unique=True))
-    return DFGraph(tuple(ops), tuple(outputs), draw(st.sampled_from((0, 0, 3))))
+    return DFGraph(draw(in_place(ops)), tuple(outputs), draw(st.sampled_from((0, 0, 3))))
+
+
+@st.composite
+def in_place(draw, ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The same ops, about half of which may take over the memory of some of their deps that are large enough."""
+    large_enough = [[d for d in op.deps if ops[d].output_bytes >= op.output_bytes] for op in ops]
+    chosen = [draw(st.lists(st.sampled_from(deps), unique=True)) if deps and draw(st.booleans()) else [] for deps in large_enough]
+    return tuple(replace(op, in_place=tuple(sorted(deps))) for op, deps in zip(ops, chosen, strict=True))
 
 
 @st.composite
@@ -98,6 +121,13 @@ def training_chains(draw, max_layers: int = 3) -> DFGraph:
         sizes=tuple(draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))),
         fixed_bytes=draw(st.sampled_from((0, 5))),
     )
+
+
+@st.composite
+def training_chains_in_place(draw, max_layers: int = 3) -> DFGraph:
+    """Like `training_chains`, some of whose ops may run in place."""
+    graph = draw(training_chains(max_layers))
+    return replace(graph, ops=draw(in_place(graph.ops)))
 
 
 @st.composite

@@ -157,7 +157,7 @@ def test_a_bug_is_no_refusal(monkeypatch):
 def test_bench_steps(monkeypatch):
     plain = {"trace_s": 2.0, "peak_bytes": 2 * GIB, "fixed_bytes": GIB, "predicted_bytes": 2 * GIB}
     planned = {
-        "peak_bytes": GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90,
+        "peak_bytes": GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB, "predicted_slowdown": 1.2, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90,
         "planning_s": 5.0, "phases": {"solving": 0.5, "tracing": 1.5},
     }  # fmt: skip
     calls = []

@@ -44,8 +44,10 @@ def unet(*, batch: int, size: int = 160, classes: int = 10, widths: tuple[int, .
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
 
 
-def transformer(*, batch: int, length: int = 128, width: int = 256, heads: int = 8, depth: int = 6, words: int = 1000) -> Workload:
-    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token."""
+def transformer(
+    *, batch: int, length: int = 128, width: int = 256, heads: int = 8, depth: int = 6, words: int = 1000, approximate: bool = False
+) -> Workload:
+    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token; `approximate` for the GELU of tanh."""
     layers = keras.layers
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(words, width)(tokens)
@@ -54,8 +56,8 @@ def transformer(*, batch: int, length: int = 128, width: int = 256, heads: int =
         y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y)
         x = layers.Add()([x, layers.Dropout(0.1)(y)])
         y = layers.LayerNormalization()(x)
-        y = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(y))
-        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+        y = layers.Dense(4 * width, activation=partial(keras.activations.gelu, approximate=approximate))(y)
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
     model = keras.Model(tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer")
     inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
     labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
@@ -81,6 +83,7 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "unet": (unet, 4),
     "vgg16": (partial(application, "VGG16"), 16),
     "transformer": (transformer, 16),
+    "tanh_transformer": (partial(transformer, approximate=True), 16),
     "densenet121": (partial(application, "DenseNet121"), 4),
     "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
     "lstm": (lstm, 64),

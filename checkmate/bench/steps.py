@@ -20,7 +20,7 @@ from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
 COLUMNS = (
-    "model", "budget", "peak MiB", "/ plain", "step s", "/ plain", "predicted MiB", "cost", "gap", "recomputed", "planning s", "/ trace", "solving s",
+    "model", "budget", "peak MiB", "/ plain", "step s", "/ plain", "predicted", "predicted MiB", "cost", "gap", "recomputed", "planning s", "/ trace", "solving s",
 )  # fmt: skip
 MIB = 2**20
 
@@ -29,7 +29,7 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
     """What was found, one row per budget.
 
     Keys: model, budget (as asked), budget_bytes, peak_bytes, predicted_bytes, step_s, overhead (predicted cost over the plain step's), gap,
-    recomputed, ops, planning_s (tracing, solving, building), phases (seconds of each); of the plain step plain_peak_bytes,
+    predicted_slowdown (predicted time over the plain step's), recomputed, ops, planning_s (tracing, solving, building), phases (seconds of each); of the plain step plain_peak_bytes,
     plain_predicted_bytes, plain_s, trace_s. Bytes are above the resting level, but for budget_bytes. Instead of these there is error where there is no plan.
     """
     plain = fresh_process("checkmate.bench.steps", [name, str(steps)])
@@ -56,6 +56,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}",
         f"{row['step_s']:.3f} of {row['plain_s']:.3f}",
         f"{row['step_s'] / row['plain_s']:.3f}",
+        f"{row['predicted_slowdown']:.3f}",
         f"{row['predicted_bytes'] / MIB:.0f} of {row['plain_predicted_bytes'] / MIB:.0f}",
         f"{row['overhead'] - 1:+.2%}",
         f"{row['gap']:.2%}",
@@ -105,6 +106,7 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         "plain_s": statistics.median(pair[0] for pair in pairs),
         "step_s": statistics.median(pair[1] for pair in pairs),
         "overhead": report.result.overhead if report.result else 1.0,
+        "predicted_slowdown": report.predicted_slowdown,
         "gap": report.result.gap if report.result else 0.0,
         "recomputed": len(planned.plan.recomputed),
         "ops": len(planned.graph),

@@ -98,8 +98,8 @@ def bench_steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool
 
     MODELS are workloads of `checkmate demo --model`; five of them by default. Memory is the allocator's peak above the resting level.
 
-    JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes, plain_predicted_bytes, step_s, plain_s, overhead, gap,
-    recomputed, ops, planning_s, trace_s, phases; or error.
+    JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes, plain_predicted_bytes, step_s, plain_s, predicted_slowdown,
+    overhead, gap, recomputed, ops, planning_s, trace_s, phases; or error.
     """
     from checkmate.bench import steps as benchmark
 

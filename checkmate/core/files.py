@@ -34,7 +34,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 def fingerprint(graph: DFGraph) -> str:
     """Returns what a plan depends on, as text: the ops' dependencies, sizes and permissions.
 
-    Names, costs and workspaces are left out: they are measured or made up anew in every process.
+    Names, costs, workspaces and what is computed in place are left out: they are measured or made up anew in every process.
     """
     facts = [[list(op.deps), op.output_bytes, op.recomputable, list(op.control_deps), list(op.overwrites)] for op in graph.ops]
     text = json.dumps([facts, list(graph.outputs)], separators=(",", ":"))
@@ -60,6 +60,8 @@ def save_graph(graph: DFGraph, path: str | os.PathLike) -> None:
             node["control_deps"] = list(op.control_deps)
         if op.overwrites:
             node["overwrites"] = list(op.overwrites)
+        if op.in_place:
+            node["in_place"] = list(op.in_place)
         nodes.append(node)
     edges = [list(edge) for edge in graph.edges]
     write_json(path, {"name": graph.name, "nodes": nodes, "edges": edges, "fixed_bytes": graph.fixed_bytes})
@@ -92,6 +94,7 @@ def load_graph(path: str | os.PathLike) -> DFGraph:
                 control_deps=_indices(node, "control_deps"),
                 overwrites=_indices(node, "overwrites"),
                 kind=_text(node, "op", ""),
+                in_place=_indices(node, "in_place"),
             )
             for i, node in enumerate(nodes)
         )

@@ -28,6 +28,8 @@ class Op:
       overwrites: Ops that must have run before, and may not run again after, its first evaluation: it changes
         a variable that they read.
       kind: What sort of op it is ("Conv2D"); for people and for reports, never for a decision of a solver.
+      in_place: The deps whose memory its value may take over (forwarding a buffer), one of them at a time and only where a plan frees
+        that dep right after the op has run. Each is at least as large as the op's value.
     """
 
     name: str
@@ -40,14 +42,18 @@ class Op:
     control_deps: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
     kind: str = ""
+    in_place: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for key in ("deps", "control_deps", "overwrites"):
+        for key in ("deps", "control_deps", "overwrites", "in_place"):
             indices = tuple(int(i) for i in getattr(self, key))
             if len(set(indices)) != len(indices):
                 raise GraphError(f"Op {self.name!r} lists an op twice in {key}: {indices}. List each once.")
             object.__setattr__(self, key, indices)
         object.__setattr__(self, "control_deps", tuple(i for i in self.control_deps if i not in self.deps))
+        for d in self.in_place:
+            if d not in self.deps:
+                raise GraphError(f"Op {self.name!r} has op {d} in in_place, but does not read it: deps are {self.deps}. List deps only.")
         if not _is_cost(self.cost):
             raise GraphError(f"Op {self.name!r} has cost {self.cost!r}. A cost is a finite number, zero or more.")
         for key in ("output_bytes", "workspace_bytes"):
@@ -91,6 +97,13 @@ class DFGraph:
                 for d in getattr(op, key):
                     if not 0 <= d < i:
                         raise GraphError(f"Op {i} {op.name!r} has op {d} in {key}; every op may only refer to ops before it.")
+            for d in op.in_place:
+                missing = op.output_bytes - self.ops[d].output_bytes
+                if missing > 0:
+                    raise GraphError(
+                        f"Op {i} {op.name!r} of {op.output_bytes} bytes has op {d} {self.ops[d].name!r} of {self.ops[d].output_bytes} bytes in "
+                        f"in_place, {missing} bytes too few. Leave out of in_place what is smaller than the op's own value."
+                    )
         for i in self.outputs:
             if not 0 <= i < len(self.ops):
                 raise GraphError(f"Output {i} is no op of this graph, which has ops 0 to {len(self.ops) - 1}.")
@@ -105,6 +118,11 @@ class DFGraph:
     def deps(self) -> tuple[tuple[int, ...], ...]:
         """deps[i]: the ops that op i reads."""
         return tuple(op.deps for op in self.ops)
+
+    @cached_property
+    def in_place(self) -> tuple[tuple[int, ...], ...]:
+        """in_place[i]: the ops whose memory the value of op i may take over; none where the value has no bytes to save."""
+        return tuple(op.in_place if op.output_bytes else () for op in self.ops)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -189,7 +207,8 @@ class DFGraph:
             before: dict[bool, list[int]] = {True: [], False: []}
             for producer, _, data in digraph.in_edges(node, data=True):
                 before[bool(data.get("control"))].append(number[producer])
-            attributes["overwrites"] = tuple(sorted(number[other] for other in attributes.get("overwrites", ())))
+            for key in ("overwrites", "in_place"):
+                attributes[key] = tuple(sorted(number[other] for other in attributes.get(key, ())))
             try:
                 ops.append(Op(str(node), tuple(sorted(before[False])), control_deps=tuple(sorted(before[True])), **attributes))
             except TypeError as error:
@@ -212,6 +231,7 @@ class DFGraph:
                 recomputable=op.recomputable,
                 overwrites=tuple(self.ops[d].name for d in op.overwrites),
                 kind=op.kind,
+                in_place=tuple(self.ops[d].name for d in op.in_place),
                 output=i in self.outputs,
             )
             digraph.add_edges_from((self.ops[d].name, op.name, {"control": True}) for d in op.control_deps)

@@ -4,19 +4,22 @@ This is the one definition of memory in the project. At every step the bytes in 
 
     graph.fixed_bytes + output_bytes of every value in memory + workspace_bytes of the op that runs.
 
-An op's inputs and its value are in memory together while it runs. Nothing else is counted: no fragmentation, no rounding
-beyond what the graph's sizes already contain.
+An op's inputs and its value are in memory together while it runs, unless it is computed *in place*: where one of the Free steps that
+directly follow the op's Compute step frees an input whose memory its value may take over (`Op.in_place`), the value lies in that memory,
+and its bytes count from that Free step on, instead of the input's. Nothing else is counted: no fragmentation, no rounding beyond what
+the graph's sizes already contain.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph, ancestors
-from checkmate.core.plan import Compute, Plan
+from checkmate.core.plan import Compute, Free, Plan, Step
 from checkmate.errors import PlanError
 
 
@@ -39,6 +42,50 @@ class MemoryTimeline:
     cost: float
 
 
+def taken_over(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
+    """Returns the input whose memory the value of the op computed at step k takes over; None where the op is not computed in place."""
+    allowed = graph.in_place[steps[k].op]
+    if allowed:
+        for position in range(k + 1, len(steps)):
+            step = steps[position]
+            if not isinstance(step, Free):
+                return None
+            if step.op in allowed:
+                return step.op
+    return None
+
+
+class BytesInUse:
+    """Follows the steps of a legal plan and says by how much each changes the bytes in use, value by value.
+
+    Args:
+      graph: The problem.
+      steps: The steps of the plan, which are told one after another.
+    """
+
+    def __init__(self, graph: DFGraph, steps: Sequence[Step]):
+        self._graph, self._steps = graph, steps
+        self._guest: dict[int, int] = {}  # value -> the value that lies in its memory
+
+    def changes(self, k: int) -> list[tuple[int, int]]:
+        """Returns (op, change of the bytes counted for its value) for step k; steps must be asked for in order."""
+        i, ops = self._steps[k].op, self._graph.ops
+        if isinstance(self._steps[k], Compute):
+            host = taken_over(self._graph, self._steps, k)
+            if host is None:
+                return [(i, ops[i].output_bytes)]
+            self._guest[host] = i
+            return []
+        if i in self._guest:
+            guest = self._guest.pop(i)
+            return [(i, -ops[i].output_bytes), (guest, ops[guest].output_bytes)]
+        for host, guest in self._guest.items():
+            if guest == i:  # freed before the input in whose memory it lies
+                del self._guest[host]
+                return []
+        return [(i, -ops[i].output_bytes)]
+
+
 def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
     """Runs a plan on paper.
 
@@ -56,6 +103,7 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
       17
     """
     ops = graph.ops
+    bytes_in_use = BytesInUse(graph, plan.steps)
     live: set[int] = set()
     done: set[int] = set()
     expired: dict[int, int] = {}  # op that may not run again -> the op that overwrote what it reads
@@ -85,13 +133,12 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
                 if d not in live:
                     raise PlanError(f"Step {k} runs op {i} {op.name!r}, but its input {d} {ops[d].name!r} is not in memory.")
             live.add(i)
-            in_use += op.output_bytes
             costs.append(op.cost)
-            if in_use + op.workspace_bytes > peak:
-                peak, peak_step = in_use + op.workspace_bytes, k
         else:
             live.remove(i)
-            in_use -= op.output_bytes
+        in_use += sum(change for _, change in bytes_in_use.changes(k))
+        if isinstance(step, Compute) and in_use + op.workspace_bytes > peak:
+            peak, peak_step = in_use + op.workspace_bytes, k
         bytes_after_step[k] = in_use
     if len(done) < len(ops):
         i = next(i for i in range(len(ops)) if i not in done)
@@ -108,7 +155,8 @@ class Floor:
     """No plan of this graph needs less than `bytes`, because op `op` with what must be in memory around it needs that much.
 
     Attributes:
-      held: The ops whose values are in memory then: `op` itself, its inputs, and what may not be recomputed and is still needed.
+      held: The ops whose values are in memory then: `op` itself, unless it may be computed in place, its inputs, and what may not be
+        recomputed and is still needed.
     """
 
     bytes: int
@@ -121,7 +169,8 @@ def floor(graph: DFGraph) -> Floor:
 
     While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value, its workspace, and every
     value that may not be recomputed, was needed to get here (an ancestor of v) and is still needed (an output, or read by
-    a descendant of v). It is a lower bound: the least feasible budget can be higher.
+    a descendant of v). Its value does not count where it may take over the memory of an input that need not stay: one that is not among
+    the values just named. It is a lower bound: the least feasible budget can be higher.
     """
     n = len(graph)
     above = ancestors(graph.deps)
@@ -135,7 +184,8 @@ def floor(graph: DFGraph) -> Floor:
 
     def held_at(v: int) -> set[int]:
         kept = {i for i in pinned if above[v] >> i & 1 and (i in outputs or user_bits[i] & below[v])}
-        return kept | {v, *graph.ops[v].deps}
+        in_place = any(d not in kept for d in graph.in_place[v])
+        return kept | {*graph.ops[v].deps} | (set() if in_place else {v})
 
     def needed_at(v: int) -> int:
         return graph.fixed_bytes + graph.ops[v].workspace_bytes + sum(graph.ops[i].output_bytes for i in held_at(v))

@@ -92,7 +92,7 @@ class Plan:
         """Returns the plan that evaluates ops in `order` and frees each value right after its last use.
 
         A value lives from one evaluation of its op to the last use before the next one. A repeated evaluation that nobody
-        uses is left out. The values of `graph.outputs` stay to the end.
+        uses is left out. The values of `graph.outputs` stay to the end. So an op runs in place (`Op.in_place`) wherever it can in this order.
 
         Args:
           order: Op indices, with repeats. Each op of the graph at least once.

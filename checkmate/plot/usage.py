@@ -1,7 +1,8 @@
 """What the pictures draw, as numbers: memory evaluation by evaluation, stages, layers. No drawing here, and no figures but the judge's.
 
 A plan evaluates ops one after another. While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
-memory, and the workspace of the op. Here the same bytes are told apart by what they are.
+memory, and the workspace of the op. Here the same bytes are told apart by what they are. While an op runs in place, the memory that its value
+takes over counts as what the input is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph, Op
 from checkmate.core.layers import layer_names
-from checkmate.core.memory import MemoryTimeline, replay
+from checkmate.core.memory import BytesInUse, MemoryTimeline, replay
 from checkmate.core.plan import Compute, Plan
 
 PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
@@ -93,18 +94,19 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
     counted_as: dict[int, int] = {}  # op whose value is in memory -> part it counts as
     now = np.zeros(len(PARTS), np.int64)
     now[0] = graph.fixed_bytes
-    for step in plan.steps:
+    in_use = BytesInUse(graph, plan.steps)
+    for k, step in enumerate(plan.steps):
         i = step.op
         if isinstance(step, Compute):
             counted_as[i] = PARTS.index("recomputed") if i in seen else part[i]
             ops.append(i)
             again.append(i in seen)
             seen.add(i)
-            now[counted_as[i]] += graph.ops[i].output_bytes
+        for v, change in in_use.changes(k):
+            now[counted_as[v]] += change
+        if isinstance(step, Compute):
             rows.append(now.copy())
             rows[-1][-1] = graph.ops[i].workspace_bytes
-        else:
-            now[counted_as.pop(i)] -= graph.ops[i].output_bytes
     costs = graph.costs[ops] if graph.total_cost else np.ones(len(ops))
     starts = np.concatenate([[0.0], np.cumsum(costs)]) / (graph.total_cost or len(graph))
     return Usage(graph, plan, np.array(ops), np.array(again), starts, np.array(rows), timeline)

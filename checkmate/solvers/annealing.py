@@ -4,7 +4,7 @@ A state may be over the budget. Its energy is its cost plus a price for the over
 memory are taken first, rises slowly until states fit, and then keeps the search crossing the border of what fits. The proposals:
 
     evict    drop a value that is held across a full position, and run its op again before the next use, with those of its inputs
-             that are gone by then
+             that are gone by then; or one that is read there and held longer, so that what reads it runs in place
     release  take repeated evaluations back, and evict where that made it overflow
     slide    run a repeated evaluation before another use
     move     shift an evaluation, away from a full position where there is one, and drag its inputs or readers along
@@ -32,7 +32,7 @@ from checkmate.solvers.annealer import IN_ANY_ORDER, IN_STAGES
 from checkmate.solvers.compiled import entry, inner
 
 from checkmate.solvers.choices import (  # isort: skip
-    chance, draw, full_position, held, last_use, may_repeat, next_use, place, relief, sooner, window,
+    chance, draw, full_position, held, last_use, may_repeat, next_use, place, reads, relief, sooner, window,
 )  # fmt: skip
 from checkmate.solvers.evaluation_order import (  # isort: skip
     CHANGES, DEPS, FREE, LAST, LENGTH, OP, OVERFLOW, PREVIOUS, REPEAT, REPEATS, TOGETHER, USERS, NONE,
@@ -149,6 +149,9 @@ def evict(problem, order, random, freedom, price, ceiling):
     if e < 0:
         return
     i, use, since = order.event[e, OP], next_use(problem, order, e, position), last_use(problem, order, e, position)
+    overwritten = reads(problem, order, position, i)  # read here for the last time then, so that what reads it runs in place
+    if overwritten:
+        since = position
     if freedom != IN_STAGES:
         use = sooner(problem, order, random, i, position, use)
     affordable = ceiling - energy(order, price)
@@ -157,6 +160,8 @@ def evict(problem, order, random, freedom, price, ceiling):
     else:
         last = min(use, order.counts[LENGTH]) - 1
         affordable += price[PRICE] * relief(order, since + 1, last, problem.sizes[i])
+        if overwritten:
+            affordable += price[PRICE] * relief(order, position, position, problem.sizes[order.event[order.sequence[position], OP]])
     done = run_again(problem, order, random, i, use, position, freedom, affordable)
     if done and order.event[e, LAST] == e and order.event[e, REPEAT] >= 0:
         release(problem, order, e)

@@ -6,7 +6,8 @@ evaluations of X counted, satisfies the snapshot relaxation of the graph cut dow
 for the other ops at least once. The optimum of that relaxation plus the cost of the other ops is a lower bound for the cost of all plans.
 
 *Proof.* Of the order, the proof there uses only on which side of v first evaluations lie. Leaving out values that are in memory makes row (5)
-weaker, leaving out inputs outside of X drops rows (2). []
+weaker, leaving out inputs outside of X drops rows (2). All that v may overwrite is in X; where only ops outside of X read it later, the
+relaxation overwrites it for nothing, which makes (5) weaker. []
 
 In a training step nearly every forward op comes before the loss and most backward ops after it: the bound is then close to that for the
 graph's own order. Where many ops could run side by side it is weak, and often no more than the cost of running every op once.
@@ -63,7 +64,7 @@ def comparable(graph: DFGraph, v: int, depends: np.ndarray | None = None) -> tup
         op = graph.ops[old]
         ops.append(
             Op(op.name, inside(op.deps), op.cost, op.output_bytes, op.workspace_bytes, op.is_backward, op.recomputable,
-               inside(op.control_deps), inside(op.overwrites), op.kind)
+               inside(op.control_deps), inside(op.overwrites), op.kind, inside(op.in_place))
         )  # fmt: skip
     return DFGraph(tuple(ops), inside(graph.outputs), graph.fixed_bytes, graph.name), number[v]
 

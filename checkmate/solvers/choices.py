@@ -10,7 +10,8 @@ import numpy as np
 from checkmate.solvers.compiled import inner
 
 from checkmate.solvers.evaluation_order import (  # isort: skip
-    AFTER, BEFORE, BUDGET, DEPS, LENGTH, NEXT, NONE, OP, OVERFLOW, OVERWRITES, OVERWRITTEN_BY, PREVIOUS, REPEAT, USERS, end_of, latest,
+    AFTER, BEFORE, BUDGET, DEPS, HOSTS, IN_PLACE, LENGTH, NEXT, NONE, OP, OVERFLOW, OVERWRITES, OVERWRITTEN_BY, PREVIOUS, REPEAT, USERS,
+    end_of, latest,
 )  # fmt: skip
 
 
@@ -45,8 +46,32 @@ def full_position(order, random):
 
 
 @inner
+def reads(problem, order, position, i):
+    """Whether the evaluation at a position reads op i."""
+    at = order.event[order.sequence[position], OP]
+    found = False
+    for k in range(problem.starts[DEPS, at], problem.starts[DEPS, at + 1]):
+        found |= problem.links[k] == i
+    return found
+
+
+@inner
+def could_overwrite(problem, order, position, i):
+    """Whether the evaluation at a position would run in place if it were the last that reads the value of op i, and does not yet."""
+    e = order.sequence[position]
+    at = order.event[e, OP]
+    for k in range(problem.starts[IN_PLACE, at], problem.starts[IN_PLACE, at + 1]):
+        if problem.links[k] == i:
+            return order.event[e, HOSTS] == 0
+    return False
+
+
+@inner
 def held(problem, order, random, ops, position, tries):
-    """An evaluation of one of the ops, held across a position and not read there, by chance: of several the one with most to gain."""
+    """An evaluation of one of the ops, held across a position, by chance: of several the one with most to gain.
+
+    It is not read there, unless what reads it could run in place if it were not held any longer.
+    """
     best, best_score = NONE, -1.0
     wanted = 1 + draw(random, 4)
     for _ in range(tries if len(ops) else 0):
@@ -54,11 +79,7 @@ def held(problem, order, random, ops, position, tries):
         e = latest(order, i, position)
         if e < 0 or end_of(order, e) <= position:
             continue
-        at = order.event[order.sequence[position], OP]
-        read = False
-        for k in range(problem.starts[DEPS, at], problem.starts[DEPS, at + 1]):
-            read |= problem.links[k] == i
-        if read:
+        if reads(problem, order, position, i) and not could_overwrite(problem, order, position, i):
             continue
         score = problem.sizes[i] / (problem.costs[i] + 1e-30) * (1 + draw(random, 100))
         if score > best_score:

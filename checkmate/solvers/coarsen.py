@@ -11,6 +11,8 @@ What a group is in the coarse graph:
     the same group overwrote what they read. So a body runs again only while they are in memory. Where they are small (batch
     statistics) they count as fixed bytes instead: they are not worth a stage each.
 A group of kept members alone is one op that may not run again, with its outputs set aside in the same way. What must not run before or after what is carried over.
+Where members run in place over others of their group, its workspace is less. A group runs in place over another only where both are one op
+alone.
 
 Guarantee: every plan of the coarse graph expands to a legal plan of the fine one with no higher peak: a member is in memory only while
 the value that stands for it is, and running a body again computes no more than the group's first run did. Its cost is at most
@@ -148,6 +150,7 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
         held_by.update(dict.fromkeys(bodies[g], count))
         count += 1
 
+    alone = {group.start for group in groups if len(group) == 1 and last_use[group.start] > group.start}  # the coarse op's value is theirs
     coarse: list[Op] = []
     first: list[tuple[int, ...]] = []
     kept_cost = 0.0
@@ -181,6 +184,7 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
                 recomputable=members[0] not in kept,
                 control_deps=tuple(sorted(after - {body_index})),
                 overwrites=tuple(sorted(overwrites - {body_index})),
+                in_place=tuple(sorted(held_by[d] for d in graph.in_place[group.start] if alone.issuperset((d, group.start)))),
             )
         )
         first.append(tuple(group))
@@ -234,7 +238,9 @@ def _peak_within(graph: DFGraph, group: range, leaving: set[int], elsewhere: set
             ending.setdefault(max((j for j in graph.users[i] if j in group), default=i), []).append(i)
     in_use = peak = 0
     for i in group:
-        in_use += 0 if i in elsewhere else graph.ops[i].output_bytes
-        peak = max(peak, in_use + graph.ops[i].workspace_bytes)
+        size = 0 if i in elsewhere else graph.ops[i].output_bytes
+        in_place = any(d in ending.get(i, ()) for d in graph.in_place[i])
+        peak = max(peak, in_use + graph.ops[i].workspace_bytes + (0 if in_place else size))
+        in_use += size
         in_use -= sum(graph.ops[d].output_bytes for d in ending.get(i, ()))
     return peak

@@ -172,6 +172,9 @@ def _bisect(graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time
     while lowest - hopeless > CLOSE * lowest:
         try:
             result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s / 4, throw=False)
+            # That ends the search below this budget: not for a moment in which the machine did other work, or loaded what a search needs.
+            if result.status is SolveStatus.NOT_FOUND:
+                result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s, throw=False)
         except KeyboardInterrupt:
             break
         if result.timeline is not None:

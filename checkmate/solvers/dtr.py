@@ -5,6 +5,9 @@ graph's floor up to the one asked for, the same ones whatever is asked, and the 
 costs no more, as long as there is time for all of them.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021); its section 5 and appendix E.3 propose it for static models.
+Where ops may run in place, the simulator counts input and value side by side, and the judge less. So it is also run within budgets that are
+larger by what one op can save.
+
 Guarantee: the plans are legal. None on their cost, and none that there is one.
 """
 
@@ -30,7 +33,8 @@ class DTR:
 
     Args:
       heuristic: The score that chooses what to evict, or several: each is tried. Names are those of `checkmate.dtr.heuristic.HEURISTICS`.
-      budgets: Within how many budgets, evenly from the floor to the plain step's peak. Those above the one asked for are left out.
+      budgets: Within how many budgets, evenly from the floor to the plain step's peak. Those above the one asked for,
+        and what running in place can save, are left out.
     """
 
     heuristic: str | Heuristic | tuple[str | Heuristic, ...] = ("dtr_eq", "msps")
@@ -55,5 +59,6 @@ class DTR:
     def _budgets(self, search: Search, peak_bytes: int) -> Iterator[int]:
         lowest = max(1, floor(search.graph).bytes)
         steps = range(self.budgets, -1, -1)
-        ladder = dict.fromkeys(lowest + (peak_bytes - lowest) * k // self.budgets for k in steps)
-        return (budget_bytes for budget_bytes in ladder if budget_bytes <= search.budget_bytes)
+        saved = max((op.output_bytes for op in search.graph.ops if op.in_place), default=0)
+        ladder = dict.fromkeys(lowest + (peak_bytes + saved - lowest) * k // self.budgets for k in steps)
+        return (budget_bytes for budget_bytes in ladder if budget_bytes <= search.budget_bytes + saved)

@@ -21,12 +21,13 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.compiled import entry, inner
 
-DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY = range(6)
-"""Rows of `Problem.starts`: six relations between ops, each with its reverse."""
+DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, TAKEN_BY = range(8)
+"""Rows of `Problem.starts`: eight relations between ops, each with its reverse."""
 
-OP, PREVIOUS, NEXT, LAST, REPEAT = range(5)
+OP, PREVIOUS, NEXT, LAST, REPEAT, HOSTS = range(6)
 """Columns of `Order.event`: op, the op's evaluations before and after it, the last evaluation that reads its value (itself when none
-does, END when it is kept to the end), and its place in `Order.repeats` (-1 for the op's first evaluation)."""
+does, END when it is kept to the end), its place in `Order.repeats` (-1 for the op's first evaluation), and how many of its in_place deps
+it reads last: where there is one, it runs in place, and its value counts for nothing at its own position."""
 
 LENGTH, FREE, REPEATS, OVERFLOW, BUDGET, KEPT, CHANGES, EVALUATED = range(8)
 """Entries of `Order.counts`: evaluations, unused rows, repeated evaluations, bytes above the budget summed over positions, the budget, bytes in
@@ -81,8 +82,8 @@ class Order(NamedTuple):
 def make_problem(graph: DFGraph) -> Problem:
     """Returns the graph as arrays."""
     n = len(graph)
-    forward = [[op.deps for op in graph.ops], [op.control_deps for op in graph.ops], [op.overwrites for op in graph.ops]]
-    starts = np.zeros((6, n + 1), np.int64)
+    forward = [graph.deps, [op.control_deps for op in graph.ops], [op.overwrites for op in graph.ops], graph.in_place]
+    starts = np.zeros((2 * len(forward), n + 1), np.int64)
     links: list[int] = []
     for number, table in enumerate(forward):
         reverse: list[list[int]] = [[] for _ in range(n)]
@@ -109,7 +110,7 @@ def make_order(graph: DFGraph, problem: Problem, evaluations, budget_bytes: int,
     count = np.zeros(8, np.int64)
     count[FREE], count[BUDGET] = capacity, budget_bytes - graph.fixed_bytes
     order = Order(
-        np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.full((capacity, 5), NONE, np.int64),
+        np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.full((capacity, 6), NONE, np.int64),
         np.full((n, 2), NONE, np.int64), np.zeros(capacity, np.int64), np.arange(capacity)[::-1].copy(), np.zeros((4096, 3), np.int64), count, np.zeros(1),
         np.zeros((2, TOGETHER), np.int64),
     )  # fmt: skip
@@ -198,6 +199,23 @@ def last_reader(problem, order, e, skip):
 
 
 @inner
+def set_last(problem, order, e, last):
+    """Makes an evaluation the last that reads the value of evaluation e: where that ends or begins its running in place, its memory follows."""
+    event = order.event
+    i = event[e, OP]
+    for reader, more in ((event[e, LAST], -1), (last, 1)):
+        if reader == e or reader < 0:
+            continue
+        j = event[reader, OP]
+        for k in range(problem.starts[IN_PLACE, j], problem.starts[IN_PLACE, j + 1]):
+            if problem.links[k] == i:
+                event[reader, HOSTS] += more
+                if event[reader, HOSTS] == max(more, 0):
+                    hold(order, order.position[reader], order.position[reader], -more * problem.sizes[j])
+    event[e, LAST] = last
+
+
+@inner
 def attach(problem, order, e):
     """Lets evaluation e read its inputs: they are held until there."""
     position = order.position[e]
@@ -206,7 +224,7 @@ def attach(problem, order, e):
         g = latest(order, d, position)
         end = end_of(order, g)
         if end < position:
-            order.event[g, LAST] = e
+            set_last(problem, order, g, e)
             hold(order, end + 1, position, problem.sizes[d])
 
 
@@ -218,7 +236,7 @@ def detach(problem, order, e):
         d = problem.links[k]
         g = latest(order, d, position)
         if order.event[g, LAST] == e:
-            order.event[g, LAST] = last_reader(problem, order, g, e)
+            set_last(problem, order, g, last_reader(problem, order, g, e))
             hold(order, end_of(order, g) + 1, position, -problem.sizes[d])
 
 
@@ -227,8 +245,10 @@ def held_across(problem, order, position):
     """Bytes of the values in memory right before a position and needed at it or later."""
     if position == order.counts[LENGTH]:
         return order.counts[KEPT]
-    i = order.event[order.sequence[position], OP]
-    return order.memory[position] - problem.sizes[i] - problem.workspaces[i]
+    e = order.sequence[position]
+    i = order.event[e, OP]
+    size = 0 if order.event[e, HOSTS] > 0 else problem.sizes[i]
+    return order.memory[position] - size - problem.workspaces[i]
 
 
 @inner
@@ -254,7 +274,7 @@ def insert(problem, order, i, position):
     before = latest(order, i, position)
     after = order.ends[i, 0] if before < 0 else event[before, NEXT]
     order.sequence[position], order.position[e] = e, position
-    event[e, OP], event[e, PREVIOUS], event[e, NEXT], event[e, LAST] = i, before, after, e
+    event[e, OP], event[e, PREVIOUS], event[e, NEXT], event[e, LAST], event[e, HOSTS] = i, before, after, e, 0
     if after >= 0:
         event[after, PREVIOUS] = e
     else:
@@ -272,8 +292,9 @@ def insert(problem, order, i, position):
         order.repeats[count[REPEATS]] = e
         count[REPEATS] += 1
         if end_of(order, before) > position:  # it was held until here and is held no more
-            event[e, LAST] = event[before, LAST]
-            event[before, LAST] = last_reader(problem, order, before, NONE)
+            event[e, LAST] = event[before, LAST]  # that reads a value of op i last, as before
+            event[before, LAST] = before
+            set_last(problem, order, before, last_reader(problem, order, before, NONE))
             set_memory(order, position, across + problem.workspaces[i])
             hold(order, end_of(order, before) + 1, position - 1, -size)
         else:
@@ -298,7 +319,8 @@ def remove(problem, order, e):
         order.ends[i, 1] = before
     if last != e:
         held_until = end_of(order, before)
-        event[before, LAST] = last
+        set_last(problem, order, before, before)
+        event[before, LAST] = last  # that reads a value of op i last, as before
         hold(order, held_until + 1, position - 1, problem.sizes[i])
     count[OVERFLOW] -= excess(order.memory[position], count[BUDGET])
     move_down(order, position + 1, count[LENGTH] - 1)

@@ -7,6 +7,7 @@ most once per stage and in index order. Columns, with n stages:
     S[t, i]        i < t   the value of op i is retained from stage t - 1 into stage t; row n says what is there at the end
     U[t, k]        k <= t  memory when op k has had its turn in stage t and nothing is freed for it yet
     FREE[t, i, k]  k < t   op k reads the value of op i, which is freed right after k's turn in stage t
+    A[t, k]        k <= t  op k runs in place in stage t: its value takes over the memory of an input that is freed right after k's turn
 
 `formulate(..., partitioned=False)` is the program before the paper's section 4.6: any op may run in any of the n stages, R and S are full
 squares, and rows say what the triangles said before. It has the partitioned program's solutions and more, twice the columns, and a far
@@ -20,6 +21,9 @@ Departures, none of which changes the optimum over that space:
   * Equation 4 also frees a value right after its own evaluation. In the partitioned program what nobody reads afterwards is never
     worth running again, so those columns are left out there, as are all that can only be zero.
   * Workspace, ops that may not run again, ops that overwrite what others read, and outputs are not in the paper.
+  * Nor are ops that run in place. U counts the value of such an op as that of any other, and while it runs A takes it away again:
+        U[t, k] + workspace_k R[t, k] - M_k A[t, k] <= 1,    A[t, k] <= R[t, k],    A[t, k] <= sum of FREE[t, i, k] over its in_place deps i.
+    After the last op of a stage nothing has a FREE, and what the next stage does not retain is freed: 1 - S[t + 1, i] stands for it there.
   * Without partitioning first evaluations still keep the graph's order, as every solver's do; on a chain they have no other.
 
 Guarantee: the optimum of `formulate` is the cheapest plan of that space, with memory as the judge counts it. The judge accepts more
@@ -55,6 +59,7 @@ class Formulation:
       S: (stages + 1, n) column of S[t, i], or `ABSENT`.
       U: (n, n) column of U[t, k], or `ABSENT`; all absent in a relaxation.
       FREE: (n, len(readings)) column of FREE[t, i, k] for reading (i, k), or `ABSENT`; none in a relaxation.
+      A: (n, n) column of A[t, k], or `ABSENT`; that of A[t, t] only in a relaxation.
       readings: (value, op) pairs: after which ops which values may be freed. The graph's edges and, without partitioning, (i, i).
     """
 
@@ -65,6 +70,7 @@ class Formulation:
     S: np.ndarray
     U: np.ndarray
     FREE: np.ndarray
+    A: np.ndarray
     readings: tuple[tuple[int, int], ...] = ()
 
     def cost(self, objective: float) -> float:
@@ -95,8 +101,12 @@ class Formulation:
                 memory += R[t, k] * size[k]
                 x[self.U[t, k]] = memory
                 for i in (*graph.deps[k], k) if R[t, k] else ():
+                    if S[t + 1, i] or any(R[t, j] for j in graph.users[i] if j > k):
+                        continue
+                    if i in graph.in_place[k] and self.A[t, k] >= 0:
+                        x[self.A[t, k]] = 1
                     column = self.FREE[t, reading[i, k]] if (i, k) in reading else ABSENT
-                    if column >= 0 and not S[t + 1, i] and not any(R[t, j] for j in graph.users[i] if j > k):
+                    if column >= 0:
                         x[column] = 1
                         memory -= size[i]
         return x
@@ -112,6 +122,8 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
     n, capacity, size, workspace = _scaled(graph, budget_bytes)
     R, S = _letters(columns, graph, n) if partitioned else _square_letters(columns, graph)
     U = columns.add(R >= 0)
+    A = columns.add((R >= 0) & _saves(graph, size))
+    columns.upper[U[A >= 0]] += np.broadcast_to(size, A.shape)[A >= 0]
     itself = () if partitioned else tuple((i, i) for i in range(n))
     readings = tuple(sorted((*graph.edges, *itself), key=lambda pair: pair[1]))
     producer, consumer = np.array(readings, dtype=int).reshape(-1, 2).T
@@ -119,7 +131,7 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
     FREE = columns.add((R[:, consumer] >= 0) & (consumer < last[:, None]))
     _dependencies(rows, graph, R, S)
     if partitioned:
-        _first_runs(rows, graph, S, size, workspace)  # implied, but it tightens the relaxation
+        _first_runs(rows, graph, S, A, size, workspace)  # implied, but it tightens the relaxation
     else:
         _order(rows, graph, R)
     edges_of_consumer = [np.flatnonzero(consumer == k) for k in range(n)]
@@ -135,9 +147,15 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
             freed = edges_of_consumer[before]
             rows.add([[U[t, k], U[t, before], R[t, k], *FREE[t, freed]]], [1.0, -1.0, -size[k], *size[producer[freed]]], 0.0, np.inf)
 
-    # Equation 9, with the workspace of the op that runs: U[t, k] + workspace_k R[t, k] <= 1.
-    for k in np.flatnonzero(workspace):
-        rows.add(np.stack([U[:, k], R[:, k]], 1), [1.0, workspace[k]], -np.inf, 1.0)
+    # Equation 9, with the workspace of the op that runs: U[t, k] + workspace_k R[t, k] - M_k A[t, k] <= 1.
+    for k in np.flatnonzero((workspace > 0) | _saves(graph, size)):
+        rows.add(np.stack([U[:, k], R[:, k], A[:, k]], 1), [1.0, workspace[k], -size[k]], -np.inf, 1.0)
+    # In place: A[t, k] <= R[t, k], and <= the sum of FREE[t, i, k] over its in_place deps i. For the last op of a stage see `_in_place_last`.
+    for k in np.flatnonzero(_saves(graph, size)):
+        freed = FREE[last != k][:, [e for e in edges_of_consumer[k] if producer[e] in graph.in_place[k]]]
+        rows.add(np.stack([A[:, k], R[:, k]], 1), [1.0, -1.0], -np.inf, 0.0)
+        rows.add(np.column_stack([A[last != k, k], freed]), [1.0, *[-1.0] * freed.shape[1]], -np.inf, 0.0)
+        _in_place_last(rows, graph, k, A[last == k, k], S[1:][last == k])
 
     # Equations 5 to 7, for every value i and stage t:
     #   FREE[t, i, k] <= R[t, k];  sum over all k of FREE + S[t + 1, i] <= 1, and <= R[t, i] + S[t, i]: only what is there is freed;
@@ -152,24 +170,28 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
         for position, j in enumerate(consumer[edges_of_producer[i]]):
             if j != i:
                 rows.add(np.column_stack([R[:, j], freed[:, :position]]), [1.0, *ones[:position]], -np.inf, 1.0)
-    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, readings)
+    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, A, readings)
 
 
 def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
     """Returns a program whose optimum is a lower bound for every plan in the graph's order of first evaluations.
 
     R[t, i] now reads "op i runs at least once between the first evaluations of ops t - 1 and t", and memory is counted only
-    while an op runs for the first time: its inputs, its value, its workspace, and what is retained beyond it. A last stage, after
-    the last op's first run, is there for outputs that are computed again at the end. However often and in whatever order
-    a plan recomputes, its R and S satisfy these rows and its cost is at least theirs.
+    while an op runs for the first time: its inputs, its value (unless it runs in place), its workspace, and what is retained beyond it, that
+    is, what is there when the values freed right after it are gone. A last stage, after the last op's first run, is there for outputs that are
+    computed again at the end. However often and in whatever order a plan recomputes, its R and S satisfy these rows and its cost is at least
+    theirs.
     """
     columns, rows = _Columns(), _Rows()
     n, capacity, size, workspace = _scaled(graph, budget_bytes)
     R, S = _letters(columns, graph, n + 1)
+    A = columns.add(np.diag(_saves(graph, size)))
     _dependencies(rows, graph, R, S)
-    _first_runs(rows, graph, S, size, workspace)
+    _first_runs(rows, graph, S, A, size, workspace)
+    for k in np.flatnonzero(_saves(graph, size)):
+        _in_place_last(rows, graph, k, A[[k], k], S[[k + 1]])
     U, FREE = np.full((n, n), ABSENT), np.full((n, 0), ABSENT)
-    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE)
+    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, A)
 
 
 def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
@@ -253,12 +275,31 @@ def _dependencies(rows: _Rows, graph: DFGraph, R: np.ndarray, S: np.ndarray) -> 
         rows.add(np.stack([S[stages + 1, i], S[stages, i], R[stages, i]], 1), [1.0, -1.0, -1.0], -np.inf, 0.0)
 
 
-def _first_runs(rows: _Rows, graph: DFGraph, S: np.ndarray, size: np.ndarray, workspace: np.ndarray) -> None:
-    """While op t runs for the first time, it and its inputs are in memory, and beside them what is retained into stage t + 1."""
+def _saves(graph: DFGraph, size: np.ndarray) -> np.ndarray:
+    """(n,) bool: ops that may run in place, and whose value has bytes to save."""
+    return np.array([bool(deps) for deps in graph.in_place]) & (size > 0)
+
+
+def _in_place_last(rows: _Rows, graph: DFGraph, k: int | np.integer, A: np.ndarray, S: np.ndarray) -> None:
+    """Op k, the last of its stages, runs in place only where one of its in_place deps i is not retained: A[t, k] <= sum of 1 - S[t + 1, i].
+
+    Args:
+      A: (stages,) the columns of A[t, k].
+      S: (stages, n) the columns of S[t + 1].
+    """
+    deps = list(graph.in_place[k])
+    rows.add(np.column_stack([A, S[:, deps]]), 1.0, -np.inf, float(len(deps)))
+
+
+def _first_runs(rows: _Rows, graph: DFGraph, S: np.ndarray, A: np.ndarray, size: np.ndarray, workspace: np.ndarray) -> None:
+    """While op t runs for the first time, it and its inputs are in memory, and beside them what is retained into stage t + 1.
+
+    Where it runs in place, its own bytes are not: A[t, t] takes them away.
+    """
     for t in range(len(graph)):
         needed = [t, *graph.deps[t]]
         beside = np.where(np.isin(np.arange(len(graph)), needed), 0.0, size)
-        rows.add([S[t + 1]], beside, -np.inf, 1.0 - workspace[t] - size[needed].sum())
+        rows.add([[*S[t + 1], A[t, t]]], [*beside, -size[t]], -np.inf, 1.0 - workspace[t] - size[needed].sum())
 
 
 class _Columns:

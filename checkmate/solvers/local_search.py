@@ -135,6 +135,7 @@ class Repair:
         self.out_of_time = out_of_time
         graph = timetable.graph
         self._sizes = graph.output_bytes.tolist()
+        self._in_place = graph.in_place
         self._costs = graph.costs.tolist() if prices is None else prices
         self._evictable = [i for i, size in enumerate(self._sizes) if size and timetable.last_stage[i] > i]
         # A free recomputation still has a price, so that among free ones the larger relief wins.
@@ -176,18 +177,25 @@ class Repair:
             return
         a = i
         for b in timetable.touched[i][1:]:
-            if b > self._first_over and b - a > 1 and timetable.may_add(i, b):
-                most = self._most_relief(size, a, b)
+            if b > self._first_over and b - self._since(i, a) > 0 and timetable.may_add(i, b):
+                most = self._most_relief(i, a, b)
                 if most:
                     heapq.heappush(self._heap, (max(self._costs[i], self._least) / most, i, b))
-            if b >= self._last_over:
+            if b > self._last_over:
                 break
             a = b
 
-    def _most_relief(self, size: int, a: int, b: int) -> int:
-        """The overflow that goes away at most when `size` bytes are not held between stages a and b."""
+    def _since(self, i: int, a: int) -> int:
+        """The first stage that needs less when the value of op i is not held from stage a on: a itself where op a runs in place then."""
+        return a if i in self._in_place[a] else a + 1
+
+    def _most_relief(self, i: int, a: int, b: int) -> int:
+        """The overflow that goes away at most when the value of op i is not held between stages a and b."""
         over = self.timetable.bytes_in[a + 1 : b] - self.budget
-        return int(np.minimum(over[over > 0], size).sum())
+        relief = int(np.minimum(over[over > 0], self._sizes[i]).sum())
+        if self._since(i, a) == a:
+            relief += max(0, min(int(self.timetable.bytes_in[a]) - self.budget, self._sizes[a]))
+        return relief
 
     def _take_best(self, overflow: int) -> Moves | None:
         heap = self._heap
@@ -204,14 +212,14 @@ class Repair:
     def _score(self, i: int, b: int, overflow: int) -> tuple[float, Moves | None]:
         """The better of the ways to evict the value of op i until stage b, by exact trial; None when none helps."""
         timetable = self.timetable
-        gap = timetable.gap(i, b - 1)
-        if gap is None or gap[1] != b or not timetable.may_add(i, b):
+        a = timetable.touched_before(i, b)
+        since = self._since(i, a)
+        if since >= b or b not in timetable.touched[i] or not timetable.may_add(i, b):
             return 0.0, None
-        a = gap[0]
-        most = self._most_relief(self._sizes[i], a, b)
+        most = self._most_relief(i, a, b)
         if not most:
             return 0.0, None
-        worst = a + 1 + int(timetable.bytes_in[a + 1 : b].argmax())
+        worst = since + int(timetable.bytes_in[since:b].argmax())
         best_score, best = float("inf"), None
         tried: list[Moves] = []
         for keep in (lambda d: timetable.touched_before(d, b) >= worst, lambda d: 2 * self._sizes[d] <= self._sizes[i]):

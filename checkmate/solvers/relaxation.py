@@ -4,14 +4,19 @@ Choose stages t_1 < ... < t_K. Snapshot c is the moment op t_c runs for the firs
 
     P[c, i] = 1 when the value of op i is in memory at snapshot c,            i <= t_c
     R[c, i] = 1 when op i runs after snapshot c - 1 and not after snapshot c,  (snapshot 0: before all, K + 1: the end)
+    A[c] = 1    when op t_c is computed in place at snapshot c
+
+For what op t_c may overwrite (`Op.in_place`, its deps whose memory its value may take over) P[c, i] says whether it is *still* there: in memory
+when the values that are freed right after op t_c are gone, before anything else runs.
 
 **Theorem.** Every plan within the budget, whose first evaluations come in index order, gives P and R with
 
     (1)  P[c, i] <= P[c-1, i] + R[c, i]                 in memory only if it stayed or was computed
     (2)  R[c, j] <= P[c-1, i] + R[c, i]                 for every op j that reads op i: its inputs were there
     (3)  R[c, i] = 1 for t_{c-1} < i <= t_c             the first evaluations
-    (4)  P[c, i] = 1 for i = t_c and what it reads      op t_c runs
-    (5)  fixed + sum_i bytes_i P[c, i] + workspace(t_c) <= budget
+    (4)  P[c, i] = 1 for i = t_c and what it reads but may not overwrite: op t_c runs
+    (5)  fixed + sum_i bytes_i P[c, i] + workspace(t_c) - bytes(t_c) A[c] <= budget, with 1 for P[c, i] of what op t_c may overwrite,
+         and A[c] <= sum of 1 - P[c, i] over what op t_c may overwrite, A[c] = 0 where that is nothing
     (6)  P[K, i] + R[K+1, i] >= 1 for the outputs
     (7)  R[c, i] = 0 for i <= t_{c-1} where op i may not run again after snapshot c - 1
 
@@ -19,8 +24,10 @@ and costs at least sum cost_i R[c, i]. So the minimum of that sum over binary P 
 bound for the cost of all such plans, and where no P and R exist, no such plan does.
 
 *Proof.* (1) and (2): a value that is in memory at one moment was in memory at an earlier one or was computed in between; for (2)
-take the moment op j runs. (3) holds as first evaluations come in index order, (4) and (5) as the judge counts memory, (6) and (7)
-by the rules of a plan. A plan that runs op i in an interval pays cost_i there at least once. []
+take the moment op j runs. That the moment of P[c, i] comes a few Free steps later for some i changes nothing, as no op runs between the
+two. A[c]: op t_c is computed in place only where one of these steps frees what it may overwrite. (3) holds as first evaluations come in index
+order, (4) and (5) as the judge counts memory, (6) and (7) by the rules of a plan. A plan that runs op i in an interval pays cost_i there at
+least once. []
 
 What is lost is the memory between the snapshots and second evaluations within one interval. The bound speaks of the
 graph's order of first evaluations, and charges a repeated evaluation what the first one costs. Backward ops are ops like others: they may run
@@ -44,7 +51,9 @@ the objective is whole, and is done a unit before the optimum (49 ops of a resid
 Two reductions keep the optimum. Ops that no later op, output or snapshot can need get no variable. And where op i is read by op
 j alone, is no output, and j reads nothing else and is not larger, i is never kept once j exists (P[c, i] = 0 for j < t_c) and runs
 again exactly when j does (R[c, i] = R[c, j] for j <= t_{c-1}): in P and R replace "i computed in c', kept until c'', j computed
-after it" by "j computed in c', kept until c''", which needs no more bytes and costs no more.
+after it" by "j computed in c', kept until c''", which needs no more bytes and costs no more. In place, too: where op t_c took over the
+memory of j while i was kept, it does so no more when j is kept instead. Its bytes are at most those of j, these at most those of i, which go;
+and where t_c is j itself, it now takes over the memory of i or does as before.
 
 Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1; one snapshot is the knapsack with a recomputation
 closure behind min-cut rematerialization, and several are its time-expanded form.
@@ -108,6 +117,7 @@ class SnapshotModel:
     def __init__(self, graph: DFGraph, budget_bytes: int, snapshots: Sequence[int]):
         self.graph = graph
         self.snapshots = tuple(sorted(set(snapshots)))
+        self._may_overwrite = [frozenset(graph.in_place[t]) for t in self.snapshots]
         self.room = budget_bytes - graph.fixed_bytes
         self.fixed_cost = graph.total_cost
         self._scale = SCALE / graph.total_cost if graph.total_cost > SCALE / sys.float_info.max else 1.0
@@ -262,11 +272,14 @@ class SnapshotModel:
             self.R.append(R)
             if c < K:
                 P = [ZERO] * n
+                later = _ancestors_of(graph, keepable) if self._may_overwrite[c] else useful
+                unneeded = {i for i in self._may_overwrite[c] if not later[i]}  # nothing can need it: it is overwritten for nothing
                 for i in range(end):
-                    if useful[i] and not 0 <= self._stands_for[i] < end:
+                    if useful[i] and i not in unneeded and not 0 <= self._stands_for[i] < end:
                         P[i] = self._variable(0.0, binary=True)
                 for i in (end, *graph.deps[end]):
-                    P[i] = ONE
+                    if i not in self._may_overwrite[c]:
+                        P[i] = ONE
                 self.P.append(P)
 
     def _variable(self, cost: float, *, binary: bool) -> int:
@@ -290,14 +303,23 @@ class SnapshotModel:
                 for i in range(end + 1):
                     if P[i] != ZERO:
                         self._implies(P[i], before[i], R[i])
-                room -= sum(sizes[i] for i in range(end + 1) if P[i] == ONE)
-                variable = [i for i in range(end + 1) if P[i] >= 0 and sizes[i]]
-                if room < 0:
+                overwritable = self._may_overwrite[c]
+                room -= sum(sizes[i] for i in range(end + 1) if P[i] == ONE or i in overwritable)
+                saved = sizes[end] if any(P[i] != ONE for i in overwritable) else 0
+                if any(P[i] == ZERO for i in overwritable):  # A[c] = 1
+                    room, saved = room + saved, 0
+                variable = [i for i in range(end + 1) if P[i] >= 0 and sizes[i] and i not in overwritable]
+                if room + saved < 0:
                     self.contradiction = True
                 elif sum(sizes[i] for i in variable) > room:
                     unit = max(1, self.room)
+                    columns, values = [P[i] for i in variable], [sizes[i] / unit for i in variable]
+                    if saved:
+                        A = self._variable(0.0, binary=False)
+                        columns, values = [*columns, A], [*values, -saved / unit]
+                        self._row([A, *(P[i] for i in overwritable)], [1.0] * (1 + len(overwritable)), float(len(overwritable)))
                     # The last factor is room for rounding: it can only make the bound weaker.
-                    self._row([P[i] for i in variable], [sizes[i] / unit for i in variable], room / unit * (1 + 1e-9) + 1e-12)
+                    self._row(columns, values, room / unit * (1 + math.copysign(1e-9, room)) + 1e-12)
             else:
                 for i in graph.outputs:
                     self._implies(ONE, before[i], R[i])

@@ -219,7 +219,7 @@ def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
         return tuple(sorted(number[d] for d in ops))
 
     ops = tuple(
-        replace(op, deps=names(op.deps), control_deps=names(op.control_deps), overwrites=names(op.overwrites))
+        replace(op, deps=names(op.deps), control_deps=names(op.control_deps), overwrites=names(op.overwrites), in_place=names(op.in_place))
         for op in (graph.ops[old] for old in order)
     )
     return DFGraph(ops, names(graph.outputs), graph.fixed_bytes, graph.name)

@@ -3,7 +3,8 @@
 Method: stages as in the paper's program (op t runs first at the end of stage t; ops before it may run again in it, in index order), and each
 op has at most a few evaluations. Times are the turns of the ops in the stages: op i has turn t (t + 1) / 2 + i in stage t. A value
 is in memory from its turn to its last reader's, a cumulative constraint keeps the sum within the budget, and every evaluation
-needs an interval of each input that covers it. The lengths of the intervals are free: the published code's logarithmic domain for
+needs an interval of each input that covers it. Where an input that the op may overwrite has its last reader there, the value counts from the end
+of its turn only: it is computed in place. The lengths of the intervals are free: the published code's logarithmic domain for
 them is smaller and cuts off optima. It starts from the default solver's plan.
 
 Source: MOCCASIN (Bartan et al., "Moccasin: Efficient Tensor Rematerialization for Neural Networks", ICML 2023), section 2, rewritten. Its first
@@ -90,6 +91,7 @@ def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> In
         workspaces=tuple(math.ceil(size / unit) for size in graph.workspace_bytes.tolist()),
         costs=tuple(round(cost * scale) for cost in graph.costs.tolist()),
         kept=frozenset(graph.outputs),
+        in_place=graph.in_place,
         horizon=turn(n, 0),
         capacity=room // unit,
     )

@@ -8,7 +8,8 @@ What keeps the states few:
 
     estimate   values that are gone, and that ops which have not run yet will read, have to be made again, with those of their inputs that are gone,
                and so on. That costs at least the sum over all these ops, and the estimate never falls by more than an edge costs
-    dropping   only what is dropped is needed to make room: leaving out any of it would not do. Keeping more is never worse
+    dropping   only what is dropped is needed to make room: leaving out any of it would not do. Keeping more is never worse.
+               But an op runs in place where one of its in_place deps is dropped right after it: where it does not fit, each is tried, too
     dominance  a state is left alone when one with the same ops done, at least its values, and no larger cost was looked at before
     useless    a value that no later run can need is not part of the state
 
@@ -196,6 +197,7 @@ class _Rules:
         self._before = [_set_of((*op.deps, *op.control_deps, *op.overwrites)) for op in graph.ops]
         self._expires = [_set_of(k for k, op in enumerate(graph.ops) if i in op.overwrites) for i in range(len(graph))]
         self._once = _set_of(i for i, op in enumerate(graph.ops) if not op.recomputable)
+        self._in_place = graph.in_place
         self._sizes: list[int] = graph.output_bytes.tolist()
         self._workspaces: list[int] = graph.workspace_bytes.tolist()
         self._costs: list[float] = graph.costs.tolist()
@@ -219,8 +221,15 @@ class _Rules:
             after = done | 1 << op
             kept = self._facts(after)[1]
             excess = held + self._sizes[op] + self._workspaces[op] - self._room
-            for dropped in self._ways_to_drop(live & ~deps, excess):
-                yield op, self._costs[op] if known else 0.0, (after, (live & ~dropped | 1 << op) & kept)
+            for host in self._hosts(op, kept, excess):
+                for dropped in self._ways_to_drop(live & ~deps, excess - self._sizes[op] if host else excess):
+                    yield op, self._costs[op] if known else 0.0, (after, (live & ~(dropped | host) | 1 << op) & kept)
+
+    def _hosts(self, op: int, kept: int, excess: int) -> list[Drop]:
+        """The ways to run an op: in place of an input that is dropped right after it, which the set tells, or not in place (no input)."""
+        hosts = [1 << d for d in self._in_place[op]]
+        unneeded = [host for host in hosts if not host & kept]
+        return unneeded[:1] or ([0, *hosts] if excess > 0 else [0])
 
     def remaining(self, state: State) -> float:
         """What runs again after this state costs at least this; infinity where an op would have to that may not."""

@@ -54,10 +54,12 @@ class Timetable:
         for i in graph.outputs:
             self._reads[i][n] = 1
         self.touched = [[i, *reads] for i, reads in enumerate(self._reads)]
-        # A stage that runs nothing again needs its op's inputs, value and workspace, and stage n then needs nothing.
+        self._in_place = (*graph.in_place, ())
+        # A stage that runs nothing again needs its op's inputs, value and workspace, and stage n then needs nothing. Where its op may run in
+        # place, that depends on who reads the inputs later: such stages are always looked into.
         self._alone = [self._sizes[t] + self._workspaces[t] + sum(self._sizes[d] for d in self._deps[t]) for t in range(n)] + [0]
-        self._inside = list(self._alone)
-        self.bytes_in = np.array(self._alone, dtype=np.int64) + graph.fixed_bytes
+        self._inside = [self._peak_inside(t) if self._in_place[t] else alone for t, alone in enumerate(self._alone)]
+        self.bytes_in = np.array(self._inside, dtype=np.int64) + graph.fixed_bytes
         for size, stages in zip(self._sizes, self.touched, strict=True):
             for before, after in pairwise(stages):
                 self.bytes_in[before + 1 : after] += size
@@ -195,7 +197,7 @@ class Timetable:
         """Counts the peak of the evaluations inside stages anew."""
         for t in changed:
             self.work += 1 + len(self.again[t])
-            inside = self._peak_inside(t) if self.again[t] else self._alone[t]
+            inside = self._peak_inside(t) if self.again[t] or self._in_place[t] else self._alone[t]
             if inside != self._inside[t]:
                 self.bytes_in[t] += inside - self._inside[t]
                 self._inside[t] = inside
@@ -210,7 +212,7 @@ class Timetable:
             last[i] = position
         if t == len(deps):
             last.update(dict.fromkeys(self.graph.outputs, len(order)))
-        ends = [0] * (len(order) + 1)
+        ends, ending = [0] * (len(order) + 1), set[tuple[int, int]]()
         in_use = 0
         for v, position in last.items():
             size = sizes[v]
@@ -221,12 +223,14 @@ class Timetable:
                 after = bisect_left(stages, t) + 1
                 if after == len(stages) or stages[after] in made:  # nobody waits for it beyond this stage
                     ends[position] += size
+                    ending.add((v, position))
         peak = 0
         for position, i in enumerate(order):
-            in_use += sizes[i]
-            if in_use + workspaces[i] > peak:
-                peak = in_use + workspaces[i]
-            in_use -= ends[position]
+            in_place = any((d, position) in ending for d in self._in_place[i])
+            running = in_use + workspaces[i] + (0 if in_place else sizes[i])
+            if running > peak:
+                peak = running
+            in_use += sizes[i] - ends[position]
         return peak
 
 

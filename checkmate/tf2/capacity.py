@@ -17,13 +17,13 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.attempt import reserve_bytes, time_limit
+from checkmate.tf2.attempt import outside_bytes, reserve_bytes, time_limit
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.planning import Planner
 from checkmate.tf2.profile import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.step import PlannedStep, as_spec, training_step
 from checkmate.tf2.trace import TracedStep, trace
-from checkmate.units import Bytes, format_bytes, parse_bytes
+from checkmate.units import Bytes, format_bytes, is_share, parse_bytes
 
 SMALL_BATCH = 2
 """The batch that is traced to learn what grows; twice as many examples are traced to learn by how much."""
@@ -109,12 +109,13 @@ def max_batch(
     forward = max_overhead == "forward"
     if not (max_overhead is None or forward or (isinstance(max_overhead, (int, float)) and max_overhead >= 0)):
         raise BudgetError(f'max_overhead is a number from 0 on, "forward", or None; got {max_overhead!r}.')
-    if isinstance(budget, str) and budget.strip().endswith("%"):
+    if is_share(budget):
         raise BudgetError(f"A share of the plain step's peak is no budget for a batch that is not known yet; got {budget!r}. Give bytes.")
     function, specs = training_step(model, loss, optimizer, _sized(input_spec, SMALL_BATCH), _sized(label_spec, SMALL_BATCH))
     growth = _Growth.of(function, specs, model.name, cost_model)
     device = devices.training_device()
     budget_bytes = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
+    of_step = budget_bytes - growth.outside_bytes
     tried: list[tuple[int, str]] = []
 
     def allowed(graph: DFGraph, result: SolveResult) -> bool:
@@ -125,12 +126,12 @@ def max_batch(
 
     def fits(batch: int) -> bool:
         graph = growth.at(batch)
-        target = budget_bytes - reserve_bytes(budget_bytes - graph.fixed_bytes)
+        target = of_step - reserve_bytes(of_step - graph.fixed_bytes)
         if floor(graph).bytes > target:
             tried.append((batch, "below the floor"))
             return False
         try:
-            result = solve(graph, target, solver=solver, time_limit_s=time_limit(time_limit_s, graph))
+            result = solve(graph, max(1, target), solver=solver, time_limit_s=time_limit(time_limit_s, graph))
         except (InfeasibleBudgetError, NoPlanFoundError) as error:
             tried.append((batch, type(error).__name__))
             return False
@@ -139,7 +140,7 @@ def max_batch(
 
     def plain_fits(batch: int) -> bool:
         graph = growth.at(batch)
-        return replay(graph, Plan.from_order(graph, growth.plain_order)).peak_bytes <= budget_bytes
+        return replay(graph, Plan.from_order(graph, growth.plain_order)).peak_bytes <= of_step
 
     plain = _largest(plain_fits, largest)
     batch = _largest(fits, largest, known=plain)
@@ -175,23 +176,27 @@ def max_batch(
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """A step's graph at two batches, from which the graph at any other follows."""
+    """A step's graph at two batches, from which the graph at any other follows, and what else is in use on the device."""
 
     small: DFGraph
     double: DFGraph
     plain_order: tuple[int, ...]
+    outside_bytes: int
 
     @classmethod
     def of(cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel) -> _Growth:
         once = tf.function(function)
-        small: TracedStep = trace(once, *specs, name=name)
-        double = trace(once, *_sized(specs, 2 * SMALL_BATCH), name=name, like=small)
-        if [op.deps for op in small.graph.ops] != [op.deps for op in double.graph.ops]:
+        for as_written in (False, True):  # TensorFlow's optimizer may do with one batch what it does not with the other
+            small: TracedStep = trace(once, *specs, name=name, as_written=as_written)
+            double = trace(once, *_sized(specs, 2 * SMALL_BATCH), name=name, like=small, as_written=as_written)
+            if [op.deps for op in small.graph.ops] == [op.deps for op in double.graph.ops]:
+                break
+        else:
             raise BudgetError(
                 f"The step of {name!r} has other ops for a batch of {2 * SMALL_BATCH} than for {SMALL_BATCH}, so what a batch needs does not "
                 "follow from another. Compile the batches you consider one by one."
             )
-        return cls(with_costs(small, cost_model), with_costs(double, cost_model), small.plain_order)
+        return cls(with_costs(small, cost_model), with_costs(double, cost_model), small.plain_order, outside_bytes(small))
 
     def cost_model(self, batch: int) -> CostModel:
         """Costs and workspaces at a batch, in the form that compiling for it takes."""
@@ -200,7 +205,7 @@ class _Growth:
         def of_step(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
             if [op.deps for op in traced.graph.ops] != [op.deps for op in ops]:
                 return profile(traced, on_progress)
-            return [Measurement(op.cost, op.workspace_bytes) for op in ops]
+            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in ops]
 
         return of_step
 
@@ -215,14 +220,16 @@ class _Growth:
         def grown(small: float, double: float) -> float:
             return max(small + (double - small) * (batch - SMALL_BATCH) / SMALL_BATCH, 0)
 
+        sizes = [rounded_up(int(grown(a.output_bytes, b.output_bytes))) for a, b in zip(self.small.ops, self.double.ops, strict=True)]
         ops = tuple(
             replace(
                 a,
-                output_bytes=rounded_up(int(grown(a.output_bytes, b.output_bytes))),
+                output_bytes=size,
                 workspace_bytes=int(grown(a.workspace_bytes, b.workspace_bytes)),
                 cost=max(grown(a.cost, b.cost), min(a.cost, b.cost)),
+                in_place=tuple(d for d in a.in_place if d in b.in_place and sizes[d] >= size),
             )
-            for a, b in zip(self.small.ops, self.double.ops, strict=True)
+            for a, b, size in zip(self.small.ops, self.double.ops, sizes, strict=True)
         )
         return replace(self.small, ops=ops, fixed_bytes=int(grown(self.small.fixed_bytes, self.double.fixed_bytes)))
 

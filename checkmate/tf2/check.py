@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.bodies import LOOPS
 from checkmate.tf2.execute import Replayed, rooms_bytes
+from checkmate.tf2.memory.pipeline import argument_bytes
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep
 
@@ -52,15 +53,19 @@ class Trial:
       most_bytes: The highest of their peaks; more than was allowed where memory ran out.
       usual_bytes: The peak that about half of them stay below, the first ones, which begin without results, left out.
       held_bytes: How much of either the step's function holds as long as it lives: constants of its graph, and what TensorFlow folds.
+      seconds: The shortest of their times; None where no run but the first one came to its end.
     """
 
     most_bytes: int
     usual_bytes: int
     held_bytes: int
+    seconds: float | None = None
 
     def beside(self, more: int, held: int) -> Trial:
         """The same where `more` bytes are in use anyway and the function holds `held` besides."""
-        return Trial(self.most_bytes + more + held, self.usual_bytes + more + held, self.held_bytes + held)
+        return replace(
+            self, most_bytes=self.most_bytes + more + held, usual_bytes=self.usual_bytes + more + held, held_bytes=self.held_bytes + held
+        )
 
 
 @contextmanager
@@ -109,31 +114,42 @@ def on_trial(
     if op_rules.is_seen_outside(traced.function):
         return None
     if op_rules.draws(traced.function):
-        copied = run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
-        found = _trial(copied, traced, device, enough, batch)
+        found = _trial(of_its_own(run, traced), traced, device, enough, batch)
         gc.collect()  # functions are in cycles
         return found and replace(found, held_bytes=0)
     return _trial(run, traced, device, enough, batch)
 
 
-def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int, batch: Sequence[tf.Tensor] | None) -> Trial | None:
-    loops = any(operation.type in LOOPS for operation in traced.flat.graph.get_operations())
+def of_its_own(run: Callable[..., Any], traced: TracedStep) -> Callable[..., Any]:
+    """Returns what runs a step without moving TensorFlow's random state on: of a step that draws from it a copy, else the same."""
+    if not op_rules.draws(traced.function):
+        return run
+    return run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
+
+
+def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int, given: Sequence[tf.Tensor] | None) -> Trial | None:
+    loops = traced.has_loops
     at_first, held, rooms = devices.bytes_in_use(device), 0, rooms_bytes(run)
     stays: list[int] = []
     moves: list[int] = []
+    seconds: list[float] = []
 
-    def peaks(batch: list[tf.Tensor], *, moving: bool) -> Generator[int]:
+    def peaks(*, moving: bool) -> Generator[int]:
         result: Any = None
-        resting: int | None = None  # what is in use beside what the step counts
+        # What is in use beside what the step counts. Of batches that are made here their own bytes only: what the allocator adds is the step's.
+        resting = devices.bytes_in_use(device) + (argument_bytes(traced) if moving or not given else 0)
+        resting -= traced.between_bytes + (held if moving else 0)
+        batch = given or made_up(traced)
         with kept_state(traced.function.variables):
             while True:
                 batch = _elsewhere(batch) if moving else batch
-                results = _held_bytes(result)
-                result, before, peak = devices.peak_above(device, partial(run, *batch))
-                resting = before - traced.between_bytes - (held if moving else 0) if resting is None else resting
+                results = devices.all_held_bytes(result)
+                started = time.perf_counter()
+                result, _, peak = devices.peak_above(device, partial(run, *batch))
+                seconds.append(time.perf_counter() - started)
                 # `between_bytes` has the results of a run before, and here they were in use beside it; after the first run, which found
                 # none, as many are taken off, so that all the runs compare. Results in rooms were there all the time.
-                yield peak - resting - (results or _held_bytes(result)) + rooms
+                yield peak - resting - (results or devices.all_held_bytes(result)) + rooms
 
     def same(peaks: list[int]) -> bool:
         return not loops and _alike(peaks[-2:])
@@ -142,16 +158,16 @@ def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int
         return len(peaks) >= LEAST_MOVING_RUNS - 1 and _alike(peaks[-4::2]) and _alike(peaks[-3::2])
 
     try:
-        with closing(peaks(batch or _made_up(traced), moving=False)) as found:
+        with closing(peaks(moving=False)) as found:
             stays = _until(same, found, enough, LOOP_RUNS if loops else CHECK_RUNS)
         # What it is from its first run on is no longer found to be more than what was in use before.
         held = max(0, devices.bytes_in_use(device) - at_first)
         if max(stays[1:]) <= enough:
             # Training begins in what this leaves behind: where the results and our batch were are holes, and the variables were put back.
-            with closing(peaks(batch or _made_up(traced), moving=True)) as found:
+            with closing(peaks(moving=True)) as found:
                 moves = _until(by_turns, found, enough, MOVING_RUNS)
     except tf.errors.ResourceExhaustedError:
-        if not stays or not batch:  # else there only is no room for another one beside the user's
+        if not stays or not given:  # else there only is no room for another one beside the user's
             most = max(enough + 1, tf.config.experimental.get_memory_info(device)["peak"] - at_first + traced.between_bytes + rooms)
             return Trial(most, most, held)
     except tf.errors.OpError as error:
@@ -159,7 +175,8 @@ def _trial(run: Callable[..., Any], traced: TracedStep, device: str, enough: int
         return None
     log.debug("peaks on trial: %s, on batches that move %s; its function holds %s", stays, moves, held)
     usual = sorted([*stays[1:], *moves[1:]])
-    return Trial(max([*stays[1:], *moves]), usual[len(usual) // 2], held)
+    fastest = min(seconds[1:], default=None)  # the first run builds what TensorFlow keeps of a function
+    return Trial(max([*stays[1:], *moves]), usual[len(usual) // 2], held, fastest)
 
 
 def _until(steady: Callable[[list[int]], bool], peaks: Iterator[int], enough: int, most: int) -> list[int]:
@@ -179,17 +196,14 @@ def _alike(peaks: list[int]) -> bool:
     return len(peaks) > 1 and max(peaks) - min(peaks) <= SAME * max(peaks)
 
 
-def _made_up(traced: TracedStep) -> list[tf.Tensor]:
+def made_up(traced: TracedStep) -> list[tf.Tensor]:
+    """Returns data for the step's arguments, of their shapes and dtypes."""
     return [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
 
 
 def _elsewhere(batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The same values in other memory, as the next batch of a training loop is made while it holds the one before."""
     return [tf.raw_ops.DeepCopy(x=each) if op_rules.can_be_copied(each.dtype) else each for each in batch]
-
-
-def _held_bytes(result: Any) -> int:
-    return sum(devices.held_bytes(each) for each in tf.nest.flatten(result, expand_composites=True) if each is not None)
 
 
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable
@@ -14,6 +15,10 @@ AUTO_RESERVE = 0.1
 
 CAP_RESERVE = 0.04
 """The same of an allocator's own cap, which nobody outside of the process can take from."""
+
+UNSPLIT_BYTES = 128 * 2**20
+"""A free chunk is handed out whole where less than this would be left of it, and less than what was asked for (TensorFlow's BFC allocator). With as
+much beyond what a step takes, the pool's last chunk is always split."""
 
 
 def training_device() -> str:
@@ -55,6 +60,13 @@ def allocator_reports(device: str) -> bool:
     return True
 
 
+def counts_everything(device: str) -> bool:
+    """True where what the allocator reports is all that it gave out, small tensors, too."""
+    return allocator_reports(device) and (
+        device.startswith("GPU") or os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
+    )
+
+
 def bytes_in_use(device: str) -> int:
     """Returns what the allocator has given out, 0 where it does not report."""
     return tf.config.experimental.get_memory_info(device)["current"] if allocator_reports(device) else 0
@@ -67,6 +79,12 @@ def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
     result = call()
     synchronize()
     return result, before, tf.config.experimental.get_memory_info(device)["peak"]
+
+
+def forget_peak(device: str) -> None:
+    """Has the allocator's highest count begin anew: what planning ran is no part of training."""
+    if allocator_reports(device):
+        tf.config.experimental.reset_memory_stats(device)
 
 
 def make_room(device: str, size: int) -> int:
@@ -101,6 +119,11 @@ def held_bytes(tensor: tf.Tensor) -> int:
     return int(tf.size(tensor)) * tensor.dtype.size if tensor.dtype not in (tf.string, tf.resource, tf.variant) else 0
 
 
+def all_held_bytes(result: Any) -> int:
+    """Returns the bytes of the values of all eager tensors in a nest."""
+    return sum(held_bytes(each) for each in tf.nest.flatten(result, expand_composites=True) if each is not None)
+
+
 def synchronize() -> None:
     """Waits until the device has done what it was told; kernels on a GPU run behind the program's back."""
     with tf.device(training_device()):  # not those of other workers, which tf.test.experimental.sync_devices would wait for, too
@@ -122,13 +145,22 @@ def free_bytes(device: str) -> int:
     import psutil
 
     held = psutil.Process().memory_info().rss
-    return psutil.virtual_memory().available + held
+    return min([psutil.virtual_memory().available + held, *_container_limits()])
 
 
 def auto_budget(device: str) -> int:
     """Returns the bytes that `budget="auto"` stands for now."""
     reserve = AUTO_RESERVE if cap_bytes(device) is None else CAP_RESERVE
     return int(free_bytes(device) * (1 - reserve))
+
+
+def _container_limits() -> list[int]:
+    """What a container lets its processes have together; empty outside of one that has a limit."""
+    found = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            found.append(int(file.read()))
+    return found
 
 
 def _gpu_free_bytes(device: str) -> int:

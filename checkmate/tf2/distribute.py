@@ -28,7 +28,7 @@ from checkmate.tf2.execute import replay_in_graph
 from checkmate.tf2.function import Call, PlannedFunction, PlanOptions
 from checkmate.tf2.step import PlannedStep
 from checkmate.tf2.trace import TracedStep, analyse
-from checkmate.units import parse_bytes
+from checkmate.units import is_share, parse_bytes
 
 
 class ReplicatedFunction(PlannedFunction):
@@ -121,7 +121,7 @@ class ReplicatedFunction(PlannedFunction):
     def _budget_of_a_part(self) -> Any:
         """The budget less the optimizer's variables, which are no part of what is planned, where the planner does not see them itself."""
         budget, device = self._options.budget, devices.training_device()
-        if devices.allocator_reports(device) or (isinstance(budget, str) and budget.strip().endswith("%")):
+        if devices.allocator_reports(device) or is_share(budget):
             return budget
         count = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
         held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._optimizer.variables)

@@ -33,6 +33,7 @@ from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph_writer import reachable
 from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
@@ -83,7 +84,7 @@ class Replayed:
 
     def __call__(self, *flat: tf.Tensor) -> Any:
         """Runs the step."""
-        return self.function(self.rooms.handles() if self.rooms else [], *flat)
+        return grappler.run(self.function, self.rooms.handles() if self.rooms else [], *flat)
 
     def copy(self) -> Replayed:
         """Another function of the same plan and rooms, which draws random numbers of its own."""

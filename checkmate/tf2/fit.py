@@ -133,8 +133,9 @@ class Training:
             if tf.distribute.has_strategy():
                 return ReplicatedFit(self._model, self._options)
         own = type(self._model).train_step is not keras.Model.train_step
+        on_lost = warnings.warn if own else None
         return PlannedFunction(
-            self._model.train_step, self._options, name=self._model.name, autograph=False, on_lost=warnings.warn if own else None
+            self._model.train_step, self._options, name=self._model.name, autograph=False, on_lost=on_lost, has_pipeline=True
         )
 
     def _train_function(self, iterator: Iterator[Any]) -> Any:

@@ -6,6 +6,8 @@ Three kinds of ops are not planned; the executor makes them where they are neede
 * sources: arguments, constants and reads of variables, which are resident anyway;
 * small ops, whose inputs and outputs are so small that keeping all of them costs less than `SMALL_SHARE` of the step's
   bytes (BatchNormalization's statistics, scalars of the optimizer). They run once and are counted as resident.
+
+What a planned op makes beside a larger value is counted as resident, too, where it is as small, or no more than `BESIDE` of that value.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from checkmate.tf2.op_rules import Role
 
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
+
+BESIDE = 0.01
+"""Share of a value's bytes that others which its op makes may take to be counted as resident: such as the loss beside the gradient of logits."""
 
 EARLY_SHARE = 0.05
 """Results that together take at most this share of the planned ops' bytes get their memory when the step begins."""
@@ -47,6 +52,8 @@ class FlatGraph:
       concrete: The function, simplified.
       traced: The function as it was traced, which has the variables, and the bodies of loops with their shapes.
       planned_names: Names of the ops to plan, or None for those that decide about memory.
+      forward_names: Names that ops of the forward pass had in the trace (see `forward_names`). TensorFlow's optimizer makes one op of two
+        equal ones and may call it as that of the backward pass.
 
     Attributes:
       operations: All ops that run, inputs first.
@@ -63,19 +70,28 @@ class FlatGraph:
       early: For each output whether its memory is there from the beginning of the step; see `execute`.
     """
 
-    def __init__(self, concrete: Any, traced: Any, planned_names: set[str] | None):
+    def __init__(self, concrete: Any, traced: Any, planned_names: set[str] | None, forward_names: set[str]):
         self.concrete = concrete
         self.variables = traced.variables
         self._planned_names = planned_names
         self.operations = reachable(concrete.graph)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
+        self._forward = _with_inputs(self.operations, forward_names)
         self.estimated: list[tf.Operation] = []
         self._estimates: dict[Any, int] = {}
         self._kept = loops.Kept(traced.graph, lambda tensor: self._estimates.get(tensor.ref(), tensor_bytes(tensor)))
+        others = (o for o in self.operations if o.type not in op_rules.PURE_READS)
+        handed_on = {op_rules.source(tensor).op for o in others for tensor in o.inputs if tensor.dtype == tf.resource}
+        self._reading = {
+            o for o in self.operations if o.type in LOOPS | CONDITIONS and o not in handed_on and bodies.only_reads(traced.graph, o)
+        }
+        # A loop looks at variables each time that it runs. Small writes to these are planned, too: they run at any time otherwise.
+        self._looked_at = {_handle(tensor) for o in self._reading for tensor in o.inputs if tensor.dtype == tf.resource}
         self._bytes: dict[tf.Operation, int] = {}
         for operation in self.operations:
             self._bytes[operation] = self._sized(operation)
-        self.small_bytes = _small_threshold([self._bytes[o] for o in self.operations if op_rules.role(o) is Role.KERNEL])
+        kernels = [operation for operation in self.operations if op_rules.role(operation) is Role.KERNEL]
+        self.small_bytes = _small_threshold([size for operation in kernels for size in self._sizes(operation)])
         self.planned: list[tf.Operation] = []
         self._behind: dict[tf.Operation, set[tf.Operation]] = {}  # op -> the planned ops its value is made of
         self._behind_in_order: dict[tf.Operation, set[tf.Operation]] = {}  # the same, through control edges too
@@ -84,18 +100,14 @@ class FlatGraph:
         self.backward: set[tf.Operation] = set()
         for operation in self.operations:
             self._classify(operation)
-        others = (o for o in self.operations if o.type not in op_rules.PURE_READS)
-        handed_on = {op_rules.source(tensor).op for o in others for tensor in o.inputs if tensor.dtype == tf.resource}
-        self._reading = {
-            o for o in self.operations if o.type in LOOPS | CONDITIONS and o not in handed_on and bodies.only_reads(traced.graph, o)
-        }
+        self._beside = {operation: self._small_outputs(operation) for operation in self.planned}
         self._find_overwrites()
         self._find_readers()
         self.early = self._early_results()
 
     def bytes_of(self, operation: tf.Operation) -> int:
-        """Bytes of all its outputs."""
-        return self._bytes[operation]
+        """Bytes of all its outputs, but for those that are small beside a larger one."""
+        return self._bytes[operation] - self._beside.get(operation, 0)
 
     def planned_behind(self, tensor: tf.Tensor) -> set[tf.Operation]:
         """The planned ops that must be in memory to have this tensor."""
@@ -130,7 +142,7 @@ class FlatGraph:
         for operation in self.operations:
             if operation.type == "Const" or (operation not in planned and op_rules.role(operation) is Role.KERNEL):
                 total += self._bytes[operation]
-        return total
+        return total + sum(self._beside.values())
 
     def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
         """The ops of a group that others read, and its last one."""
@@ -190,6 +202,19 @@ class FlatGraph:
             total += size
         return total
 
+    def _sizes(self, operation: tf.Operation) -> list[int]:
+        """Bytes of each of an op's outputs; what a loop or condition makes counts as one."""
+        if operation.type in LOOPS | CONDITIONS:
+            return [self._bytes[operation]]
+        return [self._size_of(tensor) for tensor in operation.outputs]
+
+    def _small_outputs(self, operation: tf.Operation) -> int:
+        """Bytes of the small outputs of an op that has a larger one, too."""
+        sizes = self._sizes(operation)
+        largest = max(sizes, default=0)
+        small = max(self.small_bytes, BESIDE * largest)
+        return sum(size for size in sizes if size <= small) if largest > self.small_bytes else 0
+
     def _estimated(self, operation: tf.Operation, output: int) -> int:
         """Bytes of an output whose shape is not known before the step runs."""
         if operation.type in loops.EMPTY_LISTS:
@@ -220,12 +245,13 @@ class FlatGraph:
                 behind |= self.planned_behind(tensor)
         befores = [op_rules.source(tensor).op for tensor in operation.inputs] + list(operation.control_inputs)
         in_order = set().union(*(self._behind_in_order[before] for before in befores))
-        # Not through lists: a loop of the forward pass is given those that its gradient will read, when that is taken.
-        told = [op_rules.source(tensor).op for tensor in operation.inputs if tensor.dtype != tf.variant] + list(operation.control_inputs)
-        if in_backward_scope(operation) or any(before in self.backward for before in told):
+        if operation not in self._forward and _follows_gradients(operation, self.backward):
             self.backward.add(operation)
         if self._planned_names is None:
             touches_memory = self._bytes[operation] > self.small_bytes or any(self._bytes[o] > self.small_bytes for o in behind)
+            touches_memory |= not self.only_reads(operation) and any(
+                _handle(tensor) in self._looked_at for tensor in operation.inputs if tensor.dtype == tf.resource
+            )
         else:
             touches_memory = operation.name in self._planned_names
         if role is Role.KERNEL and touches_memory:
@@ -279,6 +305,32 @@ def _small_threshold(sizes: list[int]) -> int:
         threshold = size
     # Of equally large tensors either all are small or none is.
     return threshold if sum(size for size in sizes if size <= threshold) <= allowed else max((s for s in sizes if s < threshold), default=0)
+
+
+def forward_names(concrete: Any) -> set[str]:
+    """Returns the names of the ops of a traced function that are no gradients and are not made of any."""
+    backward: set[tf.Operation] = set()
+    for operation in reachable(concrete.graph):
+        if _follows_gradients(operation, backward):
+            backward.add(operation)
+    return {operation.name for operation in concrete.graph.get_operations() if operation not in backward}
+
+
+def _follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> bool:
+    """True for an op of the backward pass, given those before it, and for what is made of such ops."""
+    # Not through lists: a loop of the forward pass is given those that its gradient will read, when that is taken.
+    told = [op_rules.source(tensor).op for tensor in operation.inputs if tensor.dtype != tf.variant] + list(operation.control_inputs)
+    return in_backward_scope(operation) or any(before in backward for before in told)
+
+
+def _with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
+    """The ops of these names, and all that they are made of."""
+    found: set[tf.Operation] = set()
+    for operation in reversed(operations):
+        if operation.name in names or operation in found:
+            found.add(operation)
+            found.update(tensor.op for tensor in operation.inputs if tensor.dtype != tf.variant)
+    return found
 
 
 def in_backward_scope(operation: tf.Operation) -> bool:

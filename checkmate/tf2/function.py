@@ -25,6 +25,7 @@ from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
+from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.planning import Planner, check_asked
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
@@ -101,7 +102,7 @@ class PlanOptions:
 
     Attributes:
       budget: The limit for everything resident on the device while a step runs: "6GiB", a number of bytes, "60%" of the plain step's
-        predicted peak, or "auto": what is free on the device less a tenth, or of an allocator's own cap 96 %.
+        measured peak (predicted where it cannot be run, as the report says), or "auto": what is free on the device less a tenth, or of an allocator's own cap 96 %.
       batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
         plan, what is larger is refused.
       solver: See `checkmate.solve`.
@@ -143,8 +144,18 @@ class PlannedFunction:
     A call of no more than the first dimension that was planned runs under the same plan; see `PlannedStep`.
     """
 
-    def __init__(self, step: Callable, options: PlanOptions, *, name: str, autograph: bool, on_lost: Callable[[str], None] | None = None):
+    def __init__(
+        self,
+        step: Callable,
+        options: PlanOptions,
+        *,
+        name: str,
+        autograph: bool,
+        on_lost: Callable[[str], None] | None = None,
+        has_pipeline: bool = False,
+    ):
         self._step, self._options, self._name, self._autograph = step, options, name, autograph
+        self._has_pipeline = has_pipeline  # which may make the next batch while a step runs
         self._on_lost = on_lost  # is told of Python state that the step changed while it was traced
         self._steps: dict[Any, PlannedStep] = {}
 
@@ -213,6 +224,7 @@ class PlannedFunction:
                     MANY_PLANS + 1,
                 )
             planner = self._options.planner(tf.function(self._flat(call), autograph=self._autograph), self._name)
+            planner.next_batches = BATCHES_MADE if self._has_pipeline else 0
             self._steps[key] = PlannedStep(planner, call.specs(self._options.batch_size), call.tensors)
         return self._steps[key]
 

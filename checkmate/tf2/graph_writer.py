@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,13 +15,17 @@ class GraphWriter:
     """Writes ops down; a tensor is named "op:k" here. Names of what comes from outside are the caller's to choose.
 
     Importing one GraphDef takes a small part of the time that making the ops one by one in Python does.
+
+    Args:
+      nodes: Definitions of ops that are written already, inputs first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[Any] = ()) -> None:
         self._graph_def = tf.compat.v1.GraphDef()
         self._graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+        self._graph_def.node.extend(nodes)
         self._node_defs: dict[tf.Operation, Any] = {}
-        self._used: set[str] = set()
+        self._used: set[str] = {node.name for node in self._graph_def.node}
         self._repeats: Counter[str] = Counter()
 
     def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "", device: str = "") -> str:
@@ -39,8 +43,7 @@ class GraphWriter:
         node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
         node.attr.pop("_class", None)  # colocation goes by the old names
         if operation.type in CALLS:  # what a function returns is not known to be of any shape, nor is what is made of it
-            del node.attr["_output_shapes"].list.shape[:]
-            node.attr["_output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
+            tell_shapes(node, operation)
         node.device = node.device or device
         return node.name
 
@@ -161,6 +164,12 @@ class GraphWriter:
             unique = f"{name}_{self._repeats[name]}"
         self._used.add(unique)
         return unique
+
+
+def tell_shapes(node: Any, operation: tf.Operation) -> None:
+    """Has an op's copy keep the shapes of its outputs where TensorFlow does not find them out."""
+    del node.attr["_output_shapes"].list.shape[:]
+    node.attr["_output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:

@@ -7,12 +7,14 @@ last one has ended. How much of a body is in memory together, and where it lies,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS, functions_of, named
+from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph_writer import GraphWriter, names_of_inputs, reachable
 
 
@@ -69,11 +71,18 @@ def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list
     return [last] if last and (operation.type in LOOPS or not reads) else []
 
 
+def _optimized(body: Any) -> Any:
+    """A body as TensorFlow's graph optimizer leaves it, which does not see it any more when the planned step runs."""
+    with tf.init_scope():
+        return optimize(SimpleNamespace(graph=body, inputs=body.inputs, outputs=body.outputs, captured_inputs=()), ()).graph
+
+
 def _in_order(body: Any) -> Any:
     """A function like a body that runs its ops one after another; None where nothing is known of it."""
     if body is None:
         return None
     writer = InOrder(body)
+    body = _optimized(body)
     names = dict(names_of_inputs(body))
     copies: dict[tf.Operation, str] = {}
     last = ""

@@ -47,6 +47,7 @@ class Observation:
       peak_bytes: The most bytes in use at any moment, by the allocator's own count, what was in use before included.
       most_requested_bytes: The most that the call's own ops had asked for at once, without what the allocator adds.
       at_peak: What the call itself had in memory at that moment, the largest first.
+      asked: Op name -> the most bytes that it asked the allocator for at a time.
       in_use: (seconds since the first of them, bytes in use from then on) for each time the allocator gave out or took back, by its own count.
     """
 
@@ -55,6 +56,7 @@ class Observation:
     peak_bytes: int
     most_requested_bytes: int
     at_peak: tuple[Allocation, ...] = field(repr=False)
+    asked: dict[str, int] = field(repr=False)
     in_use: tuple[tuple[float, int], ...] = field(repr=False)
 
     @property
@@ -115,8 +117,9 @@ def observe(call: Callable[[], Any]) -> Observation:
     return Observation(result, ran, *_peak(ours), in_use)
 
 
-def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, int, tuple[Allocation, ...]]:
+def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, int, tuple[Allocation, ...], dict[str, int]]:
     live: dict[int, Allocation] = {}
+    asked: dict[str, int] = {}
     peak, at_peak = 0, {}
     requested = most_requested = 0
     for _, name, found in memory:
@@ -124,12 +127,13 @@ def _peak(memory: list[tuple[int, str, dict[str, Any]]]) -> tuple[int, int, tupl
             if found["addr"] in live:
                 requested -= live.pop(found["addr"]).requested_bytes
             continue
-        live[found["addr"]] = Allocation(str(found.get("tf_op", "")), found["requested_bytes"], found["allocation_bytes"])
+        given = live[found["addr"]] = Allocation(str(found.get("tf_op", "")), found["requested_bytes"], found["allocation_bytes"])
+        asked[given.op] = max(asked.get(given.op, 0), given.requested_bytes)
         requested += found["requested_bytes"]
         most_requested = max(most_requested, requested)
         if found["bytes_allocated"] > peak:
             peak, at_peak = found["bytes_allocated"], dict(live)
-    return peak, most_requested, tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes))
+    return peak, most_requested, tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes)), asked
 
 
 def _statistics(plane: Any, event: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What kind of thing each TensorFlow op type is, for planning: the table behind `trace`.
 
 An op that is not in the table is a kernel. A kernel may be recomputed when TensorFlow itself declares it stateless
-(`OpDef.is_stateful`) and ships it (`tf.raw_ops`); an op of a custom library, or with state, runs exactly once.
+(`OpDef.is_stateful`) and ships it (`tf.raw_ops`, and what its optimizer makes); an op of a custom library, or with state, runs exactly once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROLES: dict[str, Role] = {
 SHAPES_OF_ANY = frozenset({"BroadcastGradientArgs", "Rank", "Shape", "ShapeN", "Size", "TensorListElementShape", "TensorListLength"})
 
 # Their output of a size that shapes do not tell is a mask: no more than half a byte for each number of the first input.
-MASKS = frozenset({"FusedBatchNormV3"})
+MASKS = frozenset({"FusedBatchNormV3", "_FusedBatchNormEx"})
 
 # Make lists of tensors, which are values as tensors are.
 LISTS = frozenset({"EmptyTensorList", "TensorListFromTensor", "TensorListReserve"})
@@ -61,15 +61,32 @@ IN_PLACE = frozenset({
     "Floor", "FloorDiv", "FloorMod", "LeakyRelu", "LeakyReluGrad", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum",
     "Minimum", "Mul", "MulNoNan", "Neg", "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Round", "Rsqrt",
     "RsqrtGrad", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softplus", "SoftplusGrad", "Softsign", "Sqrt",
-    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy",
+    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy", "_UnaryOpsComposition",
 })  # fmt: skip
 NO_SCRATCH = IN_PLACE | {
     "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "BroadcastTo", "Cast", "Equal", "Greater", "GreaterEqual", "Less",
     "LessEqual", "Mean", "SelectV2", "Sum", "Tile",
 }  # fmt: skip
 
+# Their output can be a part of their input's memory, or a list's, or that of another output.
+_PARTS = frozenset({
+    "Case", "If", "PartitionedCall", "Slice", "Split", "SplitV", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile",
+    "StridedSlice", "TensorListGetItem", "TensorListPopBack", "Unpack", "While",
+})  # fmt: skip
+
+# So it is where these have nothing to do.
+_IDLE = frozenset({
+    "AddN", "All", "Any", "BroadcastTo", "Cast", "ConcatV2", "Max", "Mean", "Min", "Pad", "PadV2", "Prod", "Sum", "Tile", "Transpose",
+})  # fmt: skip
+
 # Products that TensorFlow may run together with the bias and the activation that follow, within one kernel.
 PRODUCTS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"})
+
+# What TensorFlow's graph optimizer makes of several ops: shipped and stateless, yet without a public function that calls them.
+FUSED = frozenset({
+    "_FusedBatchNormEx", "_FusedBatchNormGradEx", "_FusedConv2D", "_FusedConv3D", "_FusedDepthwiseConv2dNative", "_FusedMatMul",
+    "_MklFusedBatchMatMulV2", "_MklFusedInstanceNorm", "_MklFusedMish", "_MklLayerNorm", "_MklSwish", "_UnaryOpsComposition",
+})  # fmt: skip
 
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
@@ -115,6 +132,17 @@ def can_be_filled(tensor: tf.Tensor) -> bool:
     return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
 
 
+def may_share_memory(tensor: tf.Tensor) -> bool:
+    """True where a tensor's memory may be that of another one which its op reads or makes, so that nothing is written over it."""
+    operation = tensor.op
+    if operation.type == "Transpose" and (order := tf.get_static_value(operation.inputs[1])) is not None and tensor.shape.rank is not None:
+        moved = [axis for axis in order if operation.inputs[0].shape[axis] != 1]
+        return moved == sorted(moved)
+    alike = (each for each in operation.inputs if each.dtype == tensor.dtype)
+    idle = operation.type in _IDLE and any(each.shape.num_elements() == tensor.shape.num_elements() for each in alike)
+    return operation.type in _PARTS or (idle and (operation.type != "AddN" or len(operation.inputs) == 1))
+
+
 def is_stateful(operation: tf.Operation) -> bool:
     """True when it may change or depend on something beyond its inputs; reading a variable does not count, nor does a check of numbers."""
     harmless = operation.type in PURE_READS or operation.type in CHECKS or (operation.type == "Empty" and operation.get_attr("init"))
@@ -147,7 +175,7 @@ def ties_recomputation(operation: tf.Operation) -> bool:
 
 def is_known(operation: tf.Operation) -> bool:
     """True for the ops that TensorFlow ships."""
-    return hasattr(tf.raw_ops, operation.type)
+    return hasattr(tf.raw_ops, operation.type) or operation.type in FUSED
 
 
 def may_run_again(operation: tf.Operation) -> bool:

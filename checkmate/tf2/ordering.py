@@ -7,7 +7,8 @@ A trace lists ops as the program made them. Three changes cost nothing and lower
 * a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted; that of a bias before
   the product it is added to, with which TensorFlow may run the sum within one kernel;
 * a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
-  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place.
+  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. Some of the largest
+  are left apart: those that may be written over an input where what is made of them is smaller (`Op.in_place` tells of an op's own value).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from checkmate.tf2 import op_rules
 from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope
 
 Group = tuple[tf.Operation, ...]
+
+LARGE_SHARE = 0.25
+"""A value is large from this share on of the most that an op reads and makes: there memory is short in a tight plan."""
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
@@ -103,6 +107,7 @@ def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> 
 def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
     """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
+    large = LARGE_SHARE * max(flat.bytes_of(o) + sum(map(flat.bytes_of, flat.data_deps[o])) for o in order)
     for operation in order:
         group = [operation]
         while groups:
@@ -112,11 +117,20 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
             alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
             worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
-            if not (twins.get(last) is operation or (alike and alone and worth)):
+            apart = flat.bytes_of(last) > max(large, flat.bytes_of(operation)) and _may_be_written_over_input(flat, last)
+            if not (twins.get(last) is operation or (alike and alone and worth and not apart)):
                 break
             group = groups.pop() + group
         groups.append(group)
     return tuple(map(tuple, groups))
+
+
+def _may_be_written_over_input(flat: FlatGraph, operation: tf.Operation) -> bool:
+    """True for an elementwise op of an input that is no smaller than its value and that a plan can free."""
+    size = flat.bytes_of(operation)
+    return operation.type in op_rules.IN_PLACE and any(
+        flat.bytes_of(o) >= size and o not in flat.read_once for o in flat.data_deps[operation]
+    )
 
 
 def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:

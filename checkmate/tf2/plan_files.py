@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import GraphError, PlanError, PlanFileError
 from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.plain_step import PlainStep
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
 
@@ -41,6 +42,9 @@ class KeptPlan:
       as_here: It was made on the same device, with the same TensorFlow.
       plain_peak_bytes: The plain step's predicted peak.
       named: The file was asked for by its name, and not found in a folder.
+      plain: What the plain step was measured to take then, on a device like this.
+      step_seconds: What a planned step was measured to take there, or None.
+      serial_seconds: What the plain step took there with one op at a time, or None.
     """
 
     path: Path
@@ -51,6 +55,9 @@ class KeptPlan:
     as_here: bool
     plain_peak_bytes: int
     named: bool = True
+    plain: PlainStep = field(default_factory=PlainStep)
+    step_seconds: float | None = None
+    serial_seconds: float | None = None
 
     def result(self, budget_bytes: int) -> SolveResult:
         """The plan as a solver's answer; proven is only what needs no solver: every op runs at least once."""
@@ -71,7 +78,7 @@ def save(
 ) -> None:  # fmt: skip
     """Writes a planned step; what lies there is replaced whole or not at all. `more` is written for people, and not read back."""
     made_for = _made_for(traced)
-    costs = [[op.cost, op.workspace_bytes] for op in graph.ops]
+    costs = [[op.cost, op.workspace_bytes, op.in_place] for op in graph.ops]
     facts = {"budget_bytes": budget_bytes, "peak_bytes": replay(graph, plan).peak_bytes, "measured_peak_bytes": measured}
     save_plan(plan, path, graph=graph, made_for=made_for, unchanged=unchanged, costs=costs, **(more | facts))
 
@@ -96,11 +103,22 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
         if type(budget) is not int or not (measured is None or type(measured) is int):
             raise TypeError("its sizes are not whole numbers of bytes")
         as_here = all(found[key] == here[key] for key in ("device", "tensorflow"))
+        known, plain_peak = None if data["unchanged"] else plan, replay(graph, traced.plain_plan()).peak_bytes
+        plain, seconds = _plain_step(data) if as_here else (PlainStep(why_not="the plan's file is from another device"), [None, None])
+        step_s, serial_s = seconds
         return KeptPlan(
-            Path(path), graph, None if data["unchanged"] else plan, budget, measured, as_here, replay(graph, traced.plain_plan()).peak_bytes
+            Path(path), graph, known, budget, measured, as_here, plain_peak, plain=plain, step_seconds=step_s, serial_seconds=serial_s
         )
     except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
         raise PlanFileError(f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again.") from error
+
+
+def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, list[float | None]]:
+    """What a file tells of the plain step as it was measured, and the times of the planned one and of the plain one run op by op, if it does."""
+    peak, *seconds = (data.get(key) for key in ("plain_measured_bytes", "plain_seconds", "step_seconds", "plain_serial_seconds"))
+    if not (peak is None or type(peak) is int) or not all(each is None or (type(each) is float and each > 0) for each in seconds):
+        raise TypeError("what the plain step took is not a number of bytes and seconds")
+    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not tell"), seconds[1:]
 
 
 def find(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any], accept: Callable[[KeptPlan], None]) -> KeptPlan | None:
@@ -169,5 +187,8 @@ def _made_for(traced: TracedStep) -> dict[str, Any]:
 
 
 def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
-    ops = (replace(op, cost=float(cost), workspace_bytes=int(workspace)) for op, (cost, workspace) in zip(graph.ops, costs, strict=True))
+    ops = (
+        replace(op, cost=float(cost), workspace_bytes=int(workspace), in_place=tuple(map(int, more[0] if more else ())))
+        for op, (cost, workspace, *more) in zip(graph.ops, costs, strict=True)
+    )
     return replace(graph, ops=tuple(ops))

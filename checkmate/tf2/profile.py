@@ -27,13 +27,14 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.bodies import LOOPS, body_of
 from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph_writer import GraphWriter
 from checkmate.tf2.kept_by_loops import Kept
 from checkmate.tf2.observe import observe
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
-CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 2
+CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 4
 REPEATS, REPEAT_FOR_S = 3, 0.03
 """Each op is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds together."""
 
@@ -45,10 +46,17 @@ _LAUNCH_S = {"CPU": 5e-6, "GPU": 5e-6}
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Seconds of one evaluation, and bytes in use while it runs beyond its inputs and its value."""
+    """What an op takes.
+
+    Attributes:
+      seconds: Of one evaluation.
+      workspace_bytes: In use while it runs beyond its inputs and its value.
+      in_place: The deps whose memory its value takes over.
+    """
 
     seconds: float
     workspace_bytes: int
+    in_place: tuple[int, ...] = ()
 
 
 CostModel = Callable[[TracedStep, Callable[[int, int], None]], "list[Measurement]"]
@@ -68,16 +76,20 @@ def with_costs(
         raise BudgetError(f"There is no cost model {cost_model!r}. Known: {', '.join(models)}, or a function.")
     model = models[cost_model] if isinstance(cost_model, str) else cost_model
     measured = model(traced, on_progress or (lambda done, total: None))
-    ops = (
-        replace(op, cost=found.seconds, workspace_bytes=found.workspace_bytes) for op, found in zip(traced.graph.ops, measured, strict=True)
-    )
+    number = traced.numbers()
+    ops = []
+    for op, group, values, found in zip(traced.graph.ops, traced.groups, traced.values, measured, strict=True):
+        by_table = {number.get(tensor.op) for tensor in in_place.by_table(group, values, found.workspace_bytes)}
+        learnt = {d for d in found.in_place if d in op.deps and traced.graph.ops[d].output_bytes >= op.output_bytes}
+        deps = tuple(sorted(by_table & {*op.in_place} | learnt))
+        ops.append(replace(op, cost=found.seconds, workspace_bytes=found.workspace_bytes, in_place=deps))
     return replace(traced.graph, ops=tuple(ops))
 
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Every TensorFlow op costs 1."""
     parts = zip(traced.groups, traced.values, traced.taken, strict=True)
-    return [Measurement(float(len(group)), _inner_bytes(group, values, taken)) for group, values, taken in parts]
+    return [Measurement(float(len(group)), in_place.workspace(group, values, taken)) for group, values, taken in parts]
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
@@ -95,7 +107,7 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
         return (kept.rounds(operation) or 1) * sum(seconds(inner) for inner in body.get_operations() if inner.type not in _FREE)
 
     return [
-        Measurement(sum(seconds(operation) for operation in group), _inner_bytes(group, values, taken))
+        Measurement(sum(seconds(operation) for operation in group), in_place.workspace(group, values, taken))
         for group, values, taken in zip(traced.groups, traced.values, traced.taken, strict=True)
     ]
 
@@ -123,8 +135,12 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
         found = [cache.entries.get(key) if key is not None else None for key in keys]
         known = [(measured.seconds, estimate.seconds) for measured, estimate in zip(found, estimates, strict=True) if measured]
         factor = sum(m for m, _ in known) / sum(e for _, e in known) if known else 1.0
+        number = traced.numbers()
         return [
-            measured or replace(estimate, seconds=factor * estimate.seconds) for measured, estimate in zip(found, estimates, strict=True)
+            replace(measured, in_place=tuple(number.get(each.arguments[k].op, -1) for k in measured.in_place))
+            if measured
+            else replace(estimate, seconds=factor * estimate.seconds)
+            for measured, estimate, each in zip(found, estimates, isolated, strict=True)
         ]
 
 
@@ -149,7 +165,7 @@ class _Isolated:
         """What decides about time and memory, as a digest."""
         position = {operation: k for k, operation in enumerate(self.group)}
         parts: list[Any] = [[o in self.values for o in self.group]]
-        parts.append([[_made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group])
+        parts.append([[in_place.made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group])
         parts += [[o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]] for o in self.group]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -160,22 +176,45 @@ class _Isolated:
             with tf.device(device):
                 function = tf.function(self._build, autograph=False).get_concrete_function(*specs)
                 values = [some_value(spec) for spec in specs]
-                result = function(*values)  # warm: kernels are created, memory is mapped
+                result = grappler.run(function, *values)  # warm: kernels are created, memory is mapped
                 del result
-                workspace = self._workspace(lambda: function(*values)) if reports else None
-                result = function(*values)
+                workspace = self._workspace(lambda: grappler.run(function, *values)) if reports else None
+                result = grappler.run(function, *values)
                 seconds = []
                 while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < 50):
                     started = time.perf_counter()
                     del result
-                    result = function(*values)
+                    result = grappler.run(function, *values)
                     devices.synchronize()
                     seconds.append(time.perf_counter() - started)
         except (tf.errors.OpError, ValueError, TypeError):
             return None
         if workspace is None:
-            workspace = _inner_bytes(self.group, self.values, self.taken)
-        return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace))
+            workspace = in_place.workspace(self.group, self.values, self.taken)
+        written_over = tuple(k for k in self._candidates() if self._is_written_over(k, values, workspace)) if reports else ()
+        return Measurement(max(statistics.median(seconds) - overhead_s, 1e-6), int(workspace), written_over)
+
+    def _candidates(self) -> list[int]:
+        """Arguments that the value may be written over, of which the table says nothing."""
+        known = {tensor.ref() for tensor in in_place.by_table(self.group, self.values)}
+        found = {tensor.ref() for tensor in in_place.candidates(self.group, self.values)} - known
+        return [k for k, tensor in enumerate(self.arguments) if tensor.ref() in found]
+
+    def _is_written_over(self, k: int, values: list[tf.Tensor], workspace_bytes: int) -> bool:
+        """Runs the ops with one argument made inside, so that nobody else holds it, and sees whether memory for the value was asked for."""
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
+
+        def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            own = tf.raw_ops.DeepCopy(x=arguments[k])
+            return self._build(*arguments[:k], own, *arguments[k + 1 :])
+
+        try:
+            function = tf.function(build, autograph=False).get_concrete_function(*specs)
+            grappler.run(function, *values)
+            asked = observe(lambda: grappler.run(function, *values)).most_requested_bytes
+        except (CheckmateError, tf.errors.OpError, ValueError, TypeError):
+            return False
+        return asked - (tensor_bytes(self.arguments[k]) or 0) <= workspace_bytes + in_place.main_tensor(self.values)[1]
 
     def _workspace(self, call: Callable[[], Any]) -> int | None:
         """Bytes it asks the allocator for beyond those of its values; None where that follows from shapes or cannot be seen."""
@@ -251,7 +290,9 @@ class _Cache:
         """Writes what is new, also when measuring was interrupted; a folder that cannot be written costs only the next run's time."""
         if len(self.entries) == self.known:
             return
-        rows = {key: [found.seconds, found.workspace_bytes] for key, found in (self._read() | self.entries).items() if found}
+        rows = {
+            key: [found.seconds, found.workspace_bytes, found.in_place] for key, found in (self._read() | self.entries).items() if found
+        }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, {"format": CACHE_FORMAT, "version": CACHE_VERSION, "device": self.key, "entries": rows})
@@ -263,7 +304,8 @@ class _Cache:
             data = read_json(self.path)
             if (data["format"], data["version"], data["device"]) != (CACHE_FORMAT, CACHE_VERSION, self.key):
                 return {}
-            return {str(key): Measurement(float(seconds), int(workspace)) for key, (seconds, workspace) in data["entries"].items()}
+            rows = data["entries"].items()
+            return {str(key): Measurement(float(seconds), int(space), tuple(map(int, over))) for key, (seconds, space, over) in rows}
         except (PlanFileError, KeyError, TypeError, ValueError, AttributeError):
             return {}
 
@@ -276,7 +318,7 @@ def _call_overhead_s(device: str) -> float:
         seconds = []
         for _ in range(30):
             started = time.perf_counter()
-            nothing(value)
+            grappler.run(nothing, value)
             devices.synchronize()
             seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
@@ -310,35 +352,6 @@ def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
     ]
 
 
-def _inner_bytes(group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...], taken: tuple[tf.Operation, ...]) -> int:
-    """A group's workspace as far as its shapes tell: the inner values in memory together, elementwise ops computing in place."""
-    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in (*group, *taken)}
-    last_reader: dict[tf.Operation, tf.Operation] = {}
-    for operation in group:
-        for tensor in operation.inputs:
-            last_reader[_made_by(tensor)] = operation
-    live = {operation: sizes[operation] for operation in taken}
-    known = most = sum(live.values())  # counted as the inputs that they are
-    for operation in group:
-        ending = [o for o in live if o not in values and last_reader.get(o) is operation]
-        in_place = next((o for o in ending if sizes[o] >= sizes[operation] and operation.type in op_rules.IN_PLACE), None)
-        if in_place is not None:
-            del live[in_place]
-        live[operation] = sizes[operation]
-        most = max(most, sum(live.values()))
-        for o in ending:
-            live.pop(o, None)
-    return max(0, most - known - sum(sizes[o] for o in values))
-
-
-def _made_by(tensor: tf.Tensor) -> tf.Operation:
-    """The op whose buffer a tensor is, through aliases and views."""
-    tensor = op_rules.source(tensor)
-    while op_rules.role(tensor.op) is Role.VIEW:
-        tensor = op_rules.source(tensor.op.inputs[0])
-    return tensor.op
-
-
 def roofline_s(operation: tf.Operation, kind: str) -> float:
     """Returns the seconds that an op takes at least on a device of this kind ("CPU" or "GPU"), by its FLOPs and the bytes it touches."""
     flop_rate, bandwidth = _ROOFLINE[kind]
@@ -348,11 +361,11 @@ def roofline_s(operation: tf.Operation, kind: str) -> float:
 
 def _flops(operation: tf.Operation) -> float:
     """Multiply-adds counted twice for the ops that are bound by them; 0 for all others, which memory bounds."""
-    kind = operation.type
+    kind = operation.type.removeprefix("_Fused")
     shapes = [tensor.shape.as_list() if tensor.shape.is_fully_defined() else None for tensor in operation.inputs]
     outputs = [tensor.shape.num_elements() or 0 for tensor in operation.outputs]
     try:
-        if kind in ("MatMul", "_FusedMatMul"):
+        if kind == "MatMul":
             return 2.0 * outputs[0] * shapes[0][0 if operation.get_attr("transpose_a") else 1]
         if kind.startswith("BatchMatMul"):
             return 2.0 * outputs[0] * shapes[0][-2 if operation.get_attr("adj_x") else -1]

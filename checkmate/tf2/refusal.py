@@ -14,32 +14,35 @@ from checkmate.units import format_bytes
 if TYPE_CHECKING:
     from checkmate.tf2.attempt import Attempt
 
+CAREFUL = 1.1
+"""Times what an example is reckoned to take where a smaller batch is named: what the allocator loses differs from batch to batch."""
+
 NAMED = 3
 """How many of the tensors that bind are named, the largest."""
 
 
 def explained(
-    error: InfeasibleBudgetError | NoPlanFoundError, attempt: Attempt, measured_bytes: int | None
+    error: InfeasibleBudgetError | NoPlanFoundError, attempt: Attempt, measured_bytes: int | None, smallest: int | None
 ) -> InfeasibleBudgetError | NoPlanFoundError:
     """Returns a solver's refusal in the user's terms, with what would work: the smallest budget, and the largest batch.
 
+    It is proven where what ops ask for is above the budget whatever the plan. What the allocator is expected to lose proves nothing.
+
     Args:
       measured_bytes: What the lowest plan that was made took by the allocator's count, if one was run.
+      smallest: A budget that was found to be accepted, if one was.
     """
     planner, graph = attempt.planner, attempt.graph
     budget, lowest = planner.budget_bytes, floor(graph)
-    lost = attempt.outside + attempt.reserve  # what the allocator needs besides
     asked = f"{format_bytes(budget)} for {planner.name!r}"
     binds = (
         f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs {format_bytes(lowest.bytes)} whatever the plan, "
-        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; the allocator is expected to lose {format_bytes(lost)}."
+        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; {format_bytes(attempt.outside)} more "
+        f"is in use on the device or left for the next batch, and the allocator is expected to lose {format_bytes(attempt.reserve)}."
     )
-    smallest = _smallest(attempt, measured_bytes)
-    proven = isinstance(error, InfeasibleBudgetError)
-    # The largest batch that could fit by proof, or else that would by the plans there are.
-    advice = _advice(attempt, lowest.bytes + lost if proven else max(lowest.bytes + lost, smallest or 0, measured_bytes or 0), smallest)
-    if isinstance(error, InfeasibleBudgetError):
-        needed = max(lowest.bytes, error.floor_bytes) + lost
+    needed = max(lowest.bytes, error.floor_bytes if isinstance(error, InfeasibleBudgetError) else 0) + attempt.outside
+    advice = _advice(attempt, smallest or max(needed + attempt.reserve, measured_bytes or 0), smallest)
+    if needed > budget:
         message = (
             f"No plan fits {asked}: at least {format_bytes(needed)} are needed, {format_bytes(needed - budget)} more. {binds} {advice}"
         )
@@ -56,10 +59,14 @@ def explained(
             f"the lowest that was made and run took {format_bytes(measured_bytes)} by the allocator's count, "
             f"{format_bytes(measured_bytes - budget)} too much."
         )
+    elif isinstance(error, InfeasibleBudgetError):
+        found = (
+            f"one asks for {format_bytes(needed)} at least, and what is left is expected to be lost by the allocator, which is no proof."
+        )
     else:
         solver = planner.solver if isinstance(planner.solver, str) else planner.solver.name
         found = f"solver {solver!r} found none in {attempt.time_limit_s:g} s, which proves nothing."
-    best = measured_bytes or error.best_peak_bytes
+    best = measured_bytes or getattr(error, "best_peak_bytes", None)
     return NoPlanFoundError(f"No plan within {asked}: {found} {binds} {advice}", best_peak_bytes=best, smallest_budget_bytes=smallest)
 
 
@@ -73,8 +80,8 @@ def _held(attempt: Attempt, lowest: Floor) -> str:
     return f" (with {', '.join(named)}{f' and {len(sized) - NAMED} more' if len(sized) > NAMED else ''})" if named else ""
 
 
-def _smallest(attempt: Attempt, measured_bytes: int | None) -> int | None:
-    """The smallest budget for which a plan was found on paper, with what the allocator needs; None where no search succeeds."""
+def on_paper(attempt: Attempt, measured_bytes: int | None) -> int | None:
+    """Returns the smallest budget for which a plan was found on paper, with what the allocator needs; None where no search succeeds."""
     curve = attempt.curve
     if curve is None:
         return None
@@ -83,13 +90,13 @@ def _smallest(attempt: Attempt, measured_bytes: int | None) -> int | None:
 
 
 def _advice(attempt: Attempt, needed_bytes: int, smallest: int | None) -> str:
-    batch = _batch_that_fits(attempt, needed_bytes)
+    batch, budget = _batch_that_fits(attempt, needed_bytes), format_bytes(attempt.planner.budget_bytes)
     smaller = (
         "or use a smaller batch."
         if batch is None
-        else f"or use a batch of at most {batch}."
+        else f"or use a batch of at most {batch} within {budget}."
         if batch
-        else "as not even a batch of 1 would fit."
+        else f"as not even a batch of 1 would fit {budget}."
     )
     if smallest is None or smallest <= attempt.planner.budget_bytes:
         return f"Raise the budget, {smaller}"
@@ -109,5 +116,5 @@ def _batch_that_fits(attempt: Attempt, needed_bytes: int) -> int | None:
         least = floor(trace(attempt.planner.step, *single, name=attempt.planner.name).graph).bytes + attempt.outside
     except CheckmateError:
         return None
-    per_example = max((needed_bytes - least) / (batch - 1), 1)
+    per_example = max(CAREFUL * (needed_bytes - least) / (batch - 1), 1)
     return max(0, min(batch - 1, 1 + int((attempt.planner.budget_bytes - attempt.reserve - least) // per_example)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.layers import layer_names
@@ -21,6 +21,9 @@ LAYERS_SHOWN = 6
 LONG_GAP, HIGH_OVERHEAD, NEAR_FLOOR, MOSTLY_RESIDENT = 0.01, 1.3, 0.1, 0.5
 """When `advice` speaks: the gap; the cost of the plan; the budget's share of the way from floor to plain peak; the resident share of it."""
 
+SLOWER, START_S = 0.1, 0.002
+"""When a step is said to be slower than predicted: by which share of the plain step's time, and by how many seconds at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -30,19 +33,26 @@ class Report:
       name: The model's.
       budget_bytes: The budget as bytes; it counts everything resident.
       fixed_bytes: What of it is resident all the time.
-      plain_peak_bytes: Predicted peak of the step as it was written.
+      plain_peak_bytes: Predicted peak of the step as it was written; "60%" is a share of its measured peak where there is one.
       measured_peak_bytes: Peak of this step by the allocator's count, the highest on trial; None where nothing could be measured.
       usual_peak_bytes: The peak that about half of the runs on trial stayed below, or None. They differ by where batch and results lie in memory.
       reserve_bytes: How much lower than the budget the plan was made, for what the allocator loses to rounding and fragmentation.
       result: The solver's judged answer, or None where the step runs as it is.
       ops: Ops of the planned graph.
-      tensorflow_ops: Ops of the traced step.
+      tensorflow_ops: TensorFlow ops of the step that is planned: what the graph optimizer leaves of those that were traced.
       seconds: Phase -> how long it took.
       notes: Cautions, as sentences.
-      outside_bytes: What the allocator lost on that, by chunks larger than what is in them; part of the budget, too.
+      outside_bytes: What else was in use on the device when the step was planned: an input pipeline's batches, other tensors, and what the
+        allocator lost on all of them by chunks larger than what is in them; and `next_batch_bytes`. Part of the budget, too.
       graph: The graph of the step; that of `result` by default.
       plain_plan: The plan of the step as it was written; by default every op once, in the order of the graph.
       measured_slowdown: Time of this step over that of the plain one, where both were measured.
+      plain_measured_bytes: Peak of the plain step by the allocator's count, as TensorFlow runs it; None where it was not measured.
+      plain_not_measured: Why it was not, as a clause.
+      plain_seconds: Measured time of a plain step, or None.
+      plain_serial_seconds: The same with one op at a time, as a planned step runs, or None.
+      step_seconds: Measured time of a step as it runs now, or None.
+      next_batch_bytes: What of `outside_bytes` is for batches that an input pipeline may make while a step runs.
     """
 
     name: str
@@ -61,10 +71,57 @@ class Report:
     graph: DFGraph | None = field(default=None, repr=False)
     plain_plan: Plan | None = field(default=None, repr=False)
     measured_slowdown: float | None = None
+    plain_measured_bytes: int | None = None
+    plain_not_measured: str = ""
+    plain_seconds: float | None = None
+    plain_serial_seconds: float | None = None
+    step_seconds: float | None = None
+    next_batch_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
             object.__setattr__(self, "graph", self.result.graph)
+
+    def with_seconds(self, plain: float | None, step: float | None, serial: float | None = None) -> Report:
+        """The same with measured times of the plain step, of this one and of the plain one run op by op, and a note where this one is slower than
+        was predicted.
+        """
+        if not plain or not step:
+            return replace(self, plain_seconds=plain)
+        report = replace(self, plain_seconds=plain, step_seconds=step, plain_serial_seconds=serial, measured_slowdown=step / plain)
+        if not report.is_slower_than_predicted:
+            return report
+        note = (
+            f"A step takes {report.measured_slowdown:.2f} times as long as the plain one ({plain:.3g} s), and {report.predicted_slowdown:.2f} times was "
+            "predicted. Raise the budget, give TensorFlow more threads, or tell the authors of checkmate of this model."
+        )
+        return replace(report, notes=(*self.notes, note))
+
+    @property
+    def predicted_slowdown(self) -> float:
+        """Predicted time of this step over that of the plain one: of its kernels, times what the plain step loses where it runs one op at a time."""
+        return self.result.overhead * self._serial_slowdown if self.result else 1.0
+
+    @property
+    def _serial_slowdown(self) -> float:
+        both = self.plain_seconds and self.plain_serial_seconds
+        return max(1.0, self.plain_serial_seconds / self.plain_seconds) if both else 1.0
+
+    @property
+    def is_slower_than_predicted(self) -> bool:
+        """True where a step takes longer than was predicted by more than a tenth of the plain step, and by more than what starting a step takes."""
+        return self.is_slower_than(self.predicted_slowdown + SLOWER)
+
+    def is_slower_than(self, slowdown: float) -> bool:
+        """True where a step was measured to take so many times the plain step's time, and more than what starting a step takes."""
+        if not self.measured_slowdown or self.result is None:
+            return False
+        return self.measured_slowdown > slowdown and (self.measured_slowdown - self.predicted_slowdown) * self.plain_seconds > START_S
+
+    @property
+    def plain_bytes(self) -> int:
+        """The plain step's peak: measured, or where that is not known predicted."""
+        return self.plain_measured_bytes or self.plain_peak_bytes
 
     @property
     def expected_peak_bytes(self) -> int:
@@ -91,9 +148,13 @@ class Report:
         if self.result is None:
             return f"{self.name!r} runs as it is, in {peak} of the {format_bytes(self.budget_bytes)} allowed."
         return (
-            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)}, within the {format_bytes(self.budget_bytes)} "
-            f"allowed, for a predicted {self.result.overhead - 1:.2%} more time; {self._proof()}."
+            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_bytes)}, within the {format_bytes(self.budget_bytes)} "
+            f"allowed, for {self._more_time()}; {self._proof()}."
         )
+
+    def _more_time(self) -> str:
+        predicted = f"a predicted {self.predicted_slowdown - 1:.2%} more time"
+        return predicted + (f" ({self.measured_slowdown - 1:+.0%} measured)" if self.measured_slowdown else "")
 
     def facts(self) -> list[tuple[str, str]]:
         """What is printed, as (what, value) in order."""
@@ -101,9 +162,11 @@ class Report:
             (
                 "budget",
                 f"{format_bytes(self.budget_bytes)}, of which {format_bytes(self.fixed_bytes)} is resident (variables, optimizer, batch)"
-                + (f" and {format_bytes(self.outside_bytes)} lost on it by the allocator" if self.outside_bytes else ""),
+                + (f" and {format_bytes(self.outside_bytes)} is for what else is in use" if self.outside_bytes else ""),
             ),
+            ("input pipeline and other tensors", self._outside()),
             ("predicted peak, plain step", format_bytes(self.plain_peak_bytes)),
+            ("measured peak, plain step", self._plain_measured()),
             ("predicted peak, this step", f"{format_bytes(self.peak_bytes)} ({self.peak_bytes / self.plain_peak_bytes:.0%} of plain)"),
             ("measured peak, this step", format_bytes(self.measured_peak_bytes) if self.measured_peak_bytes else "not measured"),
             ("reserve", f"{format_bytes(self.reserve_bytes)} for rounding and fragmentation by the allocator"),
@@ -114,17 +177,44 @@ class Report:
     def _plan_facts(self) -> list[tuple[str, str]]:
         result, again = self.result, self.result.plan.recomputed
         interrupted = "; interrupted, the best plan until then" if result.status is SolveStatus.INTERRUPTED else ""
-        measured = [("measured time", f"{self.measured_slowdown:.2f} times the plain step")] if self.measured_slowdown else []
+        measured = [("measured time", self._slowdown())] if self.measured_slowdown else []
         plan = (
             f"{len(again)} of {self.ops} ops are recomputed, {sum(again.values())} evaluations more ({self.tensorflow_ops} TensorFlow ops)"
         )
         return [
             ("plan", plan),
-            ("predicted cost", f"{result.cost:.4g} s of kernels, {result.overhead - 1:+.2%} on the plain step"),
+            (
+                "predicted cost",
+                f"{result.cost:.4g} s of kernels, {result.overhead - 1:+.2%} on the plain step's",
+            ),
+            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step{self._serial()}"),
             *measured,
             ("proven", self._proof()),
             ("solver", f"{result.stats.solver}, {result.stats.seconds:.2f} s, plan by {result.stats.found_by}{interrupted}"),
         ]
+
+    def _outside(self) -> str:
+        seen = f"{format_bytes(self.outside_bytes - self.next_batch_bytes)} seen on the device and counted"
+        if not self.next_batch_bytes:
+            return f"{seen}; what is made later is not"
+        return f"{seen}, {format_bytes(self.next_batch_bytes)} left for the next batch and what it is made of; what a pipeline makes within a step beyond that is not"
+
+    def _plain_measured(self) -> str:
+        if self.plain_measured_bytes:
+            return format_bytes(self.plain_measured_bytes) + (f", {self.plain_seconds:.3g} s" if self.plain_seconds else "")
+        return "not measured" + (f": {self.plain_not_measured}" if self.plain_not_measured else "")
+
+    def _serial(self) -> str:
+        parts = f": {self.result.overhead:.3f} for recomputation, {self._serial_slowdown:.3f} for running one op at a time"
+        return parts if round(self._serial_slowdown, 3) > 1 else ""
+
+    def _slowdown(self) -> str:
+        times = f"{self.measured_slowdown:.2f} times the plain step"
+        return (
+            f"{times} ({self.step_seconds:.3g} s instead of {self.plain_seconds:.3g} s)"
+            if self.step_seconds and self.plain_seconds
+            else times
+        )
 
     def layers(self) -> list[LayerUse]:
         """What the plan does to each layer that it saves memory on or spends time on, most bytes first; empty where there is no plan."""
@@ -135,7 +225,7 @@ class Report:
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        found = [f"From {format_bytes(self.plain_peak_bytes + self.reserve_bytes)} on nothing is recomputed."]
+        found = [f"From {format_bytes(self.plain_measured_bytes or self.plain_peak_bytes + self.reserve_bytes)} on nothing is recomputed."]
         if self.result is not None:
             found.append(f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes another one, and more time.")
         if self.graph is not None:

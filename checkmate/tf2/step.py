@@ -17,6 +17,7 @@ from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.tf2.attempt import Planned
+from checkmate.tf2.memory.pipeline import too_much
 from checkmate.tf2.planning import Planner, check_asked, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
@@ -54,7 +55,7 @@ def compile(
       label_spec: The same for labels.
       budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
         activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
-        step's predicted peak, or "auto": what is free on the device less a tenth, or 96 % of the
+        step's measured peak (predicted where it cannot be run, as the report says), or "auto": what is free on the device less a tenth, or 96 % of the
         cap where the allocator has one of its own (TF_CPU_BFC_MEM_LIMIT_IN_MB).
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
@@ -171,7 +172,19 @@ class PlannedStep:
           TraceError: The batch has another structure, another shape beyond the first dimension, or is larger than planned.
         """
         planned, flat = self.planned_for(*batch)
+        if self._planner.next_batches and (more := too_much(self._main, self._planner.budget_bytes)):
+            planned = self._with_more_in_use(planned, flat, more)
         return planned.run(*flat)
+
+    def _with_more_in_use(self, planned: Planned, flat: list[tf.Tensor], more: int) -> Planned:
+        """The plan that these arguments run under once the main plan counts what came to be in use."""
+        whole = planned is self._main
+        self._main = self._planner.with_more_in_use(self._main, self._specs, flat if whole else (), more)
+        self._by_shape = {_shapes(self._flat_specs): self._main}
+        if whole:
+            return self._main
+        planned = self._by_shape[_shapes(flat)] = self._planner.plan(self._smaller(flat), like=self._main, batch=flat)
+        return planned
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
         """Returns the plan that a batch of these shapes runs under, made or confirmed now if it is the first, and the batch flattened."""

@@ -1,6 +1,6 @@
 """trace(): any training step -> a flat TensorFlow graph, and the DFGraph that stands for it.
 
-function ── inline, simplify ──► flat function ── FlatGraph ──► kernels that decide about memory ── arrange ──► groups = ops of the DFGraph
+function ── inline, optimize, simplify ──► flat function ── FlatGraph ──► kernels that decide about memory ── arrange ──► groups = ops of the DFGraph
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from checkmate.core.graph import DFGraph, Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2 import op_rules
-from checkmate.tf2.flat_graph import FlatGraph, tensor_bytes
+from checkmate.tf2.bodies import LOOPS
+from checkmate.tf2.flat_graph import FlatGraph, forward_names, tensor_bytes
+from checkmate.tf2.graph import in_place
+from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.inline import inline
 from checkmate.tf2.ordering import arrange, values_of
 from checkmate.tf2.simplify import simplify
@@ -55,6 +58,15 @@ class TracedStep:
         inputs = self.flat.inputs
         return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
 
+    def numbers(self) -> dict[tf.Operation, int]:
+        """The op of `graph` that each TensorFlow op belongs to."""
+        return {operation: i for i, group in enumerate(self.groups) for operation in group}
+
+    @property
+    def has_loops(self) -> bool:
+        """True where a loop is among the ops."""
+        return any(operation.type in LOOPS for operation in self.flat.graph.get_operations())
+
     @property
     def between_bytes(self) -> int:
         """What is in memory between two steps: `graph.fixed_bytes` without the results that the next one begins with."""
@@ -77,7 +89,7 @@ class TracedStep:
         return Plan.from_order(self.graph, self.plain_order)
 
 
-def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None = None) -> TracedStep:
+def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None = None, as_written: bool = False) -> TracedStep:
     """Traces a training step for the given argument specs.
 
     Args:
@@ -85,6 +97,7 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
       specs: What it is called with: tensors, arrays, `tf.TensorSpec`s, or nests of them, with static shapes.
       name: For people.
       like: The same step traced with other shapes; then the same ops are planned, so that its plans can fit this graph.
+      as_written: Leave out TensorFlow's graph optimizer, whose result hangs on shapes: for estimates only.
 
     Raises:
       TraceError: The step cannot be traced with these specs, or computes nothing.
@@ -97,13 +110,15 @@ def trace(step: Callable, *specs: Any, name: str = "", like: TracedStep | None =
             lambda spec: f"{spec.dtype.name}{list(spec.shape)}" if isinstance(spec, tf.TensorSpec) else repr(spec), specs
         )
         raise TraceError(f"The step cannot be traced with {shown}: {error}") from error
-    return analyse(concrete, name=name or getattr(step, "__name__", "step"), like=like)
+    return analyse(concrete, name=name or getattr(step, "__name__", "step"), like=like, as_written=as_written)
 
 
-def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> TracedStep:
+def analyse(concrete: Any, *, name: str, like: TracedStep | None = None, as_written: bool = False) -> TracedStep:
     """Returns the DFGraph of a `ConcreteFunction` that is already traced."""
-    simplified = simplify(inline(concrete))
-    flat = FlatGraph(simplified, concrete, {o.name for group in like.groups for o in group} if like else None)
+    inlined = inline(concrete)
+    simplified = simplify(inlined if as_written else optimize(inlined, concrete.variables))
+    planned_names = {o.name for group in like.groups for o in group} if like else None
+    flat = FlatGraph(simplified, concrete, planned_names, forward_names(inlined))
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = _same_groups(flat, like) or arrange(flat)
@@ -125,6 +140,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
                 control_deps=numbers(chain.from_iterable(flat.order_deps[o] for o in group), i),
                 overwrites=numbers(chain.from_iterable(flat.overwritten.get(o, ()) for o in group), i),
                 kind="+".join(o.type for o in group),
+                in_place=_in_place(flat, number, group, values[i]),
             )
         )
     behind = [{number[o] for o in flat.planned_behind(tensor)} for tensor in simplified.outputs]
@@ -145,6 +161,15 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None) -> Trac
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
     plain_order = sorted(range(len(groups)), key=place.__getitem__)
     return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, tuple(plain_order), flat.notes())
+
+
+def _in_place(
+    flat: FlatGraph, number: dict[tf.Operation, int], group: tuple[tf.Operation, ...], values: tuple[tf.Operation, ...]
+) -> tuple[int, ...]:
+    """The ops whose values a group may be written over, by the table, of those that are ops of the plan and no smaller."""
+    makers = {tensor.op for tensor in in_place.by_table(group, values)}
+    size = sum(flat.bytes_of(o) for o in values)
+    return tuple(sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size}))
 
 
 def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: list[int]) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from checkmate.core.plan import Plan
+from checkmate.core.memory import taken_over
+from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.attempt import Planned
 from checkmate.tf2.check import kept_state
 from checkmate.tf2.execute import EVALUATION_MARK, Replayed, rooms_bytes
+from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.observe import Observation, observe
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -78,6 +80,7 @@ class Verification:
       budget_bytes: The budget.
       lost_bytes: What of the measured peak the allocator gave out beyond what was asked for.
       notes: Cautions.
+      not_in_place: Evaluations that asked for memory although the plan counts their value as written over an input.
     """
 
     differences: tuple[Difference, ...]
@@ -90,6 +93,7 @@ class Verification:
     budget_bytes: int
     lost_bytes: int | None
     notes: tuple[str, ...] = field(default=())
+    not_in_place: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -106,6 +110,7 @@ class Verification:
             lines.append(f"    {each.what}: differs by {each.planned:.1e}, two plain steps by {each.sensitivity:.1e}: {how}")
         lines.append(f"  {self.planned_evaluations} evaluations planned, {len(self.not_run)} not run, {len(self.run_again)} run again")
         lines += [f"    not run: {name}" for name in self.not_run[:5]] + [f"    run again: {name}" for name in self.run_again[:5]]
+        lines += [f"    not in place: {name}" for name in self.not_in_place[:5]]
         if self.measured_peak_bytes is not None:
             plain = format_bytes(self.plain_peak_bytes) if self.plain_peak_bytes else "not measured"
             lines.append(
@@ -180,6 +185,7 @@ class _Verifier:
             self.budget_bytes,
             seen.lost_bytes if reports else None,
             tuple(self.notes),
+            not_in_place(self.planned, seen.asked) if self.planned.result else (),
         )
 
     def _more_plain_steps(self) -> Iterator[list[np.ndarray]]:
@@ -351,6 +357,26 @@ def evaluations(traced: TracedStep, plan: Plan, seen: Counter[tuple[str, str]]) 
         missing = [name for name in missing if name not in inside]
     again += [name for name, times in ran.items() if times > 1]
     return len(expected), tuple(missing), tuple(again)
+
+
+def not_in_place(planned: Planned, asked: Mapping[str, int]) -> tuple[str, ...]:
+    """Compares what ops `asked` the allocator for, op name -> bytes, with the evaluations that a plan counts as in place.
+
+    Returns:
+      The names of the evaluations of which an op asked for as much as the value takes and more than the op's workspace.
+    """
+    named = {name.partition("planned/")[2]: size for name, size in asked.items()}
+    graph, steps, seen, found = planned.graph, planned.plan.steps, Counter[int](), []
+    for k, step in enumerate(steps):
+        if not isinstance(step, Compute):
+            continue
+        op, number = graph.ops[step.op], seen[step.op]
+        seen[step.op] += 1
+        if op.workspace_bytes >= op.output_bytes or taken_over(graph, steps, k) is None:
+            continue
+        names = [f"{operation.name}{EVALUATION_MARK}{number}" for operation in planned.traced.groups[step.op]]
+        found += [name for name in names if rounded_up(named.get(name, 0)) >= op.output_bytes]
+    return tuple(found)
 
 
 def _may_vanish(operation: tf.Operation) -> bool:

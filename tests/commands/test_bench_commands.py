@@ -10,7 +10,16 @@ from checkmate.bench import eager, layered, limits, steps
 
 ONE_STEP = {"budget_bytes": 80, "peak_bytes": 70, "predicted_bytes": 75, "overhead": 1.1, "recomputed": 3}
 
-PLANNED = {**ONE_STEP, "step_s": 1.5, "plain_s": 1.0, "gap": 0.01, "ops": 9, "planning_s": 2.0, "phases": {"solving": 0.5}}
+PLANNED = {
+    **ONE_STEP,
+    "step_s": 1.5,
+    "predicted_slowdown": 1.2,
+    "plain_s": 1.0,
+    "gap": 0.01,
+    "ops": 9,
+    "planning_s": 2.0,
+    "phases": {"solving": 0.5},
+}
 
 EAGER = {"peak_bytes": 70, "step_s": 1.5, "plain_s": 1.0, "slowdown": 1.5, "cost": 1.2, "difference": 0.0, "state_equal": True}
 

@@ -58,6 +58,7 @@ def test_plan_says_what_it_wrote_and_what_to_do_next(models):
     assert "See one" not in invoke("plan", "some_models:small", "-b", "1B", *QUICK[:-1]).stdout
 
 
+@pytest.mark.own_process
 def test_compile_runs_what_plan_wrote(models):
     import keras
 

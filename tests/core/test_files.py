@@ -1,10 +1,11 @@
 """Graph and plan files: equal after a round trip, and every broken or foreign file is named for what it is."""
 
+import dataclasses
 import json
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import graphs, training_chain
 
@@ -32,19 +33,39 @@ def test_plan_round_trip(graph, tmp_path_factory):
 @given(graph=graphs(max_ops=6, min_ops=2), data=st.data())
 def test_the_fingerprint_is_of_what_a_plan_depends_on(graph, data):
     i = data.draw(st.integers(0, len(graph) - 1))
-    change = data.draw(st.sampled_from(["cost", "workspace_bytes", "name", "output_bytes", "recomputable", "outputs"]))
+    change = data.draw(st.sampled_from(["cost", "workspace_bytes", "name", "output_bytes", "recomputable", "outputs", "in_place"]))
     op = graph.ops[i]
     facts = {
         key: getattr(op, key)
-        for key in ("name", "deps", "cost", "output_bytes", "workspace_bytes", "recomputable", "control_deps", "overwrites")
+        for key in ("name", "deps", "cost", "output_bytes", "workspace_bytes", "recomputable", "control_deps", "overwrites", "in_place")
     }
+    graph = dataclasses.replace(graph, ops=tuple(dataclasses.replace(o, in_place=o.in_place if o is op else ()) for o in graph.ops))
     outputs = graph.outputs
     if change == "outputs":
         outputs = tuple({i} ^ set(outputs))
+    elif change == "in_place":
+        assume(op.in_place)
+        facts[change] = op.in_place[1:]
     else:
+        facts["in_place"] = op.in_place if change != "output_bytes" else ()  # what is larger may not fit any more
         facts[change] = not op.recomputable if change == "recomputable" else op.name + "_" if change == "name" else facts[change] + 1
     changed = DFGraph((*graph.ops[:i], Op(**facts), *graph.ops[i + 1 :]), outputs, graph.fixed_bytes)
-    assert (fingerprint(changed) == fingerprint(graph)) == (change in ("cost", "workspace_bytes", "name"))
+    assert (fingerprint(changed) == fingerprint(graph)) == (change in ("cost", "workspace_bytes", "name", "in_place"))
+
+
+def test_files_of_graphs_without_ops_in_place_stay_as_they_were(tmp_path):
+    plain = DFGraph((Op("a", output_bytes=2), Op("b", (0,), output_bytes=2)), (1,))
+    in_place = dataclasses.replace(plain, ops=(plain.ops[0], dataclasses.replace(plain.ops[1], in_place=(0,))))
+    plain.save(tmp_path / "plain.json")
+    in_place.save(tmp_path / "in_place.json")
+    nodes = json.loads((tmp_path / "plain.json").read_text())["nodes"]
+    assert [set(node) for node in nodes] == [{"name", "op", "cost", "bytes", "backward", "workspace", "output"}] * 2
+    assert json.loads((tmp_path / "in_place.json").read_text())["nodes"] == [nodes[0], nodes[1] | {"in_place": [0]}]
+    assert DFGraph.load(tmp_path / "plain.json") == plain  # what an older version wrote
+    assert DFGraph.load(tmp_path / "in_place.json") == in_place
+    # Written down when Op had no such field.
+    assert fingerprint(plain) == "sha256:c7604f353218c64ba70b7beb1fbff9be5e41f692ddfdc55e998de692805ad41b"
+    assert fingerprint(in_place) == fingerprint(plain)  # found out anew in every process
 
 
 def write(path, data):
@@ -69,6 +90,8 @@ NODE = {"name": "a", "cost": 1, "bytes": 2}
         ({"nodes": [NODE], "edges": [["a", 0]]}, "does not join"),
         ({"nodes": 3, "edges": []}, "TypeError"),
         ({"nodes": [3], "edges": []}, "TypeError"),
+        ({"nodes": [NODE | {"in_place": 0}], "edges": []}, "in_place is a list of numbers of nodes; got 0"),
+        ({"nodes": [NODE | {"in_place": [True]}], "edges": []}, "in_place is a list of numbers of nodes"),
         ('{"nodes": [], "edges": [], "fixed_bytes": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )

@@ -25,6 +25,8 @@ from checkmate.core.graph import ancestors
         ({"output_bytes": -4}, "output_bytes -4"),
         ({"output_bytes": 1.5}, "output_bytes 1.5"),
         ({"workspace_bytes": -1}, "workspace_bytes -1"),
+        ({"deps": (0, 1), "in_place": (1, 1)}, "lists an op twice in in_place"),
+        ({"deps": (0, 1), "in_place": (2,)}, r"has op 2 in in_place, but does not read it: deps are \(0, 1\)"),
     ],
 )
 def test_an_op_that_is_none(facts, message):
@@ -42,6 +44,11 @@ def test_an_op_that_is_none(facts, message):
         ((Op("a"), Op("b", control_deps=(2,)), Op("c")), {}, "has op 2 in control_deps"),
         ((Op("a"), Op("b", overwrites=(-1,))), {}, "has op -1 in overwrites"),
         ((Op("a"),), {"outputs": (1,)}, "Output 1 is no op"),
+        (
+            (Op("a", output_bytes=4), Op("b", (0,), output_bytes=6, in_place=(0,))),
+            {},
+            "Op 1 'b' of 6 bytes has op 0 'a' of 4 bytes in in_place, 2 bytes too few",
+        ),
         ((Op("a"),), {"fixed_bytes": -1}, "fixed_bytes is -1"),
         ((Op("a"),), {"fixed_bytes": 0.5}, "fixed_bytes is 0.5"),
     ],
@@ -81,6 +88,16 @@ def test_networkx_round_trip(graph):
 
 def without_order_of_deps(graph):
     return dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, control_deps=tuple(sorted(op.control_deps))) for op in graph.ops))
+
+
+def test_networkx_names_what_may_be_overwritten():
+    digraph = nx.DiGraph()
+    digraph.add_node("sum", output_bytes=3, in_place=("b",))
+    digraph.add_nodes_from(("a", "b"), output_bytes=3)
+    digraph.add_edges_from([("a", "sum"), ("b", "sum")])
+    graph = DFGraph.from_networkx(digraph)
+    assert graph.ops[graph.index("sum")].in_place == (graph.index("b"),)
+    assert graph.to_networkx().nodes["sum"]["in_place"] == ("b",)
 
 
 def test_networkx_cycle_and_unknown_attribute():

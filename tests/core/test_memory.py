@@ -1,11 +1,14 @@
 """The judge: memory counted against a second, independent count, and every way in which a plan can be illegal."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import cheapest
-from strategies import graphs, training_chain
+from strategies import graphs, leaky_relu_grad, training_chain
 
 from checkmate import Compute, DFGraph, Free, Op, Plan, PlanError, floor, replay
 
@@ -51,7 +54,8 @@ def test_peak_cost_and_bytes_against_a_count_from_scratch(example):
     peak, cost = graph.fixed_bytes, 0.0
     for k, step in enumerate(plan.steps):
         latest = {s.op: isinstance(s, Compute) for s in plan.steps[: k + 1]}
-        in_use = graph.fixed_bytes + sum(graph.ops[i].output_bytes for i, computed in latest.items() if computed)
+        live = {i for i, computed in latest.items() if computed} - taken_over_at(graph, plan, k)
+        in_use = graph.fixed_bytes + sum(graph.ops[i].output_bytes for i in live)
         assert timeline.bytes_after_step[k] == in_use
         if isinstance(step, Compute):
             cost += graph.ops[step.op].cost
@@ -62,6 +66,74 @@ def test_peak_cost_and_bytes_against_a_count_from_scratch(example):
     if peak > graph.fixed_bytes:
         step = plan.steps[timeline.peak_step]
         assert timeline.bytes_after_step[timeline.peak_step] + graph.ops[step.op].workspace_bytes == peak
+
+
+def taken_over_at(graph, plan, k):
+    """The op, as a set, whose value lies in the memory of an input that is still to be freed after step k."""
+    ran = max(p for p in range(k + 1) if isinstance(plan.steps[p], Compute))
+    frees = itertools.takewhile(lambda p: isinstance(plan.steps[p], Free), range(ran + 1, len(plan.steps)))
+    v = plan.steps[ran].op
+    hosts = [p for p in frees if plan.steps[p].op in graph.ops[v].in_place]
+    return {v} if hosts and k < hosts[0] else set()
+
+
+def test_in_place_takes_over_one_input():
+    steps = (Compute(0), Compute(1), Compute(2), Free(0), Free(1))
+    assert replay(leaky_relu_grad(in_place=()), Plan(steps)).peak_bytes == 48
+    for in_place in ((0,), (1,), (0, 1)):
+        timeline = replay(leaky_relu_grad(in_place=in_place), Plan(steps))
+        assert (timeline.peak_bytes, timeline.peak_step) == (32, 1)
+        # The value lies in one input's memory, so freeing that frees nothing; the other's 16 go as ever.
+        assert timeline.bytes_after_step.tolist() == ([16, 32, 32, 32, 16] if 0 in in_place else [16, 32, 32, 16, 16])
+
+
+def test_in_place_counts_the_workspace():
+    timeline = replay(leaky_relu_grad(in_place=(0,), workspace_bytes=5), Plan.keep_all(leaky_relu_grad()))
+    assert (timeline.peak_bytes, timeline.peak_step) == (32 + 5, 2)
+
+
+def test_a_smaller_value_leaves_the_rest_of_the_memory():
+    graph = DFGraph((Op("a", output_bytes=10), Op("b", (0,), output_bytes=4, in_place=(0,))), (1,))
+    timeline = replay(graph, Plan.keep_all(graph))
+    assert timeline.peak_bytes == 10
+    assert timeline.bytes_after_step.tolist() == [10, 10, 4]
+
+
+@pytest.mark.parametrize(
+    ("steps", "peak"),
+    [
+        ((Compute(0), Compute(1), Compute(2), Free(0), Free(1), Compute(3)), 32),
+        ((Compute(0), Compute(1), Compute(2), Compute(3), Free(0), Free(1)), 49),  # freed, but not directly after
+        ((Compute(0), Compute(1), Compute(2), Compute(3)), 49),  # never freed
+    ],
+)
+def test_only_what_is_freed_directly_after_is_taken_over(steps, peak):
+    graph = leaky_relu_grad(in_place=(0, 1))
+    graph = DFGraph((*graph.ops, Op("next", (2,), output_bytes=1)), (2,))
+    assert replay(graph, Plan(steps)).peak_bytes == peak
+
+
+def test_a_value_that_is_freed_before_the_input_it_lies_in():
+    graph = DFGraph((Op("a", output_bytes=10), Op("b", (0,), output_bytes=4, in_place=(0,))))
+    for frees in ((Free(1), Free(0)), (Free(0), Free(1))):
+        timeline = replay(graph, Plan((Compute(0), Compute(1), *frees)))
+        assert timeline.peak_bytes == 10
+        assert timeline.bytes_after_step[[0, 1, 3]].tolist() == [10, 10, 0]
+
+
+def test_the_floor_of_ops_in_place():
+    not_in_place = floor(leaky_relu_grad(in_place=()))
+    assert (not_in_place.bytes, not_in_place.held) == (48, (0, 1, 2))
+    graph = leaky_relu_grad(in_place=(1,))
+    assert (floor(graph).bytes, floor(graph).held) == (32, (0, 1))
+    # An input that may run only once and is an output stays beside the value; one that may run again can be brought back.
+    assert floor(DFGraph(graph.ops, (1, 2))).bytes == 32
+    once = DFGraph((graph.ops[0], replace(graph.ops[1], recomputable=False), graph.ops[2]), (1, 2))
+    assert (floor(once).bytes, floor(once).held) == (48, (0, 1, 2))
+    # So it does for an op that comes later.
+    later = DFGraph((*once.ops, Op("later", (1, 2))), (2,))
+    assert floor(later).bytes == 48
+    assert floor(DFGraph(once.ops, (2,))).bytes == 32
 
 
 @given(walks())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import graphs, training_chain
+from strategies import graphs, leaky_relu_grad, training_chain
 from tf2.plans import random_plan
 
 from checkmate import Compute, DFGraph, Op, Plan, Schedule, replay, solve
@@ -44,6 +44,14 @@ def test_evaluations_and_their_times(case):
     assert (np.diff(found.starts) >= 0).all()
     if graph.total_cost:
         assert found.starts[-1] == pytest.approx(found.timeline.cost / graph.total_cost)
+
+
+def test_an_op_in_place_counts_as_the_input_whose_memory_it_takes():
+    graph = leaky_relu_grad(read_again=True, is_backward=True, workspace_bytes=3)
+    found = usage(graph, Plan.keep_all(graph))
+    columns = [PARTS.index(part) for part in ("forward", "backward", "workspace")]
+    # 'grad' runs in the 32 bytes of its inputs, one of which is its own afterwards.
+    assert found.bytes_by_part[:, columns].tolist() == [[16, 0, 0], [32, 0, 0], [32, 0, 3], [16, 16, 0]]
 
 
 def test_what_is_computed_again_is_told_apart():

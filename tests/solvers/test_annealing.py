@@ -98,6 +98,24 @@ def test_given_order_against_brute_force(problem, seed):
     assert list(dict.fromkeys(plan.computed)) == _start(graph)
 
 
+@pytest.mark.parametrize("freedom", [IN_STAGES, REPEATS_ANYWHERE])
+def test_what_is_read_is_overwritten_and_made_again(freedom):
+    """Backward ops may write over the activations that they read, two of which are read once more at the end."""
+    chain = strategies.training_chain(12, skip=3)
+    activations = [d for d, op in enumerate(chain.ops) if op.name.startswith("f")]
+    ops = [replace(op, in_place=tuple(d for d in op.deps if d in activations)) if op.is_backward else op for op in chain.ops]
+    ops.append(Op("end", (chain.index("f6"), chain.index("f11"), len(ops) - 1)))
+    graph = DFGraph(tuple(ops), (len(ops) - 1,))
+    budget = floor(graph).bytes
+    assert budget < floor(replace(graph, ops=tuple(replace(op, in_place=()) for op in ops))).bytes
+    annealer = Annealer(graph, budget, _start(graph), freedom=freedom, seed=1)
+    for _ in range(3):
+        annealer.run(5000)
+        _check_counts(graph, annealer)
+    assert annealer.best is not None
+    assert annealer.best_cost == 61.5  # proven to be the least
+
+
 def test_stage_form_is_kept():
     graph = strategies.training_chain(12, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
     timetable = Timetable(graph)

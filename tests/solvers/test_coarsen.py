@@ -8,7 +8,7 @@ from oracles import run_plan
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, Op, Plan, SolveStatus, lower, replay, solve
-from checkmate.solvers.coarsen import coarsen
+from checkmate.solvers.coarsen import _build, coarsen
 from checkmate.solvers.formulation import may_run
 from checkmate.solvers.lp_rounding import LPRounding, complete
 from checkmate.solvers.milp import MILP
@@ -54,6 +54,27 @@ def test_size_and_sides(max_ops):
     assert len(coarse.graph) <= max_ops
     for members in coarse.first:
         assert len({fine.ops[i].is_backward for i in members}) <= 1
+
+
+def test_groups_run_in_place():
+    """Over another op where both are alone, and inside a group as the judge counts it."""
+    ops = [
+        Op("a", output_bytes=8),
+        Op("b", (0,), output_bytes=8, in_place=(0,)),
+        Op("c", (1,), output_bytes=8, in_place=(1,)),
+        Op("d", (2,)),
+    ]
+    fine = DFGraph(tuple(ops), (3,))
+    alone = _build(fine, [range(i, i + 1) for i in range(4)])
+    assert [op.in_place for op in alone.graph.ops] == [(), (0,), (1,), ()]
+    together = _build(fine, [range(0, 1), range(1, 3), range(3, 4)])
+    assert [op.in_place for op in together.graph.ops] == [(), (), ()]
+    assert [(op.output_bytes, op.workspace_bytes) for op in together.graph.ops] == [(8, 0), (8, 0), (0, 0)]
+    assert replay(together.graph, Plan.keep_all(together.graph)).peak_bytes == 16  # a is not in the group, b is
+
+    read_later = DFGraph((*ops, Op("e", (1, 3))), (4,))
+    together = _build(read_later, [range(0, 1), range(1, 3), range(3, 4), range(4, 5)])
+    assert [(op.output_bytes, op.workspace_bytes) for op in together.graph.ops] == [(8, 0), (16, 0), (0, 0), (0, 0)]
 
 
 def test_small_graphs_are_left_alone():

@@ -145,3 +145,19 @@ def test_an_interrupt_before_anything_is_found_is_raised():
     solver.asked.append(0)
     with pytest.raises(KeyboardInterrupt):
         solve_curve(strategies.training_chain(12), ["80%", "70%"], solver=solver)
+
+
+class Slow:
+    """Finds nothing in a moment, as where what it needs is still being loaded."""
+
+    name = "slow"
+
+    def run(self, search):
+        if search.remaining_s > 0.5:
+            search.offer(solve(search.graph, search.budget_bytes, solver="state_space", time_limit_s=30).plan, by=self.name)
+
+
+def test_a_moment_in_which_nothing_is_found_does_not_end_the_search_for_the_smallest_budget():
+    graph = strategies.training_chain(6)
+    curve = solve_curve(graph, ["100%"], solver=Slow(), find_smallest=True, time_limit_s=1)
+    assert curve.smallest_bytes < replay(graph, Plan.keep_all(graph)).peak_bytes

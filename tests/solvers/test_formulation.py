@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from oracles import cheapest
-from strategies import graphs, problems, training_chain, training_chains
+from strategies import graphs, leaky_relu_grad, problems, training_chain, training_chains
 
 from checkmate import Compute, DFGraph, Free, Op, Plan, PlanError, Schedule, lower, replay
 from checkmate.solvers.backends.engines import solve_matrices
@@ -138,6 +138,52 @@ def test_workspace_counts_when_an_op_runs_again():
     assert optimum(formulate(graph, 9)).bound * graph.total_cost == pytest.approx(5)
     assert optimum(formulate(graph, 10)).bound * graph.total_cost == pytest.approx(4)
     assert optimum(formulate(graph, 8)).status is AnswerStatus.INFEASIBLE
+
+
+def test_the_recurrence_of_an_op_in_place():
+    """In shares of 32 bytes: U counts the value of an op in place, A takes it away while it runs, FREE the input afterwards."""
+    graph = leaky_relu_grad(read_again=True, in_place=(0,))
+    program = formulate(graph, 32)
+    x = program.solution(Schedule.from_plan(graph, Plan.keep_all(graph)))
+    U, A = (np.where(columns >= 0, x[columns], -1) for columns in (program.U, program.A))
+    assert U[2].tolist() == [1.0, 1.0, 1.5, -1]  # the values of ops 0 and 1 are retained, 'grad' comes in stage 2
+    assert A[2].tolist() == [-1, -1, 1, -1]
+    assert U[3].tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert program.problem.violation(x) < 1e-9
+    x[program.A[2, 2]] = 0
+    assert program.problem.violation(x) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_what_stays_is_not_overwritten(partitioned):
+    """The input that 'grad' may write over is read by 'end': retained, or in the same stage without partitioning, it is still there."""
+    graph = leaky_relu_grad(read_again=True, in_place=(1,))
+    program = formulate(graph, 32, partitioned=partitioned)
+    x = program.solution(Schedule.from_plan(graph, Plan.keep_all(graph)))
+    assert x[program.A[2, 2]] == 0
+    assert program.problem.violation(x) == pytest.approx(0.5)
+    x[program.A[2, 2]] = 1
+    assert program.problem.violation(x) == pytest.approx(1)  # the row that binds A
+    if not partitioned:
+        everything = np.zeros((4, 4), bool)
+        everything[0] = True
+        x = program.solution(Schedule(everything, np.zeros((4, 4), bool)))
+        assert x[program.A[0, 2]] == 0
+        x[program.A[0, 2]] = 1
+        assert program.problem.violation(x) == pytest.approx(1)
+
+
+def test_an_op_in_place_makes_room_for_what_is_retained():
+    """The linear relaxation, where 'grad' may write over what is retained only as far as that is not."""
+    graph = leaky_relu_grad(read_again=True, in_place=(1,))
+    relaxed = {budget: solve_matrices(relax(graph, budget).problem, engine="scip", time_limit_s=60) for budget in (31, 32, 47, 48)}
+    assert relaxed.pop(31).status is AnswerStatus.INFEASIBLE
+    assert [round(answer.bound * graph.total_cost, 3) for answer in relaxed.values()] == [13, 13, 8]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_without_ops_in_place_there_is_no_such_column(partitioned):
+    assert (formulate(training_chain(3), 100, partitioned=partitioned).A < 0).all()
 
 
 def test_outputs_are_there_at_the_end():

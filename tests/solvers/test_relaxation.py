@@ -79,6 +79,27 @@ def test_rows_over_several_intervals_bound_better():
     assert model.tighten(time_limit_s=10) > apart + 0.02 * graph.total_cost
 
 
+@settings(max_examples=150, deadline=None)
+@given(strategies.problems(strategies.training_chains_in_place()), st.data())
+def test_never_above_the_cheapest_plan_of_training_graphs_in_place(problem, data):
+    _check_bound(problem, data)
+
+
+def test_an_op_in_place_at_a_snapshot():
+    """Its bytes count where all that it may overwrite is kept, and only there."""
+    for in_place, budget, cost in (((1,), 32, 13), ((1,), 47, 13), ((1,), 48, 8), ((0,), 32, 8), ((0, 1), 32, 8), ((), 47, np.inf)):
+        graph = strategies.leaky_relu_grad(read_again=True, in_place=in_place)
+        assert SnapshotModel(graph, budget, [2]).solve(time_limit_s=10).cost == cost
+    assert np.isinf(SnapshotModel(strategies.leaky_relu_grad(), 31, [2]).solve(time_limit_s=10).cost)
+
+
+def test_an_input_that_may_not_be_made_again_is_not_overwritten():
+    graph = strategies.leaky_relu_grad(read_again=True, in_place=(1,))
+    once = replace(graph, ops=(graph.ops[0], replace(graph.ops[1], recomputable=False), *graph.ops[2:]))
+    assert np.isinf(SnapshotModel(once, 47, [2]).solve(time_limit_s=10).cost)
+    assert SnapshotModel(once, 48, [2]).solve(time_limit_s=10).cost == 8
+
+
 def test_larger_ops_must_not_stand_in():
     """The second reduction needs "and is not larger": here it would drop a small value for a large one, and raise the bound."""
     # a (1 byte) -> b (6 bytes) -> end; beside big (8 bytes) of 9 there is room for a, not for b.

@@ -164,6 +164,17 @@ def test_renumbering_and_back(graph, data):
     assert (here.peak_bytes, here.cost) == (there.peak_bytes, there.cost)
 
 
+def test_what_may_be_overwritten_is_renumbered_and_cut_down_too():
+    graph = strategies.leaky_relu_grad(read_again=True, in_place=(1,))
+    assert [op.in_place for op in renumbered(graph, [1, 0, 2, 3]).ops] == [(), (), (0,), ()]
+    part, moment = comparable(graph, 2)
+    assert part.ops[moment].in_place == (1,)
+    search = Search(graph, 32, time_limit_s=10, reorder=True)
+    raise_any_order_bound(search)
+    assert not search.infeasible
+    assert search.bound == pytest.approx(13)
+
+
 def test_renumbering_refuses_an_impossible_order():
     with pytest.raises(GraphError):
         renumbered(two_pairs(), [2, 0, 1, 3])

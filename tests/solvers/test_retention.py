@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from strategies import graphs, problems, training_chain
 from test_formulation import cheapest_in_stages
 
-from checkmate import Schedule, replay, solve
+from checkmate import DFGraph, Op, Schedule, replay, solve
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.retention import Retention, intervals_of, plan_of, retention_problem, turn
@@ -25,6 +25,15 @@ def test_the_optimum_in_stages(problem):
     timeline = replay(graph, plan_of(graph, answer.starts))
     assert timeline.peak_bytes <= budget_bytes
     assert timeline.cost == pytest.approx(least)
+
+
+def test_what_is_kept_to_the_end_is_not_overwritten_by_the_last_op():
+    """Its interval ends with the time, one after the last op starts: that looks like being freed there."""
+    graph = DFGraph((Op("a", output_bytes=10), Op("b", (0,), output_bytes=4, in_place=(0,))), (0, 1))
+    statuses = [solve_intervals(retention_problem(graph, budget, 2), time_limit_s=20).status for budget in (13, 14)]
+    assert statuses == [AnswerStatus.INFEASIBLE, AnswerStatus.OPTIMAL]
+    only_b = DFGraph(graph.ops, (1,))
+    assert solve_intervals(retention_problem(only_b, 10, 2), time_limit_s=20).status is AnswerStatus.OPTIMAL
 
 
 def test_turns_follow_each_other():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate import Plan, Schedule, floor, lower, replay
+from checkmate.solvers.local_search import Repair
 from checkmate.solvers.timetable import Timetable, last_stages
 
 
@@ -60,6 +61,14 @@ def test_plain_timetable_is_the_plain_step():
     timetable = Timetable(graph)
     assert timetable.plan() == Plan.keep_all(graph)
     assert timetable.peak_bytes == replay(graph, Plan.keep_all(graph)).peak_bytes > floor(graph).bytes
+
+
+def test_repair_overwrites_what_the_fullest_stage_reads():
+    """The value is read in the stage that is too full, and again in the next: it has to be made anew there, so that the op before runs in place."""
+    for budget, fits, moves in ((48, True, []), (47, True, [(1, 3)]), (32, True, [(1, 3)]), (31, False, None)):
+        timetable = Timetable(strategies.leaky_relu_grad(read_again=True, in_place=(1,)))
+        assert Repair(timetable, budget, lambda: False).run() == fits
+        assert timetable.moves() == moves or not fits
 
 
 def test_every_timetable_has_a_schedule():

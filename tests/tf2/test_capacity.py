@@ -38,6 +38,7 @@ def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
         compiled(larger, keras.optimizers.Adam(), 6 * MIB)
 
 
+@pytest.mark.own_process
 def test_a_limit_on_the_overhead_lowers_the_batch():
     from keras_models import cnn
 

@@ -144,7 +144,8 @@ def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
         )
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value)
-    assert kernels[0] == kernels[1] != []
+    # A convolution that TensorFlow's optimizer fused is taken apart for the plan, and oneDNN fuses it again, under another name.
+    assert [name.replace("FusedConv2D", "Conv2DWithBias") for name in kernels[0]] == kernels[1] != []
     assert_equal(results[1], results[0])
 
 
@@ -261,7 +262,7 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
         "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return case.model, 'mse'\n"
     )
     monkeypatch.chdir(tmp_path)
-    arguments = ["zoo", "mine:make", "--batch", "512", "--budget", "90%", "--for", "both", "-o", "plans", "--json"]
+    arguments = ["zoo", "mine:make", "--batch", "512", "--budget", "75%", "--for", "both", "-o", "plans", "--json"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -271,11 +272,11 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
     keras.utils.set_random_seed(0)
     case = keras_models.mlp(512)
     labels = keras.ops.zeros((512, 10))
-    step = checkmate.tf2.compile(case.model, "mse", "adam", case.inputs, labels, budget="90%", plan="plans", verbose=False)
+    step = checkmate.tf2.compile(case.model, "mse", "adam", case.inputs, labels, budget="75%", plan="plans", verbose=False)
     assert "measuring ops" not in step.report().seconds
     assert step.plan.recomputed
     case.model.compile("adam", "mse", jit_compile=False)
-    checkmate.tf2.rematerialize(case.model, budget="90%", plan="plans", verbose=False)
+    checkmate.tf2.rematerialize(case.model, budget="75%", plan="plans", verbose=False)
     case.model.fit(case.inputs, labels, batch_size=512, verbose=0)
     assert "measuring ops" not in checkmate.tf2.planned(case.model).report().seconds
 

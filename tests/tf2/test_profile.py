@@ -253,3 +253,47 @@ def test_the_device_and_its_settings_are_part_of_the_key(monkeypatch):
     here = devices.describe("CPU:0")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     assert devices.describe("CPU:0") != here
+
+
+def test_what_the_table_does_not_know_is_found_out_by_running(tensorflow):
+    """A choice between two tensors is written over one of them, and a product of matrices over none."""
+    from tracing import op_of, traced
+
+    from checkmate.tf2.profile import with_costs
+
+    tf = tensorflow
+
+    def step(x):  # each value is read twice, so that each is an op of its own
+        a, b = tf.cos(x), tf.sin(x)
+        c = tf.where(a[:, :1] > 0, a, b)
+        return tf.reduce_sum(tf.tanh(c) * c) + tf.reduce_sum((c @ a) * b)
+
+    found = traced(step)
+    assert not op_of(found, "SelectV2")[1].in_place, "the table does not say so"
+    graph = with_costs(found, "profile")
+    i, op = op_of(found, "SelectV2")
+    assert graph.ops[i].in_place and {*graph.ops[i].in_place} <= {*op.deps}
+    assert not any(op.in_place for op in graph.ops if op.kind == "MatMul")
+
+
+@pytest.mark.parametrize("small_share", [0.001, 0.0])
+def test_a_loss_beside_its_gradient_is_written_over_the_logits(tensorflow, monkeypatch, small_share):
+    """The kernel makes both; the loss is small beside it, and counted as resident."""
+    from tracing import VALUE_BYTES, N, op_of, traced
+
+    from checkmate.tf2.profile import with_costs
+
+    tf = tensorflow
+    monkeypatch.setattr("checkmate.tf2.flat_graph.SMALL_SHARE", small_share)
+    labels = tf.zeros(N, tf.int32)
+
+    def step(x):
+        logits = x @ x
+        loss, gradient = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=labels)
+        return tf.reduce_sum(loss) + tf.reduce_sum(gradient @ x), tf.reduce_max(logits)
+
+    found = traced(step)
+    i, op = op_of(found, "SparseSoftmaxCrossEntropyWithLogits")
+    assert op.output_bytes == VALUE_BYTES
+    assert found.graph.fixed_bytes >= VALUE_BYTES + 2 * 4 * N, "the argument, labels and the loss"
+    assert with_costs(found, "profile").ops[i].in_place == (op_of(found, "MatMul")[0],)

@@ -37,8 +37,9 @@ def test_the_printed_report():
     lines = str(found).splitlines()
     assert lines[0] == found.sentence()
     shown = rows(str(found))
-    keys = ["budget", "predicted peak, plain step", "predicted peak, this step", "measured peak, this step", "reserve"]
-    assert list(shown)[:11] == [*keys, "plan", "predicted cost", "measured time", "proven", "solver", "time"]
+    keys = ["budget", "input pipeline and other tensors", "predicted peak, plain step", "measured peak, plain step"]
+    keys += ["predicted peak, this step", "measured peak, this step", "reserve"]
+    assert list(shown)[:14] == [*keys, "plan", "predicted cost", "predicted time", "measured time", "proven", "solver", "time"]
     again = found.result.plan.recomputed
     assert again
     assert shown["plan"].startswith(f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more")

@@ -61,9 +61,18 @@ def test_budgets_as_amounts(text, count):
 
 def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
     step = compiled(budget="250%")
-    assert step.budget_bytes == int(2.5 * step.report().plain_peak_bytes)
-    plain = replay(step.graph, step.plan).peak_bytes
-    assert step.report().plain_peak_bytes == plain
+    report = step.report()
+    own = report.plain_measured_bytes - report.outside_bytes
+    assert step.budget_bytes == int(2.5 * own) + report.outside_bytes, "what else is in use is there with any plan"
+    assert report.plain_peak_bytes == replay(step.graph, step.plan).peak_bytes + report.outside_bytes
+
+
+def test_a_share_is_of_the_predicted_peak_where_the_plain_step_cannot_be_run(monkeypatch):
+    monkeypatch.setattr("checkmate.tf2.memory.plain_step.free_or_none", lambda device: None)
+    report = compiled(budget="250%").report()
+    assert report.plain_measured_bytes is None and report.plain_not_measured
+    assert report.budget_bytes == int(2.5 * (report.plain_peak_bytes - report.outside_bytes)) + report.outside_bytes
+    assert report.plain_not_measured in str(report)
 
 
 def test_auto_is_what_the_device_has_free(monkeypatch):
@@ -100,7 +109,8 @@ def test_what_a_step_shows():
     assert report.fixed_bytes == step.graph.fixed_bytes < report.measured_peak_bytes <= step.budget_bytes
     assert report.reserve_bytes == step.budget_bytes - step.result.budget_bytes
     assert report.ops == len(step.graph) < report.tensorflow_ops
-    assert {"tracing", "measuring ops", "solving", "building", "checking"} == set(report.seconds)
+    measured = {"measuring ops", "measuring the plain step"}
+    assert {"tracing", "solving", "building", "checking"} | measured == set(report.seconds) - {"timing"}  # where it seemed slow
 
 
 def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypatch):
@@ -127,7 +137,7 @@ def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypa
 def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
     from checkmate.tf2 import attempt
 
-    phases = collections.Counter()
+    phases, solve = collections.Counter(), attempt.solve
 
     @contextlib.contextmanager
     def counted(self, name):
@@ -135,8 +145,13 @@ def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
         self.seconds[name] = self.seconds.get(name, 0) + 1
         yield
 
+    def two_plans(graph, budget_bytes, **options):
+        """A plan that recomputes, and then the one that does not."""
+        return solve(graph, budget_bytes if phases["checking"] == 0 else HUGE, **options)
+
     monkeypatch.setattr(attempt.Clock, "phase", counted)
-    # The first plan leaves much unused, and no other is within the budget.
+    monkeypatch.setattr(attempt, "solve", two_plans)
+    # The first plan leaves much unused, and the other is not within the budget.
     monkeypatch.setattr(attempt, "on_trial", lambda *_, enough, **__: trial(enough // 2 if phases["checking"] == 1 else 2 * enough))
 
     def made(budget):
@@ -144,8 +159,10 @@ def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
         return compiled(budget=budget)
 
     step = tight(made)
-    assert step.result.plan.recomputed and phases["checking"] > 1
-    assert step.report().measured_peak_bytes < 0.6 * step.budget_bytes
+    assert phases["checking"] == 2
+    assert step.result.plan.recomputed
+    outside = step.report().outside_bytes
+    assert step.report().measured_peak_bytes - outside < 0.6 * (step.budget_bytes - outside)
     assert step.report().seconds == phases
 
 
@@ -352,9 +369,9 @@ def test_a_plan_made_from_shapes_is_confirmed_on_the_first_batch(tensorflow, mon
         on_trial(run, traced, device, enough=enough, batch=batch)
         return trial(enough + 1)
 
-    def planned_again(self, specs, *, like=None, batch=()):
+    def planned_again(self, specs, *, batch=(), **more):
         plans.append((specs, batch))
-        return plan(self, specs, like=like, batch=batch)
+        return plan(self, specs, batch=batch, **more)
 
     monkeypatch.setattr(planning, "on_trial", over)
     monkeypatch.setattr(planning.Planner, "plan", planned_again)

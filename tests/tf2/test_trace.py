@@ -24,6 +24,23 @@ def dense(tensorflow):
     return traced(step, (1024, 64), (1024, 512)), model, step
 
 
+def test_a_large_op_that_can_be_written_over_its_input_stays_apart():
+    """As one op with the sum, it would need memory for the product whatever the plan."""
+    import tensorflow as tf
+
+    def step(x):
+        a, b = tf.sin(x), tf.cos(x)
+        return tf.reduce_sum(a * b), a @ b
+
+    _, product = op_of(traced(step), "Mul")
+    assert product.output_bytes == VALUE_BYTES and product.in_place == product.deps
+
+    def beside_much_more(x, y):
+        return step(x), tf.concat([tf.sin(y) for _ in range(8)], 0) @ y
+
+    assert "Mul+Sum" in kinds(traced(beside_much_more, (N, N), (2 * N, 2 * N)))
+
+
 def test_kernels_become_ops_with_their_inputs():
     import tensorflow as tf
 

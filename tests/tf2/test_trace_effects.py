@@ -138,6 +138,24 @@ def test_a_loop_is_not_run_again_after_its_variable_changed():
     assert any(i in op.overwrites for op in found.graph.ops)
 
 
+def test_a_loop_may_run_again_although_a_small_variable_changes():
+    """A recurrent layer's bias is small. Its update is an op of the plan all the same, so that what comes after it can be told."""
+    import tensorflow as tf
+
+    variable, small = tf.Variable(tf.ones((N, N))), tf.Variable(tf.ones(N))
+
+    def step(x):
+        b = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.sin(x) @ variable + small), (0, x))[1]
+        small.assign_add(tf.reduce_mean(tf.exp(b) @ x, 0) + 1.0)
+        return b
+
+    found = traced(step)
+    i, loop = op_of(found, "While")
+    assert loop.recomputable
+    _, update = op_of(found, "AssignAddVariableOp")
+    assert i in update.overwrites
+
+
 def test_lists_of_one_tensor_are_counted_once():
     """An LSTM's loop hands on its outputs twice: for the next layer, and for its gradient. Its inputs are a list's that it was given."""
     import keras

@@ -326,3 +326,38 @@ def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
 
     found = [operation for operation in sums.get_concrete_function().graph.get_operations() if operation.type == "Sum"]
     assert [_may_vanish(operation) for operation in found] == [False, True, False, False]
+
+
+def test_what_was_not_written_over_its_input_is_named(tensorflow):
+    """A product of matrices never is; a sine is, where nobody else reads what it is of."""
+    from types import SimpleNamespace
+
+    from tracing import N, traced
+
+    from checkmate.tf2.execute import Replayed
+    from checkmate.tf2.observe import observe
+
+    tf = tensorflow
+    verify = importlib.import_module("checkmate.tf2.verify")
+    weight = tf.Variable(tf.ones((N, N)) / N)
+
+    def step(x):  # each value is read twice, so that each is an op of its own
+        a = tf.cos(x)
+        b, c = a @ weight, weight @ a
+        return tf.reduce_sum(tf.tanh(b) * tf.sin(c) + b * c)
+
+    found = traced(step)
+    plan = found.plain_plan()
+    run = Replayed(found, plan)
+    run(tf.ones((N, N)))
+    asked = observe(lambda: run(tf.ones((N, N)))).asked
+
+    def named(graph):
+        return verify.not_in_place(SimpleNamespace(graph=graph, plan=plan, traced=found), asked)
+
+    assert any(op.in_place for op in found.graph.ops)
+    assert named(found.graph) == ()
+    every = [
+        replace(op, in_place=tuple(d for d in op.deps if found.graph.ops[d].output_bytes >= op.output_bytes)) for op in found.graph.ops
+    ]
+    assert any("matmul" in name for name in named(replace(found.graph, ops=tuple(every))))

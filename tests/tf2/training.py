@@ -10,7 +10,7 @@ import checkmate
 from checkmate.tf2.planning import Planner
 from checkmate.tf2.step import PlannedStep
 
-BUDGETS = ("60%", "70%", "80%", "90%")
+BUDGETS = ("70%", "80%", "90%")
 """Of the plain step's peak. How low a plan can get is the business of the solvers' tests."""
 
 

@@ -15,7 +15,8 @@ class IntervalProblem:
     """Choose when values are in memory. Times are whole numbers from 0; a value is in memory from its start up to, not including, its end.
 
     Each value has one or more *intervals*, in order of time and apart; the first is always there. When an interval starts, every value
-    in `reads` of its value must be in memory since before. Minimize the cost of the intervals that are there.
+    in `reads` of its value must be in memory since before. Where one in `in_place` of its value goes out of memory one later, the
+    interval may take its memory over: it counts from then on. Minimize the cost of the intervals that are there.
 
     Args:
       starts: starts[v][k]: the times at which interval k of value v may start, ascending; one for the first.
@@ -26,6 +27,7 @@ class IntervalProblem:
       kept: Values that must be in memory at the horizon.
       horizon: Time of the end.
       capacity: Limit on the memory at any time.
+      in_place: in_place[v]: those of `reads` whose memory value v may take over.
     """
 
     starts: tuple[tuple[tuple[int, ...], ...], ...]
@@ -36,6 +38,7 @@ class IntervalProblem:
     kept: frozenset[int]
     horizon: int
     capacity: int
+    in_place: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def solve(problem: IntervalProblem, *, engine: str, time_limit_s: float, start: 
     model = cp_model.CpModel()
     intervals = _intervals(cp_model, model, problem)
     _reads(model, problem, intervals)
+    _take_over(model, problem, intervals)
     spans = [entry["span"] for of_value in intervals for entry in of_value]
     sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
     for v, of_value in enumerate(intervals):
@@ -129,6 +133,27 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
                     model.add(other["end"] > entry["start"]).only_enforce_if(literal)
                 model.add_bool_or(chosen).only_enforce_if(entry["there"])
                 entry["read_from"][d] = chosen
+
+
+def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+    """What takes over an input's memory counts from one after its start: where the input's interval ends there, and not because time does."""
+    for v, allowed in enumerate(problem.in_place):
+        for entry in intervals[v] if allowed else ():
+            ending = []
+            for d in allowed:
+                for literal, other in zip(entry["read_from"][d], intervals[d], strict=True):
+                    ends_here = model.new_bool_var("")
+                    model.add_implication(ends_here, literal)
+                    model.add(other["end"] == entry["start"] + 1).only_enforce_if(ends_here)
+                    if d in problem.kept:
+                        model.add(other["end"] < problem.horizon).only_enforce_if(ends_here)
+                    ending.append(ends_here)
+            taken = model.new_bool_var("")
+            model.add_bool_or(ending).only_enforce_if(taken)
+            begin, length = model.new_int_var(0, problem.horizon, ""), model.new_int_var(0, problem.horizon, "")
+            model.add(begin == entry["start"] + taken)
+            model.add(entry["start"] + entry["length"] == entry["end"])
+            entry["span"] = model.new_optional_interval_var(begin, length, entry["end"], entry["there"], "")
 
 
 def _hint(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any) -> None:

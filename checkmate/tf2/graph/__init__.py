@@ -1,0 +1,1 @@
+"""From a training step to the graph that is planned."""

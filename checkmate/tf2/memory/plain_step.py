@@ -1,0 +1,183 @@
+"""The plain step, measured: its peak and its time where it fits on the device, as plain TensorFlow runs it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import op_rules
+from checkmate.tf2.check import made_up, of_its_own
+from checkmate.tf2.execute import Replayed
+from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.trace import TracedStep
+from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
+
+SAFE_FACTOR = 1.5
+"""Times the predicted activations: the plain step is run where so much is free. Some of TensorFlow's kernels end the process when memory runs out,
+and a plain step can take more than is predicted."""
+
+PEAK_RUNS = 3
+"""How often the plain step is run for its peak, after a warm-up run."""
+
+TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 3, 1.5, 15
+"""How often steps are run for their times, by turns: at least so often, until they took so many seconds, at most so often."""
+
+LONG_S = 20.0
+"""Seconds: a step that takes longer is not run again for its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """What the plain step takes, where it was measured.
+
+    Attributes:
+      peak_bytes: Its measured peak, what else is in use left out; None where it was not measured.
+      seconds: Its measured time, the shortest of a few runs; None where it was not measured.
+      why_not: Why the peak was not measured, as a clause.
+    """
+
+    peak_bytes: int | None = None
+    seconds: float | None = None
+    why_not: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """True where the peak was measured."""
+        return self.peak_bytes is not None
+
+
+def measured(
+    run: Callable[..., Any], traced: TracedStep, *, predicted_bytes: int, outside: int, batch: Sequence[tf.Tensor] | None
+) -> PlainStep:
+    """Runs the plain step a few times where that is safe, and returns what it took; variables and random state are put back.
+
+    Args:
+      run: The step as it was traced, on flattened arguments.
+      predicted_bytes: Its predicted peak, with `outside`.
+      outside: What else is in use on the device.
+      batch: The step's flattened arguments; without them, data is made up.
+    """
+    device = devices.training_device()
+    if not devices.allocator_reports(device):
+        return PlainStep(why_not="this device's allocator does not report what is in use")
+    if op_rules.is_seen_outside(traced.function):
+        return PlainStep(why_not="it prints, writes files or calls Python, which a measurement must not")
+    needed, free = safe_bytes(traced, predicted_bytes, outside), free_or_none(device)
+    if free is None or needed > free:
+        found = "how much memory is free is not known" if free is None else f"{format_bytes(free)} are there"
+        return PlainStep(why_not=f"running it safely takes {format_bytes(needed)}, and {found}")
+    try:
+        peak, seconds = _peak_and_time(_copy(run), traced, device, batch)
+    except tf.errors.ResourceExhaustedError:
+        return PlainStep(why_not="memory ran out")
+    except tf.errors.OpError as error:
+        log.info("The plain step cannot be run to be measured: %s", error)
+        return PlainStep(why_not="it cannot be run on data that is made up" if batch is None else "it failed")
+    finally:
+        gc.collect()
+    return PlainStep(peak, seconds)
+
+
+def safe_bytes(traced: TracedStep, predicted_bytes: int, outside: int) -> int:
+    """Returns how much memory there has to be for the plain step to be run: what is resident, a second copy of the variables (see `_kept_in_place`),
+    and a multiple of the predicted activations.
+    """
+    resident = traced.graph.fixed_bytes + outside
+    copies = sum(tensor_bytes(variable) or 0 for variable in traced.function.variables)
+    return resident + copies + int(SAFE_FACTOR * max(0, predicted_bytes - resident))
+
+
+@contextmanager
+def _kept_in_place(variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Gives each variable back the buffer that it had, with the value in it. Within the block the variables have other memory.
+
+    A plain step assigns tensors that lie wherever they were made. Left there, variables would cut the pool into pieces before any plan is tried.
+    """
+    for variable in variables:
+        tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # each read would copy
+    kept = [variable.read_value() for variable in variables]
+    try:
+        give_own_memory(variables)  # before anything is counted: what is written to while somebody else holds it is copied
+        yield
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # updates of single rows ask for copies
+            variable.assign(value, read_value=False)
+
+
+def _peak_and_time(run: Callable[..., Any], traced: TracedStep, device: str, batch: Sequence[tf.Tensor] | None) -> tuple[int, float]:
+    """The highest peak of a few runs in which the results of the run before are held, and the shortest of their times."""
+    data = batch or made_up(traced)
+    peaks, seconds = [], []
+    with _kept_in_place(traced.function.variables):
+        at_first = devices.bytes_in_use(device)
+        result = run(*data)
+        devices.synchronize()
+        held = max(0, devices.bytes_in_use(device) - at_first - devices.all_held_bytes(result))  # constants that TensorFlow folded
+        for _ in range(PEAK_RUNS):
+            started = time.perf_counter()
+            result, before, peak = devices.peak_above(device, lambda: run(*data))
+            seconds.append(time.perf_counter() - started)
+            peaks.append(peak - before)
+            if seconds[-1] > LONG_S:
+                break
+        del result
+    return max(peaks) + traced.between_bytes + held, min(seconds)
+
+
+def compared_seconds(steps: Sequence[Callable[..., Any]], traced: TracedStep, batch: Sequence[tf.Tensor] | None) -> list[float] | None:
+    """Returns the median times of some steps, run by turns from the same state; None where one cannot be run."""
+    data = batch or made_up(traced)
+    runs = [partial(of_its_own(step, traced) if isinstance(step, Replayed) else _copy(step), *data) for step in steps]
+    try:
+        with _kept_in_place(traced.function.variables):
+            found = _by_turns(runs)
+    except tf.errors.OpError as error:
+        log.info("The steps cannot be run to be timed: %s", error)
+        return None
+    finally:
+        del runs
+        gc.collect()
+    return [statistics.median(seconds) for seconds in found]
+
+
+def _by_turns(runs: Sequence[Callable[[], Any]]) -> list[list[float]]:
+    """Times of some calls, in turn, so that a slow moment of the machine hits all of them."""
+    found: list[list[float]] = [[] for _ in runs]
+    for number in range(MOST_TIMED_RUNS + 1):
+        for run, seconds in zip(runs, found, strict=True):
+            started = time.perf_counter()
+            run()
+            devices.synchronize()
+            seconds.append(time.perf_counter() - started)
+        spent = sum(sum(seconds[1:]) for seconds in found)
+        if max(seconds[-1] for seconds in found) > LONG_S or (number >= TIMED_RUNS and spent > TIMED_FOR_S):
+            break
+    return [seconds[1:] or seconds for seconds in found]  # the first runs build what TensorFlow keeps of a function
+
+
+def _copy(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own, gone after it was measured with the constants that TensorFlow folded in it and the random state that it drew from."""
+    return tf.function(plain, autograph=False)
+
+
+def free_or_none(device: str) -> int | None:
+    """Returns how much memory a step could use now; None where that cannot be found out."""
+    try:
+        return devices.free_bytes(device)
+    except Exception as error:  # NVML is another program's, and may be missing or refuse
+        log.info("How much memory is free on %s is not known: %s", device, error)
+        return None

@@ -1,0 +1,168 @@
+"""The plain step, measured where it fits, and what follows from it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from dense import batch_of, compiled
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
+
+
+@pytest.fixture(scope="module")
+def step():
+    return compiled(budget="80%")
+
+
+def test_a_share_is_one_of_the_measured_peak(step):
+    report = step.report()
+    assert report.plain_measured_bytes
+    assert report.budget_bytes == int(0.8 * report.plain_measured_bytes)
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert report.measured_slowdown == report.step_seconds / report.plain_seconds
+
+
+def test_a_step_that_fits_as_it_is_runs_as_it_is(step):
+    plain = step.report().plain_measured_bytes
+    found = compiled(budget=2 * plain)
+    assert found.result is None
+    assert found.report().plain_measured_bytes <= found.budget_bytes
+
+
+def test_measuring_leaves_variables_as_and_where_they_are(monkeypatch):
+    import keras
+    import numpy as np
+    from dense import address, dense_model
+
+    from checkmate.tf2 import attempt
+
+    model, optimizer = dense_model(), keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    variables = [v for v in (*model.variables, *optimizer.variables) if v.shape.rank]
+    measured, seen = attempt.measured, []
+
+    def seen_around(*args, **options):
+        seen.append([(address(v), v.numpy()) for v in variables])
+        found = measured(*args, **options)
+        seen.append([(address(v), v.numpy()) for v in variables])
+        return found
+
+    monkeypatch.setattr(attempt, "measured", seen_around)
+    assert compiled(model, optimizer=optimizer, budget="80%").report().plain_measured_bytes
+    for (place, value), (place_after, value_after) in zip(*seen, strict=True):
+        assert place == place_after
+        assert np.array_equal(value, value_after)
+
+
+def test_where_too_little_is_free_nothing_is_run(monkeypatch):
+    from checkmate.tf2.memory import plain_step
+
+    monkeypatch.setattr(plain_step, "free_or_none", lambda device: 2**20)
+    report = compiled(budget="90%").report()
+    assert report.plain_measured_bytes is None
+    assert report.budget_bytes == int(0.9 * report.plain_peak_bytes)
+    assert "running it safely takes" in str(report)
+
+
+def test_a_step_that_prints_is_not_run(tensorflow):
+    from checkmate.tf2.memory.plain_step import measured
+    from checkmate.tf2.trace import trace
+
+    def prints(x):
+        tensorflow.print(x[0, 0])
+        return tensorflow.reduce_sum(tensorflow.sin(x) ** 2)
+
+    traced = trace(prints, tensorflow.TensorSpec((512, 512)))
+    found = measured(None, traced, predicted_bytes=2**20, outside=0, batch=None)
+    assert not found.measured
+    assert "prints" in found.why_not
+
+
+def test_a_file_carries_what_was_measured(step, tmp_path):
+    path = tmp_path / "plan.json"
+    step.save(path)
+    again = compiled(plan=path, budget="80%").report()
+    assert again.plain_measured_bytes == step.report().plain_measured_bytes
+    assert "measuring the plain step" not in again.seconds
+    data = json.loads(path.read_text())
+    assert again.plain_serial_seconds == step.report().plain_serial_seconds
+    for name in ("plain_measured_bytes", "plain_seconds", "plain_serial_seconds", "step_seconds"):
+        del data[name]
+    path.write_text(json.dumps(data))
+    assert compiled(plan=path, budget="90%").report().plain_measured_bytes is None
+
+
+def test_a_step_slower_than_predicted_is_said(step):
+    report = replace(step.report(), notes=())
+    assert not report.with_seconds(1.0, report.result.overhead + 0.05).notes
+    assert "Raise the budget" in report.with_seconds(1.0, report.result.overhead + 0.2).notes[0]
+
+
+def test_what_one_op_at_a_time_costs_is_predicted(step):
+    report = step.report()
+    overhead = report.result.overhead
+    slower = replace(report, notes=()).with_seconds(1.0, 1.25 * overhead + 0.05, 1.25)
+    assert slower.predicted_slowdown == pytest.approx(1.25 * overhead)
+    assert f"{overhead:.3f} for recomputation, 1.250 for running one op at a time" in str(slower)
+    assert f"a predicted {1.25 * overhead - 1:.2%} more time" in str(slower)
+    assert replace(slower, plain_serial_seconds=0.9).predicted_slowdown == overhead, "a faster run was chance"
+    assert not slower.notes
+    assert "Raise the budget" in replace(slower, notes=()).with_seconds(1.0, 1.25 * overhead + 0.15, 1.25).notes[0]
+
+
+def test_batches_are_of_the_size_that_is_traced(step):
+    from checkmate.tf2.memory.pipeline import argument_bytes
+
+    assert argument_bytes(step._main.traced) >= sum(each.nbytes for each in batch_of())
+
+
+def test_what_came_to_be_in_use_is_found(tensorflow, step):
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory.pipeline import too_much
+
+    planned, budget = replace(step._main, in_use_bytes=devices.bytes_in_use("CPU:0")), step.budget_bytes
+    planned.run(*map(tensorflow.constant, batch_of()))
+    level = too_much(planned, budget)
+    held = tensorflow.zeros((2**22,))
+    assert too_much(planned, budget) >= min(level, 1) + 2**20
+    del held
+
+
+def test_more_is_left_for_batches_where_they_are_small(monkeypatch, step):
+    from checkmate.tf2.memory import pipeline
+
+    traced, one = step._main.traced, pipeline.argument_bytes(step._main.traced)
+    monkeypatch.setattr(pipeline, "SMALL_SHARE", 0.0)
+    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 1, 2)] == [0, one, 2 * one]
+    monkeypatch.setattr(pipeline, "SMALL_SHARE", 1.0)
+    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 2)] == [0, (2 + pipeline.MORE_BATCHES) * one]
+
+
+def test_an_allocator_that_leaves_small_tensors_out_is_not_believed(monkeypatch):
+    """Below what is predicted, its count of the plain step may be short of much."""
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory.plain_step import PlainStep
+
+    half = compiled().report().plain_peak_bytes // 2
+    monkeypatch.setattr("checkmate.tf2.attempt.measured", lambda *_, **__: PlainStep(peak_bytes=half, seconds=1.0))
+    for complete in (True, False):
+        monkeypatch.setattr(devices, "counts_everything", lambda device, complete=complete: complete)
+        report = compiled(budget="300%").report()
+        assert report.budget_bytes == 3 * (half if complete else report.plain_peak_bytes)
+
+
+def test_what_seems_slow_is_timed_by_turns(monkeypatch):
+    from checkmate.tf2 import attempt
+    from checkmate.tf2.memory.plain_step import PlainStep
+
+    real, compared = attempt.on_trial, []
+    monkeypatch.setattr(attempt, "measured", lambda *_, **__: PlainStep(peak_bytes=2**40, seconds=1.0))
+    monkeypatch.setattr(attempt, "compared_seconds", lambda *_: compared.append(1) or (1.0, 1.25, 1.2))
+    budget = compiled(budget="80%").budget_bytes
+    compared.clear()
+    for seconds in (1.0, 2.0):
+        monkeypatch.setattr(attempt, "on_trial", lambda *a, s=seconds, **k: replace(real(*a, **k), seconds=s))
+        report = compiled(budget=budget).report()
+        assert report.measured_slowdown == (1.0 if seconds == 1.0 else 1.25)
+        assert report.plain_serial_seconds == (None if seconds == 1.0 else 1.2)
+    assert compared == [1]
