@@ -1,4 +1,4 @@
-"""simplify(): takes broadcasts out of a traced step that nobody needs in full.
+"""simplify(): takes out of a traced step broadcasts that nobody needs in full, and numbers that are computed twice.
 
 The gradient of a mean is a small tensor, tiled to the size of what was averaged, divided by a number, multiplied with something of
 that size. BatchNormalization and LayerNormalization make several of these per layer, each a full-sized tensor. Elementwise ops
@@ -8,6 +8,9 @@ each element goes through the same operations in the same order; there are only 
 
 A tensor of one number everywhere, as the gradient of what does not matter is, is a broadcast of that number. Where it is needed in full it
 is made anew: TensorFlow would fold it into a constant, which lies in memory as long as the function lives.
+
+An optimizer reads its learning rate and its number of steps for each variable, and computes the same powers of them. TensorFlow keeps reads
+of variables apart, and what is made of them. Those that nothing is written between are made once here.
 """
 
 from __future__ import annotations
@@ -28,19 +31,16 @@ ADDS_IN_ORDER = (tf.float32, tf.float64)
 
 
 def simplify(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer broadcasts and constants.
+    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer broadcasts, constants and repeated numbers.
 
     Args:
       concrete: A traced function.
 
     Returns:
-      A function of the same flattened arguments, or `concrete` itself where there is nothing to gain.
+      A function of the same flattened arguments.
     """
-    operations = reachable(concrete.graph)
-    if not any(_is_broadcast(operation) or _number(operation) is not None for operation in operations):
-        return concrete
     writer = _Simplifier(concrete)
-    for operation in operations:
+    for operation in reachable(concrete.graph):
         writer.write(operation)
     return writer.writer.function_like(concrete, [writer.name(tensor) for tensor in concrete.outputs])
 
@@ -51,6 +51,8 @@ class _Simplifier:
     Attributes:
       small: For each tensor whose broadcast waits the name and shape of what is to be broadcast.
       folded: Tensors that depend on constants alone.
+      copies: The name of each op's copy.
+      made: The same by all that its value hangs on, where that is a number, and by the op itself otherwise.
     """
 
     def __init__(self, concrete: Any):
@@ -60,6 +62,7 @@ class _Simplifier:
         self.small: dict[Any, tuple[str, list[int]]] = {}
         self.folded: set[Any] = set()
         self.copies: dict[tf.Operation, str] = {}
+        self.made: dict[Any, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
         """Copies one op, or does without it."""
@@ -114,7 +117,11 @@ class _Simplifier:
 
     def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
         after = [self.copies[before] for before in operation.control_inputs if before in self.copies]
-        self.copies[operation] = self.writer.copy(operation, inputs, after=after)
+        # What is written between two reads of a variable is what the later one waits for and the earlier one does not.
+        same = (_definition(operation), *inputs, None, *sorted(set(after))) if _makes_scalars(operation) else operation
+        if same not in self.made:
+            self.made[same] = self.writer.copy(operation, inputs, after=after)
+        self.copies[operation] = self.made[same]
         return self.copies[operation]
 
     def _add_in_order(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
@@ -124,6 +131,20 @@ class _Simplifier:
             total = self.writer.add("AddV2", [total, name], tensor.dtype, name=f"{operation.name}/add_{k}")
             shape = np.broadcast_shapes(shape, other)
         self._keep(operation.outputs[0], total, shape)
+
+
+def _makes_scalars(operation: tf.Operation) -> bool:
+    """True for an op that makes single numbers, of its inputs or by reading variables, and does nothing else."""
+    numbers = bool(operation.outputs) and all(tensor.shape.rank == 0 and tensor.dtype != tf.variant for tensor in operation.outputs)
+    return numbers and op_rules.may_repeat(operation)
+
+
+def _definition(operation: tf.Operation) -> bytes:
+    """What an op is but for its name and inputs; equal for equal ops."""
+    node = operation.node_def
+    node.name = ""
+    del node.input[:]
+    return node.SerializeToString(deterministic=True)
 
 
 def _is_broadcast(operation: tf.Operation) -> bool:
