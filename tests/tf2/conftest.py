@@ -9,3 +9,11 @@ def alone(tensorflow):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0)
         yield
+
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """The plain step is not measured: for tests in which budgets and peaks are given."""
+    from dense import not_measured
+
+    monkeypatch.setattr("checkmate.tf2.attempt.measured", not_measured)

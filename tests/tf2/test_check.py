@@ -324,7 +324,7 @@ def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(
         np.testing.assert_array_equal(a, np.asarray(b))
 
 
-def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget_and_is_taken(monkeypatch):
+def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget_and_is_taken(monkeypatch, predicted):
     """Some of TensorFlow's kernels do not look whether they got memory, and end the process."""
     import keras
     from keras_models import cnn
@@ -333,14 +333,11 @@ def test_in_a_capped_pool_the_first_plan_stays_far_below_the_budget_and_is_taken
     from checkmate.tf2 import attempt
     from checkmate.tf2 import device as devices
     from checkmate.tf2.check import Trial
-    from checkmate.tf2.memory.plain_step import PlainStep
 
     def on_trial(run, traced, device, *, enough, **_):
         took = (traced.graph.fixed_bytes + enough) // 2  # much is left
         return Trial(took, took, 0)
 
-    # Measured, so small a step takes a tenth more or less from time to time, and then fits as it is.
-    monkeypatch.setattr(attempt, "measured", lambda *_, **__: PlainStep(why_not="here the prediction counts"))
     case, optimizer = cnn(), keras.optimizers.Adam(1e-3)
     budget = compiled(case, optimizer, "90%").budget_bytes
     solve, asked = attempt.solve, []

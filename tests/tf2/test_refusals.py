@@ -20,7 +20,7 @@ from checkmate import (
 )
 from checkmate.units import format_bytes
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone")  # budgets are those of a step made before
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")  # budgets are those of a step made before
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_plan_within_the_budget_with_little_to_spare_is_taken(monkeypatch):
     assert step.plan.recomputed
 
 
-def test_a_plan_that_took_too_much_is_gone_when_the_next_one_is_tried(monkeypatch, alone):
+def test_a_plan_that_took_too_much_is_gone_when_the_next_one_is_tried(monkeypatch):
     """Its function holds constants in the step's memory."""
     missed = []
 
@@ -243,7 +243,7 @@ def test_a_plan_that_took_too_much_is_gone_when_the_next_one_is_tried(monkeypatc
 
 
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
-    # Whether such a small step fits at once hangs on what else ran in the process, and another round is what nobody wants here.
+    # Another round is what nobody wants here.
     monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, **__: trial(1))
     step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
     assert step.result.status is SolveStatus.INTERRUPTED
