@@ -29,11 +29,9 @@ SAFE_FACTOR = 1.5
 """Times the predicted activations: the plain step is run where so much is free. Some of TensorFlow's kernels end the process when memory runs out,
 and a plain step can take more than is predicted."""
 
-PEAK_RUNS = 3
-"""How often the plain step is run for its peak, after a warm-up run."""
-
 TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 3, 1.5, 15
-"""How often steps are run for their times, by turns: at least so often, until they took so many seconds, at most so often."""
+"""How often steps are run for their peaks and times, after a warm-up run: at least so often, until they took so many seconds, at most so often. The
+first runs of a short step are its slowest."""
 
 LONG_S = 20.0
 """Seconds: a step that takes longer is not run again for its time."""
@@ -127,12 +125,12 @@ def _peak_and_time(run: Callable[..., Any], traced: TracedStep, device: str, bat
         result = run(*data)
         devices.synchronize()
         held = max(0, devices.bytes_in_use(device) - at_first - devices.all_held_bytes(result))  # constants that TensorFlow folded
-        for _ in range(PEAK_RUNS):
+        for number in range(1, MOST_TIMED_RUNS + 1):
             started = time.perf_counter()
             result, before, peak = devices.peak_above(device, lambda: run(*data))
             seconds.append(time.perf_counter() - started)
             peaks.append(peak - before)
-            if seconds[-1] > LONG_S:
+            if seconds[-1] > LONG_S or (number >= TIMED_RUNS and sum(seconds) > TIMED_FOR_S):
                 break
         del result
     return max(peaks) + traced.between_bytes + held, min(seconds)
