@@ -7,13 +7,13 @@ A trace lists ops as the program made them. Three changes cost nothing and lower
 * a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted; that of a bias before
   the product it is added to, with which TensorFlow may run the sum within one kernel;
 * a kernel whose value only the very next kernel reads, and which is no smaller than what that one makes, is fused with it
-  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. Some of the largest
-  are left apart: those that may be written over an input where what is made of them is smaller (`Op.in_place` tells of an op's own value).
+  (convolution + bias + activation): keeping its value alone would never pay, and TensorFlow computes such pairs in place. They are left apart
+  where one op would need much more at once than either of the two, as it holds all that both read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -22,8 +22,8 @@ from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope
 
 Group = tuple[tf.Operation, ...]
 
-LARGE_SHARE = 0.25
-"""A value is large from this share on of the most that an op reads and makes: there memory is short in a tight plan."""
+RAISED_SHARE = 0.25
+"""By how much more than each of two ops their fusion may need at once, as a share of the most that an op needs."""
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
@@ -107,7 +107,7 @@ def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> 
 def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
     """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
-    large = LARGE_SHARE * max(flat.bytes_of(o) + sum(map(flat.bytes_of, flat.data_deps[o])) for o in order)
+    tolerated = RAISED_SHARE * max(_needs(flat, [operation]) for operation in order)
     for operation in order:
         group = [operation]
         while groups:
@@ -117,7 +117,7 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
             alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
             worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
-            apart = flat.bytes_of(last) > max(large, flat.bytes_of(operation)) and _may_be_written_over_input(flat, last)
+            apart = _needs(flat, [*groups[-1], *group]) > max(_needs(flat, groups[-1]), _needs(flat, group)) + tolerated
             if not (twins.get(last) is operation or (alike and alone and worth and not apart)):
                 break
             group = groups.pop() + group
@@ -125,12 +125,23 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
     return tuple(map(tuple, groups))
 
 
-def _may_be_written_over_input(flat: FlatGraph, operation: tf.Operation) -> bool:
-    """True for an elementwise op of an input that is no smaller than its value and that a plan can free."""
-    size = flat.bytes_of(operation)
-    return operation.type in op_rules.IN_PLACE and any(
-        flat.bytes_of(o) >= size and o not in flat.read_once for o in flat.data_deps[operation]
-    )
+def _needs(flat: FlatGraph, group: Sequence[tf.Operation]) -> int:
+    """Bytes that one op of these ops needs at once: all that it reads from the beginning to the end, and its inner values."""
+    inside = set(group)
+    read = {before for operation in group for before in flat.data_deps[operation]} - inside
+    outer = sum(map(flat.bytes_of, read))
+    if all(operation.type in op_rules.IN_PLACE for operation in group):
+        most = max(map(flat.bytes_of, group))
+        if any(flat.bytes_of(before) >= most and before not in flat.read_once for before in read):
+            return outer  # all of it is written over what it reads
+    inner = held = 0
+    for k, operation in enumerate(group):
+        size, left = flat.bytes_of(operation), set(group[k + 1 :])
+        done = [before for before in flat.data_deps[operation] & inside if not flat.readers[before] & left]
+        over = operation.type in op_rules.IN_PLACE and any(flat.bytes_of(before) >= size for before in done)
+        inner = max(inner, held + (0 if over else size))
+        held += size - sum(map(flat.bytes_of, done))
+    return outer + inner
 
 
 def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:
