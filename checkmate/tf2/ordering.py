@@ -126,13 +126,16 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
 
 
 def _needs(flat: FlatGraph, group: Sequence[tf.Operation]) -> int:
-    """Bytes that one op of these ops needs at once: all that it reads from the beginning to the end, and its inner values."""
+    """Bytes that one op of these ops needs at once: all that it reads, from the beginning to the end, and its inner values.
+
+    What is never freed counts nowhere.
+    """
     inside = set(group)
-    read = {before for operation in group for before in flat.data_deps[operation]} - inside
+    read = {before for operation in group for before in flat.data_deps[operation]} - inside - flat.read_once
     outer = sum(map(flat.bytes_of, read))
     if all(operation.type in op_rules.IN_PLACE for operation in group):
         most = max(map(flat.bytes_of, group))
-        if any(flat.bytes_of(before) >= most and before not in flat.read_once for before in read):
+        if any(flat.bytes_of(before) >= most for before in read):
             return outer  # all of it is written over what it reads
     inner = held = 0
     for k, operation in enumerate(group):

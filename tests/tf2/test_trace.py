@@ -41,6 +41,20 @@ def test_a_large_op_that_can_be_written_over_its_input_stays_apart():
     assert "Mul+Sum" in kinds(traced(beside_much_more, (N, N), (2 * N, 2 * N)))
 
 
+def test_ops_that_would_hold_much_more_as_one_stay_apart():
+    """As one op the products would hold the inputs of both, though the first two can be freed in between."""
+    import tensorflow as tf
+
+    def step(x):
+        a, b, c = tf.sin(x), tf.cos(x), tf.tanh(x)
+        return (a @ b) @ c, [tf.reduce_sum(each * each) for each in (a, b, c)]
+
+    graph = traced(step).graph
+    first, last = (op for op in graph.ops if op.kind.endswith("MatMul"))
+    assert first.kind == last.kind == "MatMul"
+    assert len(first.deps) == len(last.deps) == 2
+
+
 def test_kernels_become_ops_with_their_inputs():
     import tensorflow as tf
 
