@@ -1,7 +1,8 @@
 """The order in which planned ops first run, and which of them become one op of the DFGraph.
 
-A trace lists ops as the program made them. Three changes cost nothing and lower the memory of every plan:
+A trace lists ops as the program made them. Four changes cost nothing and lower the memory of every plan:
 
+* parts of the step that do not depend on each other, which a trace has side by side, come one after another where that takes less memory;
 * the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made,
   except where an update needs so much memory itself that it better waits until the activations are gone;
 * a value that can wait, most often because its inputs are kept for others anyway, is made right before it is wanted; that of a bias before
@@ -13,7 +14,9 @@ A trace lists ops as the program made them. Three changes cost nothing and lower
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import tensorflow as tf
 
@@ -22,15 +25,66 @@ from checkmate.tf2.flat_graph import FlatGraph, in_backward_scope
 
 Group = tuple[tf.Operation, ...]
 
+WORTH = 0.02
+"""By which share of the plain step's peak another order than that of the trace has to lower what plans need."""
+
 RAISED_SHARE = 0.25
 """By how much more than each of two ops their fusion may need at once, as a share of the most that an op needs."""
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
-    """Returns the planned ops in groups, each of which becomes one op, in the order of their first evaluation."""
-    twins = _twins(flat)
-    order = _with_late_values(flat, _with_early_updates(flat, twins), twins)
-    return _fused(flat, _with_biases_before_products(flat, order), twins)
+    """Returns the planned ops in groups, each of which becomes one op, in the order of their first evaluation.
+
+    The order is that of the trace, or a depth-first one where plans need less in that. What may not be recomputed in it is taken out of
+    `flat.recomputable`.
+    """
+    update = _update_only(flat)
+    best = _Arrangement(flat, flat.planned, update)
+    for order in (_depth_first(flat, update, early_updates) for early_updates in (True, False)):
+        other = _Arrangement(flat, order, update)
+        best = other if other.is_lower_than(best) else best
+    flat.recomputable = best.recomputable
+    return best.groups
+
+
+class _Arrangement:
+    """The groups that come of an order of the planned ops."""
+
+    def __init__(self, flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]):
+        self.flat = flat
+        last_hazard, self.recomputable = _last_hazards(flat, order)
+        twins = _twins(flat, order, update)
+        order = _with_early_updates(flat, order, update, twins, last_hazard)
+        order = _with_late_values(flat, order, twins)
+        self.groups = _fused(flat, _with_biases_before_products(flat, order), twins, self.recomputable)
+
+    def is_lower_than(self, other: _Arrangement) -> bool:
+        """True where plans need less: the plain one, or each of them for what may not be recomputed, and neither needs more."""
+        (plain, least), (others, others_least) = self.peaks, other.peaks
+        tolerated = WORTH * others
+        return max(others - plain, others_least - least) > tolerated and min(others - plain, others_least - least) > -tolerated
+
+    @cached_property
+    def peaks(self) -> tuple[int, int]:
+        """Bytes of all values at most, each kept until its last reader has run; and of those values that may not be recomputed."""
+        return self._peak(self.flat.planned), self._peak(o for o in self.flat.planned if o not in self.recomputable)
+
+    def _peak(self, among: Iterable[tf.Operation]) -> int:
+        flat, counted = self.flat, set(among)
+        place = {o: k for k, group in enumerate(self.groups) for o in group}
+        ends: list[list[tf.Operation]] = [[] for _ in self.groups]
+        sizes = [{o: flat.bytes_of(o) for o in values_of(flat, group) if o in counted} for group in self.groups]
+        for k, values in enumerate(sizes):
+            for o in values:
+                if o not in flat.read_once:
+                    ends[max((place[reader] for reader in flat.readers[o]), default=k)].append(o)
+        held = most = 0
+        for k, group in enumerate(self.groups):
+            size, done = sum(sizes[k].values()), sum(flat.bytes_of(o) for o in ends[k])
+            over = all(o.type in op_rules.IN_PLACE for o in group) and done >= size
+            most = max(most, held + (0 if over else size))
+            held += size - done
+        return most
 
 
 def values_of(flat: FlatGraph, group: Group) -> Group:
@@ -39,27 +93,74 @@ def values_of(flat: FlatGraph, group: Group) -> Group:
     return tuple(o for o in group if o is group[-1] or o in flat.read_once or not flat.readers[o] <= inside)
 
 
-def _with_early_updates(flat: FlatGraph, twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
+def _depth_first(flat: FlatGraph, update: set[tf.Operation], early_updates: bool) -> list[tf.Operation]:
+    """The planned ops in an order that ends one branch of the step before it begins the next.
+
+    An op that frees at least as much as it makes runs as soon as it can; else the order goes on with what has become possible last, as a thread
+    of TensorFlow's does, which takes its latest task first. Without `early_updates` those come when nothing else can: what reads a variable may run
+    again until then.
+    """
+    before = {o: flat.order_deps[o] | flat.overwritten.get(o, set()) for o in flat.planned}
+    after: dict[tf.Operation, list[tf.Operation]] = {o: [] for o in flat.planned}
+    for operation, needed in before.items():
+        for each in needed:
+            after[each].append(operation)
+    missing = {o: len(needed) for o, needed in before.items()}
+    unread = {o: set(flat.readers[o]) for o in flat.planned}
+    ready_since = dict.fromkeys(flat.planned, 0)
+
+    def rank(operation: tf.Operation) -> tuple[int, int, int, int]:
+        freed = sum(flat.bytes_of(o) for o in flat.data_deps[operation] if unread[o] == {operation} and o not in flat.read_once)
+        grows = flat.bytes_of(operation) - freed
+        urgency = (2, 0) if operation in update and not early_updates else (0, 0) if grows <= 0 else (1, -ready_since[operation])
+        return (*urgency, grows, flat.position[operation])
+
+    ready = [(rank(o), o) for o in flat.planned if not missing[o]]
+    heapq.heapify(ready)
+    order: dict[tf.Operation, None] = {}
+    while ready:
+        found, operation = heapq.heappop(ready)
+        if operation in order or found != rank(operation):
+            continue  # its rank has changed since, and it is there with the new one
+        order[operation] = None
+        for each in flat.data_deps[operation]:
+            unread[each].discard(operation)
+            if len(unread[each]) == 1 and not missing[last := next(iter(unread[each]))]:
+                heapq.heappush(ready, (rank(last), last))
+        for each in after[operation]:
+            missing[each] -= 1
+            if not missing[each]:
+                ready_since[each] = len(order)
+                heapq.heappush(ready, (rank(each), each))
+    return list(order)
+
+
+def _with_early_updates(
+    flat: FlatGraph,
+    before: list[tf.Operation],
+    update: set[tf.Operation],
+    twins: Mapping[tf.Operation, tf.Operation],
+    last_hazard: Mapping[tf.Operation, int],
+) -> list[tf.Operation]:
     """The planned ops, those of the optimizer's update moved up as far as their inputs allow.
 
     An update that overwrites a
     variable waits until no op after it can want a value again that is recomputed from the old content.
     """
-    update = _update_only(flat)
-    last_hazard = _last_hazards(flat)
-    waiting = _better_late(flat, update)
+    position = {operation: k for k, operation in enumerate(before)}
+    waiting = _better_late(flat, before, update)
     key: dict[tf.Operation, tuple[int, int]] = {}
-    for operation in flat.planned:
-        own = flat.position[operation]
+    for operation in before:
+        own = position[operation]
         if operation in update and operation not in waiting:
             waits_for = flat.order_deps[operation] | flat.overwritten.get(operation, set())
             earliest = max((key[o][0] for o in waits_for), default=0)
             key[operation] = (max(earliest, last_hazard.get(operation, 0)), own)
         elif operation in twins:
-            key[operation] = (flat.position[twins[operation]], -1)
+            key[operation] = (position[twins[operation]], -1)
         else:
             key[operation] = (own, own)
-    return sorted(flat.planned, key=key.__getitem__)
+    return sorted(before, key=key.__getitem__)
 
 
 def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
@@ -104,7 +205,9 @@ def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> 
     return sorted(order, key=position.__getitem__)
 
 
-def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> tuple[Group, ...]:
+def _fused(
+    flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation], recomputable: set[tf.Operation]
+) -> tuple[Group, ...]:
     """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
     tolerated = RAISED_SHARE * max(_needs(flat, [operation]) for operation in order)
@@ -112,11 +215,11 @@ def _fused(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operati
         group = [operation]
         while groups:
             last = groups[-1][-1]
-            alike = all((last in kind) == (operation in kind) for kind in (flat.recomputable, flat.backward))
+            alike = all((last in kind) == (operation in kind) for kind in (recomputable, flat.backward))
             # By the next one too: else all that an update of many variables waits for would become one op with it.
             alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
-            worth = operation not in flat.recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
+            worth = operation not in recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
             apart = _needs(flat, [*groups[-1], *group]) > max(_needs(flat, groups[-1]), _needs(flat, group)) + tolerated
             if not (twins.get(last) is operation or (alike and alone and worth and not apart)):
                 break
@@ -147,16 +250,16 @@ def _needs(flat: FlatGraph, group: Sequence[tf.Operation]) -> int:
     return outer + inner
 
 
-def _twins(flat: FlatGraph) -> dict[tf.Operation, tf.Operation]:
+def _twins(flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
     """Gradients of a bias, each with the gradient of the filter of the same convolution, which come from the same tensor."""
-    filters = {op_rules.source(o.inputs[2]).ref(): o for o in flat.planned if o.type in op_rules.FILTER_GRADIENTS}
+    filters = {op_rules.source(o.inputs[2]).ref(): o for o in order if o.type in op_rules.FILTER_GRADIENTS}
+    position = {operation: k for k, operation in enumerate(order)}
     twins: dict[tf.Operation, tf.Operation] = {}
-    update = _update_only(flat)
-    for operation in flat.planned:
+    for operation in order:
         if operation.type != "BiasAddGrad":
             continue
         twin = filters.pop(op_rules.source(operation.inputs[0]).ref(), None)
-        if twin is not None and all(o in update or flat.position[o] > flat.position[twin] for o in flat.readers[operation]):
+        if twin is not None and all(o in update or position[o] > position[twin] for o in flat.readers[operation]):
             twins[operation] = twin
     return twins
 
@@ -177,13 +280,13 @@ def _update_only(flat: FlatGraph) -> set[tf.Operation]:
     return update
 
 
-def _better_late(flat: FlatGraph, update: set[tf.Operation]) -> set[tf.Operation]:
+def _better_late(flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]) -> set[tf.Operation]:
     """The updates that stay at the end of the step, where they are in the trace.
 
     An early update adds its own memory to that of the activations; a late one keeps its gradient until the end. An update is late
     where being early would set the peak of the whole step, and being late would not.
     """
-    steps = [operation for operation in flat.planned if operation not in update]
+    steps = [operation for operation in order if operation not in update]
     place = {operation: k for k, operation in enumerate(steps)}
     live = [0] * (len(steps) + 1)
     for k, operation in enumerate(steps):
@@ -217,31 +320,32 @@ def _update_by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[
     return sorted(parts, key=lambda each: -max(flat.bytes_of(o) for o in each))
 
 
-def _last_hazards(flat: FlatGraph) -> dict[tf.Operation, int]:
-    """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it.
+def _last_hazards(flat: FlatGraph, order: Sequence[tf.Operation]) -> tuple[dict[tf.Operation, int], set[tf.Operation]]:
+    """For each op that overwrites a variable, the position of the last op that could ask for a recomputed reader of it; and what may be recomputed.
 
     What ops after the writer read (metrics of the prediction, most often) is kept, so that they cannot ask for one.
     """
-    bit = {o: 1 << k for k, o in enumerate(flat.planned)}
+    recomputable = set(flat.recomputable)
+    bit = {o: 1 << k for k, o in enumerate(order)}
     read_by_then = {writer: sum(bit[o] for o in read) for writer, read in flat.overwritten.items()}
     again: dict[tf.Operation, int] = {}  # op -> what may have to run again for it, as bits
     overwritten = 0
-    for operation in flat.planned:
+    for operation in order:
         bits = 0
         for before in flat.data_deps[operation]:
-            if before in flat.recomputable and (bit[before] | again[before]) & overwritten:
-                flat.recomputable.discard(before)
-            if before in flat.recomputable:
+            if before in recomputable and (bit[before] | again[before]) & overwritten:
+                recomputable.discard(before)
+            if before in recomputable:
                 bits |= bit[before] | again[before]
         again[operation] = bits
         overwritten |= read_by_then.get(operation, 0)
     asked_last: dict[tf.Operation, int] = {}  # reader of what is overwritten -> where it may last be wanted again
     wanted = overwritten
-    for operation in reversed(flat.planned):
-        found = again[operation] & wanted & ~read_by_then.get(operation, 0)
+    for position in reversed(range(len(order))):
+        found = again[order[position]] & wanted & ~read_by_then.get(order[position], 0)
         wanted &= ~found
         while found:
-            asked_last[flat.planned[found.bit_length() - 1]] = flat.position[operation]
+            asked_last[order[found.bit_length() - 1]] = position
             found ^= 1 << (found.bit_length() - 1)
     hazards = {writer: max((asked_last[o] for o in read if o in asked_last), default=-1) for writer, read in flat.overwritten.items()}
-    return {writer: last for writer, last in hazards.items() if last >= 0}
+    return {writer: last for writer, last in hazards.items() if last >= 0}, recomputable

@@ -5,11 +5,12 @@ function ── inline, optimize, simplify ──► flat function ── FlatGr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import networkx as nx
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph, Op
@@ -147,7 +148,8 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None, as_writ
     results = tuple(tuple(k for k, early in enumerate(flat.early) if early and behind[k] == {i}) for i in range(len(groups)))
     outputs = set().union(*(made_of for k, made_of in enumerate(behind) if not flat.early[k] or len(made_of) > 1))
     taken: list[tuple[tf.Operation, ...]] = [()] * len(groups)
-    place = [flat.position[group[-1]] for group in groups]
+    plain_order = _in_order_of_trace(ops, [flat.position[group[-1]] for group in groups])
+    place = dict(zip(plain_order, range(len(ops)), strict=True))
     readers: list[list[int]] = [[] for _ in ops]
     for u, op in enumerate(ops):
         for d in op.deps:
@@ -159,8 +161,7 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None, as_writ
             ops[last] = replace(ops[last], control_deps=tuple(sorted(others)))
             taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
-    plain_order = sorted(range(len(groups)), key=place.__getitem__)
-    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, tuple(plain_order), flat.notes())
+    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, plain_order, flat.notes())
 
 
 def _in_place(
@@ -172,7 +173,15 @@ def _in_place(
     return tuple(sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size}))
 
 
-def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: list[int]) -> dict[int, int]:
+def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
+    """The ops as near to their place in the trace as can be: one that stands for several runs as a whole, where all that it waits for is there."""
+    network = nx.DiGraph()
+    network.add_nodes_from(range(len(ops)))
+    network.add_edges_from((d, i) for i, op in enumerate(ops) for d in (*op.deps, *op.control_deps, *op.overwrites))
+    return tuple(nx.lexicographical_topological_sort(network, key=place.__getitem__))
+
+
+def _last_readers(ops: list[Op], readers: list[list[int]], outputs: set[int], place: Mapping[int, int]) -> dict[int, int]:
     """The values that are made once, for readers that run once, each with the last of them: there every plan is done with it.
 
     Only where the same reader is the last in the order of the trace, too, whose places are given.
