@@ -152,7 +152,8 @@ def max_batch(
         except InfeasibleBudgetError as error:
             tried.append((batch, f"planned for real: {type(error).__name__}"))
         except NoPlanFoundError as error:
-            tried.append((batch, f"planned for real: took {format_bytes(error.best_peak_bytes or 0)}"))
+            took = f"took {format_bytes(error.best_peak_bytes)}" if error.best_peak_bytes else type(error).__name__
+            tried.append((batch, f"planned for real: {took}"))
             smaller = min(smaller, growth.scaled(batch, error.best_peak_bytes or 0, budget_bytes))
         else:
             if step.result is None or allowed(step.graph, step.result):

@@ -138,11 +138,14 @@ class FlatGraph:
             seen.add(id(value))
         arguments = self.concrete.inputs[: len(self.concrete.inputs) - len(self.concrete.captured_inputs)]
         total += sum(tensor_bytes(tensor) or 0 for tensor in arguments)
-        planned = set(self.planned)
-        for operation in self.operations:
-            if operation.type == "Const" or (operation not in planned and op_rules.role(operation) is Role.KERNEL):
-                total += self._bytes[operation]
-        return total + sum(self._beside.values())
+        constants = sum(self._bytes[operation] for operation in self.operations if operation.type == "Const")
+        return total + constants + self.small_values_bytes()
+
+    def small_values_bytes(self) -> int:
+        """What of `fixed_bytes` is for small values: counted as resident, though they need not all be in memory at once."""
+        once = set(self.operations) - set(self.planned)
+        small = (o for o in once if o.type != "Const" and op_rules.role(o) is Role.KERNEL)
+        return sum(map(self._bytes.__getitem__, small)) + sum(self._beside.values())
 
     def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
         """The ops of a group that others read, and its last one."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from checkmate.core.memory import Floor, floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.tf2.memory.pipeline import bytes_ahead
 from checkmate.tf2.trace import trace
 from checkmate.units import format_bytes
 
@@ -26,7 +27,8 @@ def explained(
 ) -> InfeasibleBudgetError | NoPlanFoundError:
     """Returns a solver's refusal in the user's terms, with what would work: the smallest budget, and the largest batch.
 
-    It is proven where what ops ask for is above the budget whatever the plan. What the allocator is expected to lose proves nothing.
+    It is proven where what must be in memory together is above the budget, in whatever order ops run. What a solver proves of plans in one
+    order, small values, batches that a pipeline may make, and what the allocator is expected to lose prove nothing.
 
     Args:
       measured_bytes: What the lowest plan that was made took by the allocator's count, if one was run.
@@ -35,21 +37,23 @@ def explained(
     planner, graph = attempt.planner, attempt.graph
     budget, lowest = planner.budget_bytes, floor(graph)
     asked = f"{format_bytes(budget)} for {planner.name!r}"
+    in_order = max(lowest.bytes, error.floor_bytes if isinstance(error, InfeasibleBudgetError) else 0) + attempt.outside
+    ahead = bytes_ahead(attempt.traced, planner.next_batches)
+    proven = lowest.bytes - attempt.traced.small_bytes + attempt.outside - ahead
+    advice = _advice(attempt, smallest or max(in_order + attempt.reserve, measured_bytes or 0), smallest)
     binds = (
         f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs {format_bytes(lowest.bytes)} whatever the plan, "
-        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; {format_bytes(attempt.outside)} more "
-        f"is in use on the device or left for the next batch, and the allocator is expected to lose {format_bytes(attempt.reserve)}."
+        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; {format_bytes(attempt.outside - ahead)} more "
+        f"is in use on the device, {format_bytes(ahead)} left for the next batch, and the allocator is expected to lose {format_bytes(attempt.reserve)}."
     )
-    needed = max(lowest.bytes, error.floor_bytes if isinstance(error, InfeasibleBudgetError) else 0) + attempt.outside
-    advice = _advice(attempt, smallest or max(needed + attempt.reserve, measured_bytes or 0), smallest)
-    if needed > budget:
+    if proven > budget:
         message = (
-            f"No plan fits {asked}: at least {format_bytes(needed)} are needed, {format_bytes(needed - budget)} more. {binds} {advice}"
+            f"No plan fits {asked}: at least {format_bytes(proven)} are needed, {format_bytes(proven - budget)} more. {binds} {advice}"
         )
         return InfeasibleBudgetError(
             message,
             budget_bytes=budget,
-            floor_bytes=needed,
+            floor_bytes=proven,
             op=lowest.op,
             op_name=graph.ops[lowest.op].name,
             smallest_budget_bytes=smallest,
@@ -59,9 +63,12 @@ def explained(
             f"the lowest that was made and run took {format_bytes(measured_bytes)} by the allocator's count, "
             f"{format_bytes(measured_bytes - budget)} too much."
         )
+    elif isinstance(error, InfeasibleBudgetError) and in_order > budget:
+        found = f"one in this order of ops takes {format_bytes(in_order)} at least, {format_bytes(in_order - budget)} too much."
     elif isinstance(error, InfeasibleBudgetError):
         found = (
-            f"one asks for {format_bytes(needed)} at least, and what is left is expected to be lost by the allocator, which is no proof."
+            f"one in this order of ops asks for {format_bytes(in_order)} at least, and what is left is expected to be lost by the allocator, "
+            "which is no proof."
         )
     else:
         solver = planner.solver if isinstance(planner.solver, str) else planner.solver.name

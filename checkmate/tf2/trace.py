@@ -39,6 +39,7 @@ class TracedStep:
       taken: taken[i] are the TensorFlow ops whose values graph.ops[i] reads as the last of all and writes its own over.
       early: early[k] is true where the k-th result has its memory from the beginning of the planned step.
       results: results[i] are those of them that are made of the value of graph.ops[i] alone: they are written once it has run, and need it no more.
+      small_bytes: What of `graph.fixed_bytes` is for small values, which need not all be in memory at once.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain step.
       notes: What was treated with caution, and why, as sentences for the report.
     """
@@ -51,6 +52,7 @@ class TracedStep:
     taken: tuple[tuple[tf.Operation, ...], ...]
     early: tuple[bool, ...]
     results: tuple[tuple[int, ...], ...]
+    small_bytes: int
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -161,7 +163,8 @@ def analyse(concrete: Any, *, name: str, like: TracedStep | None = None, as_writ
             ops[last] = replace(ops[last], control_deps=tuple(sorted(others)))
             taken[last] += values[i]
     graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
-    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, plain_order, flat.notes())
+    small = flat.small_values_bytes()
+    return TracedStep(concrete, simplified, graph, groups, values, tuple(taken), flat.early, results, small, plain_order, flat.notes())
 
 
 def _in_place(

@@ -179,6 +179,28 @@ def test_a_solver_that_finds_nothing():
     assert batch <= BATCH * planned().budget_bytes // caught.value.smallest_budget_bytes
 
 
+def test_what_is_proven_of_one_order_of_ops_is_no_proof_for_a_step():
+    class ProvesOfItsOrder(Idle):
+        def run(self, search):
+            search.prove_infeasible("not in this order.")
+
+    with pytest.raises(NoPlanFoundError, match="in this order of ops"):
+        compiled(budget=planned().budget_bytes, solver=ProvesOfItsOrder())
+
+
+def test_what_need_not_be_in_memory_together_proves_nothing(monkeypatch):
+    """Small values count as resident, and batches that a pipeline may make are reckoned with; neither is part of what a proof says is needed."""
+    step = compiled()
+    lowest, small = floor(step.graph).bytes, step._main.traced.small_bytes
+    assert 0 < small < 0.05 * lowest
+    monkeypatch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0)
+    with pytest.raises(NoPlanFoundError):
+        compiled(budget=lowest - small)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        compiled(budget=lowest - small - 1)
+    assert caught.value.floor_bytes == lowest - small
+
+
 def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
     """What a search finds is not monotone in the budget; without this the refusal named a budget that was refused in turn."""
     monkeypatch.setattr("checkmate.tf2.attempt.on_trial", lambda *_, **__: None)

@@ -54,6 +54,34 @@ def test_measuring_leaves_variables_as_and_where_they_are(monkeypatch):
         assert np.array_equal(value, value_after)
 
 
+@pytest.mark.parametrize("run", [1, 3, 6, 9])
+def test_ctrl_c_while_steps_are_run_leaves_variables_as_they_are(monkeypatch, run):
+    """The plain step runs first, then planned ones."""
+    import keras
+    import numpy as np
+    from dense import dense_model
+
+    from checkmate.tf2 import device as devices
+
+    model, optimizer = dense_model(), keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    before = [v.numpy() for v in (*model.variables, *optimizer.variables)]
+    peak_above, runs = devices.peak_above, []
+
+    def interrupted(device, call):
+        found = peak_above(device, call)
+        runs.append(found)
+        if len(runs) == run:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(devices, "peak_above", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(model, optimizer=optimizer, budget="80%")
+    for value, variable in zip(before, (*model.variables, *optimizer.variables), strict=True):
+        assert np.array_equal(value, variable.numpy())
+
+
 def test_where_too_little_is_free_nothing_is_run(monkeypatch):
     from checkmate.tf2.memory import plain_step
 
