@@ -78,9 +78,9 @@ def train_plain(name: str, steps: int) -> dict[str, Any]:
     """Trains without a plan in this process and returns the allocator's peak."""
     import tensorflow as tf
 
-    step, batch = _training(name)
+    step, batch = training(name)
     run = tf.function(step)
-    return {"plain_bytes": _peak_of(run, batch, steps)}
+    return {"plain_bytes": peak_of(run, batch, steps)}
 
 
 def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
 
     import checkmate
 
-    step, batch = _training(name)
+    step, batch = training(name)
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
     traced = tf.function(step)  # traced once, for whatever budget
     started = time.perf_counter()
@@ -97,7 +97,7 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     tracing_s = time.perf_counter() - started
     planned = _lowest(traced, name, specs, plain_bytes, batch)
     report = planned.report()
-    peak = _peak_of(planned, batch, steps)
+    peak = peak_of(planned, batch, steps)
     found = checkmate.tf2.verify(planned, batch)
     unequal = [each for each in found.differences if each.planned]
     return {
@@ -166,7 +166,7 @@ def trained(row: dict[str, Any]) -> bool:
     )
 
 
-def _training(name: str) -> tuple[Callable, tuple[Any, ...]]:
+def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     """The training step of a model of the zoo, and its arguments."""
     import keras
 
@@ -204,7 +204,7 @@ def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: in
     return planned(SHARES[-1], explains=True)
 
 
-def _peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
+def peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
     """The most bytes in use while a loop trains, everything resident included."""
     import tensorflow as tf
 

@@ -166,6 +166,28 @@ def bench_zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
         click.echo(f"{sum(map(zoo.trained, done))} of {len(done)} models trained within their budget, with the plain step's values.")
 
 
+@bench.command("refusals")
+@click.argument("models", nargs=-1)
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Training steps.")
+@json_option
+def bench_refusals(models: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Does the budget that a refusal names work?
+
+    MODELS are names of the zoo; all by default, which takes a minute or two for each. 30% of the plain step's peak is asked for; the smallest budget that
+    the refusal names is then given in the same process and in another.
+
+    JSON: model, asked_bytes, refused, least_bytes, named_bytes, here, peak_bytes; or error.
+    """
+    from checkmate.bench import refusals
+
+    title = "30% of the plain step's peak, and then the smallest budget that the refusal names"
+    done = stream(
+        refusals.rows(models, steps), title, refusals.COLUMNS, refusals.cells, as_json=as_json, left=("model", "refused", "accepted anew")
+    )
+    if not as_json:
+        click.echo(f"{sum(map(refusals.holds, done))} of {len(done)} answers hold.")
+
+
 @bench.command("solvers")
 @click.argument("graphs", nargs=-1)
 @click.option(

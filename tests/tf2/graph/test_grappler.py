@@ -213,9 +213,9 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
 def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, caplog):
     import tensorflow as tf
 
-    from checkmate.bench.zoo import _training
+    from checkmate.bench.zoo import training
 
-    step, batch = _training(name)
+    step, batch = training(name)
     with caplog.at_level(logging.WARNING):
         found = checkmate.tf2.trace(tf.function(step), *batch)
     assert not [record for record in caplog.records if record.name in ("checkmate", "tensorflow")]
