@@ -80,21 +80,22 @@ def refusal(name: str, steps: int) -> dict[str, Any]:
     step, batch = zoo.training(name)
     traced = tf.function(step)
     budget = int(SHARE * zoo.peak_of(traced, batch, steps))
-    asked = {"asked_bytes": budget, "refused": "no", "least_bytes": None, "named_bytes": None}
     try:
         planned(traced, name, batch, budget)
-        return asked
+        return {"asked_bytes": budget, "refused": "no", "least_bytes": None, "named_bytes": None}
     except (InfeasibleBudgetError, NoPlanFoundError) as error:
-        proven = isinstance(error, InfeasibleBudgetError)
-        asked |= {"refused": "proven" if proven else "not found", "least_bytes": error.floor_bytes if proven else None}
-        asked["named_bytes"] = error.smallest_budget_bytes
-    if asked["named_bytes"]:
-        try:
-            planned(traced, name, batch, asked["named_bytes"])
-            asked["here"] = True
-        except CheckmateError:
-            asked["here"] = False
-    return asked
+        refused, named = ("proven" if isinstance(error, InfeasibleBudgetError) else "not found"), error.smallest_budget_bytes
+        least = error.floor_bytes if isinstance(error, InfeasibleBudgetError) else None
+    found = {"asked_bytes": budget, "refused": refused, "least_bytes": least, "named_bytes": named}
+    return found if named is None else found | {"here": _accepted(traced, name, batch, named)}
+
+
+def _accepted(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -> bool:
+    try:
+        planned(step, name, batch, budget_bytes)
+    except CheckmateError:
+        return False
+    return True
 
 
 def trained(name: str, steps: int, budget_bytes: int) -> dict[str, Any]:
