@@ -56,7 +56,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         return f"{row[key] / MIB:.1f}" if row.get(key) else ""
 
     def yes(key: str) -> str:
-        return {True: "yes", False: "NO"}.get(row.get(key), "")
+        return "" if key not in row else "yes" if row[key] else "NO"
 
     anew = row["error"][:60] if "error" in row else "yes" if "peak_bytes" in row else ""
     verdict = "yes" if holds(row) else "NO"
