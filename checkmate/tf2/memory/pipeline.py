@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BATCHES_MADE = 2
 """For how many batches memory is left at first where a pipeline makes the next one while a step runs: for it, and for what it is made of."""
 
-MORE_BATCHES, SMALL_SHARE = 4, 0.04
+MORE_BATCHES, SMALL_SHARE = 6, 0.04
 """For how many more where they take no more than this share of the plain step's peak: buffers of a pipeline can double within a step. With half the
 share, `fit` of a dense model from arrays in 29,000,000 bytes was 1.3 % over in two of six runs, with this one in none of six."""
 
