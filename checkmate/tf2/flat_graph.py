@@ -147,11 +147,6 @@ class FlatGraph:
         small = (o for o in once if o.type != "Const" and op_rules.role(o) is Role.KERNEL)
         return sum(map(self._bytes.__getitem__, small)) + sum(self._beside.values())
 
-    def values_of(self, group: tuple[tf.Operation, ...]) -> tuple[tf.Operation, ...]:
-        """The ops of a group that others read, and its last one."""
-        inside = set(group)
-        return tuple(o for o in group if o is group[-1] or o in self.read_once or not self.readers[o] <= inside)
-
     def _early_results(self) -> tuple[bool, ...]:
         """The smallest results whose memory can be there before they are computed, up to `EARLY_SHARE`."""
         left = EARLY_SHARE * sum(self._bytes[operation] for operation in self.planned)

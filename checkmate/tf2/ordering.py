@@ -1,6 +1,6 @@
 """The order in which planned ops first run, and which of them become one op of the DFGraph.
 
-A trace lists ops as the program made them. Four changes cost nothing and lower the memory of every plan:
+A trace lists ops as the program made them. Four changes lower what plans need, and add no computation:
 
 * parts of the step that do not depend on each other, which a trace has side by side, come one after another where that takes less memory;
 * the optimizer's updates come right after their gradients, so that a gradient can be freed before the next one is made,
@@ -96,9 +96,8 @@ def values_of(flat: FlatGraph, group: Group) -> Group:
 def _depth_first(flat: FlatGraph, update: set[tf.Operation], early_updates: bool) -> list[tf.Operation]:
     """The planned ops in an order that ends one branch of the step before it begins the next.
 
-    An op that frees at least as much as it makes runs as soon as it can; else the order goes on with what has become possible last, as a thread
-    of TensorFlow's does, which takes its latest task first. Without `early_updates` those come when nothing else can: what reads a variable may run
-    again until then.
+    An op that frees at least as much as it makes runs as soon as it can; else the order goes on with what has become possible last. Without
+    `early_updates` those come when nothing else can: what reads a variable may run again until then.
     """
     before = {o: flat.order_deps[o] | flat.overwritten.get(o, set()) for o in flat.planned}
     after: dict[tf.Operation, list[tf.Operation]] = {o: [] for o in flat.planned}
@@ -137,20 +136,19 @@ def _depth_first(flat: FlatGraph, update: set[tf.Operation], early_updates: bool
 
 def _with_early_updates(
     flat: FlatGraph,
-    before: list[tf.Operation],
+    order: list[tf.Operation],
     update: set[tf.Operation],
     twins: Mapping[tf.Operation, tf.Operation],
     last_hazard: Mapping[tf.Operation, int],
 ) -> list[tf.Operation]:
     """The planned ops, those of the optimizer's update moved up as far as their inputs allow.
 
-    An update that overwrites a
-    variable waits until no op after it can want a value again that is recomputed from the old content.
+    An update that overwrites a variable waits until no op after it can want a value again that is recomputed from the old content.
     """
-    position = {operation: k for k, operation in enumerate(before)}
-    waiting = _better_late(flat, before, update)
+    position = {operation: k for k, operation in enumerate(order)}
+    waiting = _better_late(flat, order, update)
     key: dict[tf.Operation, tuple[int, int]] = {}
-    for operation in before:
+    for operation in order:
         own = position[operation]
         if operation in update and operation not in waiting:
             waits_for = flat.order_deps[operation] | flat.overwritten.get(operation, set())
@@ -160,7 +158,7 @@ def _with_early_updates(
             key[operation] = (position[twins[operation]], -1)
         else:
             key[operation] = (own, own)
-    return sorted(before, key=key.__getitem__)
+    return sorted(order, key=key.__getitem__)
 
 
 def _with_late_values(flat: FlatGraph, order: list[tf.Operation], twins: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:

@@ -37,14 +37,16 @@ def explained(
     planner, graph = attempt.planner, attempt.graph
     budget, lowest = planner.budget_bytes, floor(graph)
     asked = f"{format_bytes(budget)} for {planner.name!r}"
-    in_order = max(lowest.bytes, error.floor_bytes if isinstance(error, InfeasibleBudgetError) else 0) + attempt.outside
-    ahead = bytes_ahead(attempt.traced, planner.next_batches)
-    proven = lowest.bytes - attempt.traced.small_bytes + attempt.outside - ahead
+    small, ahead = attempt.traced.small_bytes, bytes_ahead(attempt.traced, planner.next_batches)
+    counted = lowest.bytes + attempt.outside
+    proven = counted - small - ahead
+    in_order = max(counted, error.floor_bytes + attempt.outside if isinstance(error, InfeasibleBudgetError) else 0)
     advice = _advice(attempt, smallest or max(in_order + attempt.reserve, measured_bytes or 0), smallest)
     binds = (
-        f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs {format_bytes(lowest.bytes)} whatever the plan, "
-        f"{format_bytes(graph.fixed_bytes)} of it resident{_held(attempt, lowest)}; {format_bytes(attempt.outside - ahead)} more "
-        f"is in use on the device, {format_bytes(ahead)} left for the next batch, and the allocator is expected to lose {format_bytes(attempt.reserve)}."
+        f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs {format_bytes(lowest.bytes - small)} whatever the plan, "
+        f"{format_bytes(graph.fixed_bytes - small)} of it resident{_held(attempt, lowest)}; {format_bytes(attempt.outside - ahead)} more is in use on "
+        f"the device, {format_bytes(small)} are small values, {format_bytes(ahead)} are left for the next batch, and the allocator is expected to lose "
+        f"{format_bytes(attempt.reserve)}."
     )
     if proven > budget:
         message = (
@@ -63,8 +65,8 @@ def explained(
             f"the lowest that was made and run took {format_bytes(measured_bytes)} by the allocator's count, "
             f"{format_bytes(measured_bytes - budget)} too much."
         )
-    elif isinstance(error, InfeasibleBudgetError) and in_order > budget:
-        found = f"one in this order of ops takes {format_bytes(in_order)} at least, {format_bytes(in_order - budget)} too much."
+    elif counted > budget:
+        found = f"with small values and the next batch one is expected to take {format_bytes(counted)} at least, {format_bytes(counted - budget)} too much."
     elif isinstance(error, InfeasibleBudgetError):
         found = (
             f"one in this order of ops asks for {format_bytes(in_order)} at least, and what is left is expected to be lost by the allocator, "

@@ -194,7 +194,7 @@ def test_what_need_not_be_in_memory_together_proves_nothing(monkeypatch):
     lowest, small = floor(step.graph).bytes, step._main.traced.small_bytes
     assert 0 < small < 0.05 * lowest
     monkeypatch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0)
-    with pytest.raises(NoPlanFoundError):
+    with pytest.raises(NoPlanFoundError, match="with small values"):
         compiled(budget=lowest - small)
     with pytest.raises(InfeasibleBudgetError) as caught:
         compiled(budget=lowest - small - 1)
