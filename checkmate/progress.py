@@ -38,11 +38,12 @@ class Progress:
     @contextmanager
     def phase(self, description: str) -> Iterator[None]:
         """Shows what is being done now."""
-        self._task = self._bars.add_task(description, total=None)
+        before, self._task = self._task, self._bars.add_task(description, total=None)
         try:
             yield
         finally:
             self._bars.remove_task(self._task)
+            self._task = before
 
     def advance(self, done: int, total: int) -> None:
         """Says how much of the present phase is done."""

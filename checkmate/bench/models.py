@@ -45,15 +45,28 @@ def unet(*, batch: int, size: int = 160, classes: int = 10, widths: tuple[int, .
 
 
 def transformer(
-    *, batch: int, length: int = 128, width: int = 256, heads: int = 8, depth: int = 6, words: int = 1000, approximate: bool = False
+    *,
+    batch: int,
+    length: int = 128,
+    width: int = 256,
+    heads: int = 8,
+    depth: int = 6,
+    words: int = 1000,
+    approximate: bool = False,
+    causal: bool = False,
 ) -> Workload:
-    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token; `approximate` for the GELU of tanh."""
+    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token.
+
+    Args:
+      approximate: Use the GELU of tanh.
+      causal: A token attends to itself and those before it, as in a decoder.
+    """
     layers = keras.layers
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(words, width)(tokens)
     for _ in range(depth):
         y = layers.LayerNormalization()(x)
-        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y)
+        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=causal)
         x = layers.Add()([x, layers.Dropout(0.1)(y)])
         y = layers.LayerNormalization()(x)
         y = layers.Dense(4 * width, activation=partial(keras.activations.gelu, approximate=approximate))(y)
@@ -80,10 +93,12 @@ def lstm(*, batch: int, length: int = 64, width: int = 128, depth: int = 4, word
 _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "mobilenet": (partial(application, "MobileNet"), 16),
     "resnet50": (partial(application, "ResNet50"), 8),
+    "resnet50_160": (partial(application, "ResNet50", size=160), 8),
     "unet": (unet, 4),
     "vgg16": (partial(application, "VGG16"), 16),
     "transformer": (transformer, 16),
     "tanh_transformer": (partial(transformer, approximate=True), 16),
+    "decoder": (partial(transformer, causal=True, words=8000), 8),
     "densenet121": (partial(application, "DenseNet121"), 4),
     "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
     "lstm": (lstm, 64),

@@ -108,7 +108,7 @@ def planned(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -> 
     """The step within a budget; a refusal says what would fit."""
     import tensorflow as tf
 
-    from checkmate.tf2.planning import Planner
+    from checkmate.tf2.planning.planner import Planner
     from checkmate.tf2.step import PlannedStep
 
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)

@@ -185,7 +185,7 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
 
 def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int, batch: tuple[Any, ...]) -> Any:
     """The planned step for the lowest of `SHARES` that has a plan."""
-    from checkmate.tf2.planning import Planner
+    from checkmate.tf2.planning.planner import Planner
     from checkmate.tf2.step import PlannedStep
 
     def planned(share: float, explains: bool = False) -> PlannedStep:

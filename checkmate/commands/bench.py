@@ -108,6 +108,30 @@ def bench_steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool
     stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model",))
 
 
+@bench.command("first-step")
+@click.argument("models", nargs=-1)
+@click.option("--budget", default="60%", show_default=True, help="Of ours: bytes, or a share of the plain step's peak.")
+@click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Examples in a batch.")
+@json_option
+def bench_first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) -> None:
+    """How long does it take to the end of the first step?
+
+    Plain, with XLA, and ours: cold, with costs known, and with the plan kept. MODELS are workloads of `checkmate demo --model`; four of them by default.
+    Imports and building the model and the optimizer are not counted. CPU seconds are those of all threads.
+
+    JSON: model, variant, phase, wall_s, cpu_s, plain_wall_s, plain_cpu_s, steps_before; or error.
+    """
+    from checkmate.bench import first_step as benchmark
+    from checkmate.units import parse_bytes
+
+    parse_bytes(budget, percent_of=1 << 40)  # what cannot be read is refused before anything runs
+    rows = rows_of(benchmark.measure, models or benchmark.NAMES, budget, batch)
+    title = "seconds from the call to the end of the first training step, each in a fresh process"
+    done = stream(rows, title, benchmark.COLUMNS, benchmark.cells, as_json=as_json, left=("model", "variant", "phase"))
+    if done and not as_json:
+        click.echo(benchmark.summary(done))
+
+
 @bench.command("rivals")
 @click.argument("models", nargs=-1)
 @click.option("--budgets", default="80%,60%,45%", show_default=True, help="Ours: shares of the plain step's peak above what is resident.")

@@ -17,9 +17,11 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.attempt import outside_bytes, reserve_bytes, time_limit
 from checkmate.tf2.flat_graph import rounded_up
-from checkmate.tf2.planning import Planner
+from checkmate.tf2.memory.budget import outside_bytes
+from checkmate.tf2.planning.budget_loop import FIRST_RESERVE
+from checkmate.tf2.planning.plan_search import UNCHECKED_RESERVE, time_limit
+from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.profile import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.step import PlannedStep, as_spec, training_step
 from checkmate.tf2.trace import TracedStep, trace
@@ -116,6 +118,7 @@ def max_batch(
     device = devices.training_device()
     budget_bytes = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
     of_step = budget_bytes - growth.outside_bytes
+    reserve = FIRST_RESERVE if devices.allocator_reports(device) else UNCHECKED_RESERVE
     tried: list[tuple[int, str]] = []
 
     def allowed(graph: DFGraph, result: SolveResult) -> bool:
@@ -126,7 +129,7 @@ def max_batch(
 
     def fits(batch: int) -> bool:
         graph = growth.at(batch)
-        target = of_step - reserve_bytes(of_step - graph.fixed_bytes)
+        target = of_step - int(reserve * max(0, of_step - graph.fixed_bytes))
         if floor(graph).bytes > target:
             tried.append((batch, "below the floor"))
             return False

@@ -24,7 +24,7 @@ import tensorflow as tf
 from checkmate.core.files import fingerprint
 from checkmate.errors import CheckmateError, TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execute import replay_in_graph
+from checkmate.tf2.execute import write
 from checkmate.tf2.function import Call, PlannedFunction, PlanOptions
 from checkmate.tf2.step import PlannedStep
 from checkmate.tf2.trace import TracedStep, analyse
@@ -74,7 +74,7 @@ class ReplicatedFunction(PlannedFunction):
         @tf.autograph.experimental.do_not_convert
         def on_replica(*args: Any) -> Any:
             number = _local_number(self._strategy)
-            gradients, result = replay_in_graph(traced[number], plan, Call.of(args, {}).tensors)
+            gradients, result = write(traced[number], plan).make(Call.of(args, {}).tensors)
             self._optimizer.apply(gradients, variables)
             return result
 

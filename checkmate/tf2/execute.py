@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 from typing import Any
@@ -39,8 +40,8 @@ from checkmate.tf2.in_order import InOrder, edge_from
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
-EVALUATION_MARK = "/evaluation_"
-"""The k-th evaluation of op X is named X/evaluation_k in the executed graph, so that it can be counted there."""
+SCOPE, EVALUATION_MARK = "planned", "/evaluation_"
+"""The k-th evaluation of op X is named planned/X/evaluation_k in the executed graph, so that it can be counted there."""
 
 
 class Rooms:
@@ -70,17 +71,13 @@ class Replayed:
 
     Attributes:
       function: The `ConcreteFunction`, of handles of rooms and of the step's arguments.
+      written: The graph of its body.
     """
 
-    def __init__(self, traced: TracedStep, plan: Plan, rooms: Rooms | None = None):
-        self._traced, self._plan, self.rooms = traced, plan, rooms
-        handles = [tf.TensorSpec([], tf.resource)] * sum(traced.early if rooms else ())
-        arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
-
-        def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
-            return replay_in_graph(traced, plan, flat, handles)
-
-        self.function = tf.function(replay, autograph=False).get_concrete_function(handles, *arguments)
+    def __init__(self, traced: TracedStep, plan: Plan, rooms: Rooms | None = None, written: Written | None = None):
+        self.rooms = rooms
+        self.written = written or write(traced, plan, rooms)
+        self.function = self._build()
 
     def __call__(self, *flat: tf.Tensor) -> Any:
         """Runs the step."""
@@ -88,7 +85,17 @@ class Replayed:
 
     def copy(self) -> Replayed:
         """Another function of the same plan and rooms, which draws random numbers of its own."""
-        return Replayed(self._traced, self._plan, self.rooms)
+        return Replayed(self.written.traced, self.written.plan, self.rooms, self.written)
+
+    def _build(self) -> Any:
+        traced, written = self.written.traced, self.written
+        handles = [tf.TensorSpec([], tf.resource)] * len(written.handles)
+        arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in traced.argument_tensors()]
+
+        def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
+            return written.make(flat, handles)
+
+        return tf.function(replay, autograph=False).get_concrete_function(handles, *arguments)
 
 
 def rooms_bytes(run: Any) -> int:
@@ -96,33 +103,59 @@ def rooms_bytes(run: Any) -> int:
     return run.rooms.bytes if isinstance(run, Replayed) and run.rooms else 0
 
 
-def replay_in_graph(traced: TracedStep, plan: Plan, arguments: Sequence[tf.Tensor], rooms: Sequence[tf.Tensor] = ()) -> Any:
-    """Makes the ops of a plan in the graph being traced.
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """The ops of a plan, written down and not made yet.
+
+    Attributes:
+      outputs: The names of the tensors that the step returns, flattened.
+      given: The names that the step's inputs have in what is written: its arguments, then what it captures.
+      handles: The names of the handles of rooms.
+    """
+
+    traced: TracedStep
+    plan: Plan
+    writer: InOrder
+    outputs: tuple[str, ...]
+    given: tuple[str, ...]
+    handles: tuple[str, ...]
+
+    def make(self, arguments: Sequence[tf.Tensor], rooms: Sequence[tf.Tensor] = ()) -> Any:
+        """Makes the ops in the graph being traced, and returns what the step returns, in the same structure.
+
+        Args:
+          arguments: A tensor for each argument of the step, flattened as the step's specs are.
+          rooms: Handles of variables for the early results, as many as `handles`.
+        """
+        flat = self.traced.flat
+        given = dict(zip(self.handles, rooms, strict=True)) | dict(zip(self.given, [*arguments, *flat.captured_inputs], strict=True))
+        outputs = self.writer.import_here(given, self.outputs, scope=SCOPE)
+        for output, tensor in zip(outputs, flat.outputs, strict=True):
+            output.set_shape(tensor.shape)  # a room's handle does not tell
+        return self.traced.pack(outputs)
+
+
+def write(traced: TracedStep, plan: Plan, rooms: Rooms | None = None) -> Written:
+    """Writes down the ops of a plan that the judge has accepted for `traced.graph`.
 
     Args:
-      traced: The step that the plan is for.
-      plan: A plan the judge has accepted for `traced.graph`.
-      arguments: A tensor for each argument of the step, flattened as the step's specs are.
-      rooms: Handles of variables for the early results of `traced`; without them memory for those is taken in each step.
-
-    Returns:
-      What the step returns, in the same structure.
+      rooms: Memory for the early results of `traced`; without it memory for those is taken in each step.
     """
-    replayer = _Replayer(traced, rooms)
+    replayer = _Replayer(traced, sum(traced.early) if rooms else 0)
     for step in plan.steps:
         if isinstance(step, Compute):
             replayer.evaluate(step.op)
         else:
             replayer.gone.update(traced.groups[step.op])
-    return replayer.finish(arguments)
+    return Written(traced, plan, replayer.writer, tuple(replayer.finish()), tuple(replayer.given.values()), tuple(replayer.handles))
 
 
 class _Replayer:
     """Where each tensor of the traced step is, at this point of the replay."""
 
-    def __init__(self, traced: TracedStep, rooms: Sequence[tf.Tensor]):
+    def __init__(self, traced: TracedStep, rooms: int):
         self.traced = traced
-        self.handles = {f"room_{k}:0": handle for k, handle in enumerate(rooms)}
+        self.handles = [f"room_{k}:0" for k in range(rooms)]
         self.writer = InOrder(traced.function.graph)
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
@@ -311,8 +344,8 @@ class _Replayer:
                 seen |= befores
         return True
 
-    def finish(self, arguments: Sequence[tf.Tensor]) -> Any:
-        """Runs the small side effects that nothing asked for yet, makes it all, and returns the step's results."""
+    def finish(self) -> list[str]:
+        """Runs the small side effects that nothing asked for yet, and returns the names of the step's results."""
         flat = self.traced.flat
         effects = [operation for operation in flat.graph.control_outputs if self._is_made_once(operation)]
         for operation in effects:  # who reads what a variable was, before that is overwritten
@@ -320,12 +353,7 @@ class _Replayer:
                 self.prepare(tensor)
         for operation in effects:
             self.made(operation)
-        names = [self.results.get(k) or self.result(k) for k in range(len(flat.outputs))]
-        given = self.handles | dict(zip(self.given.values(), [*arguments, *flat.captured_inputs], strict=True))
-        outputs = self.writer.import_here(given, names, scope="planned")
-        for output, tensor in zip(outputs, flat.outputs, strict=True):
-            output.set_shape(tensor.shape)  # a room's handle does not tell
-        return self.traced.pack(outputs)
+        return [self.results.get(k) or self.result(k) for k in range(len(flat.outputs))]
 
     def room(self, tensor: tf.Tensor) -> str:
         """The name of memory for a result, there before anything is computed."""
@@ -345,7 +373,7 @@ class _Replayer:
             return self.writer.read(self.rooms[k], tensor, after=[written])
         if self.rooms[k]:
             return self.writer.fill(self.rooms[k], value, tensor, after=after)
-        return self.writer.add("DeepCopy", [value], tensor.dtype, after=after, name="result")
+        return self.writer.deep_copy(value, tensor, after=after, name="result")
 
     def _has_room_for(self, assignment: tf.Operation) -> bool:
         """True when the variable has memory of the assigned value's size, and TensorFlow has a kernel that writes there."""

@@ -237,27 +237,26 @@ class FlatGraph:
         role = op_rules.role(operation)
         if role is Role.SHAPE and any(op_rules.static_shape(operation, k) is None for k in range(len(operation.outputs))):
             role = Role.KERNEL
-        behind: set[tf.Operation] = set()
-        if role is not Role.SHAPE:
-            for tensor in operation.inputs:
-                behind |= self.planned_behind(tensor)
-        befores = [op_rules.source(tensor).op for tensor in operation.inputs] + list(operation.control_inputs)
-        in_order = set().union(*(self._behind_in_order[before] for before in befores))
+        read = [op_rules.source(tensor).op for tensor in operation.inputs]
+        behind = set().union(*(self._behind[before] for before in read if role is not Role.SHAPE))
+        in_order = set().union(*(self._behind_in_order[before] for before in (*read, *operation.control_inputs)))
         if operation not in self._forward and _follows_gradients(operation, self.backward):
             self.backward.add(operation)
-        if self._planned_names is None:
-            touches_memory = self._bytes[operation] > self.small_bytes or any(self._bytes[o] > self.small_bytes for o in behind)
-            touches_memory |= not self.only_reads(operation) and any(
-                _handle(tensor) in self._looked_at for tensor in operation.inputs if tensor.dtype == tf.resource
-            )
-        else:
-            touches_memory = operation.name in self._planned_names
-        if role is Role.KERNEL and touches_memory:
+        if role is Role.KERNEL and self._decides(operation, behind):
             self.planned.append(operation)
             self.data_deps[operation], self.order_deps[operation] = behind, in_order
             self._behind[operation] = self._behind_in_order[operation] = {operation}
         else:
             self._behind[operation], self._behind_in_order[operation] = behind, in_order
+
+    def _decides(self, operation: tf.Operation, behind: set[tf.Operation]) -> bool:
+        """True for a kernel that decides about memory, given the planned ops that its value is made of."""
+        if self._planned_names is not None:
+            return operation.name in self._planned_names
+        if self._bytes[operation] > self.small_bytes or any(self._bytes[o] > self.small_bytes for o in behind):
+            return True
+        handles = (_handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource)
+        return not self.only_reads(operation) and not self._looked_at.isdisjoint(handles)
 
     def _find_overwrites(self) -> None:
         """Which planned ops write to a variable that other planned ops read, and what may therefore be recomputed."""
@@ -316,9 +315,10 @@ def forward_names(concrete: Any) -> set[str]:
 
 def _follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> bool:
     """True for an op of the backward pass, given those before it, and for what is made of such ops."""
+    if in_backward_scope(operation) or not backward.isdisjoint(operation.control_inputs):
+        return True
     # Not through lists: a loop of the forward pass is given those that its gradient will read, when that is taken.
-    told = [op_rules.source(tensor).op for tensor in operation.inputs if tensor.dtype != tf.variant] + list(operation.control_inputs)
-    return in_backward_scope(operation) or any(before in backward for before in told)
+    return any(op_rules.source(tensor).op in backward for tensor in operation.inputs if tensor.dtype != tf.variant)
 
 
 def _with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:

@@ -26,7 +26,7 @@ from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
-from checkmate.tf2.planning import Planner, check_asked
+from checkmate.tf2.planning.planner import Planner, check_asked
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.tf2.step import PlannedStep

@@ -18,6 +18,9 @@ class GraphWriter:
 
     Args:
       nodes: Definitions of ops that are written already, inputs first.
+
+    Attributes:
+      like: Node name -> the op that it is a copy of, or tensors that its outputs are like, where that is known.
     """
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
@@ -27,6 +30,12 @@ class GraphWriter:
         self._node_defs: dict[tf.Operation, Any] = {}
         self._used: set[str] = {node.name for node in self._graph_def.node}
         self._repeats: Counter[str] = Counter()
+        self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
+
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """The definitions of what is written, inputs first."""
+        return self._graph_def.node
 
     def copy(self, operation: tf.Operation, inputs: Sequence[str], *, after: Sequence[str] = (), name: str = "", device: str = "") -> str:
         """Writes an op like `operation` on other inputs, to run after the ops of these names; returns its name.
@@ -45,6 +54,7 @@ class GraphWriter:
         if operation.type in CALLS:  # what a function returns is not known to be of any shape, nor is what is made of it
             tell_shapes(node, operation)
         node.device = node.device or device
+        self.like[node.name] = operation
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
@@ -76,11 +86,20 @@ class GraphWriter:
         shape = self.constant(like.shape.as_list(), tf.int32)
         node = self._graph_def.node.add(name=self._unique("room"), op="Empty", input=[shape, *(f"^{before}" for before in after)])
         node.attr["dtype"].type = like.dtype.as_datatype_enum
+        self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def fill(self, room: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that copies a value into a `room` that nobody else reads; returns the name of its tensor."""
-        return f"{self._assign_all('TensorStridedSliceUpdate', room, value, like, after=after, name='result').name}:0"
+        node = self._assign_all("TensorStridedSliceUpdate", room, value, like, after=after, name="result")
+        self.like[node.name] = (like,)
+        return f"{node.name}:0"
+
+    def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
+        """Writes an op that copies a value to memory of its own; returns the name of its tensor."""
+        copy = self.add("DeepCopy", [value], like.dtype, after=after, name=name)
+        self.like[copy.partition(":")[0]] = (like,)
+        return copy
 
     def _assign_all(self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> Any:
         """Writes an op that assigns to a slice, which is the whole."""

@@ -36,11 +36,10 @@ def inline(concrete: Any) -> Any:
     Returns:
       A function of the same flattened arguments, or `concrete` itself where it calls nothing that can be inlined.
     """
-    operations = reachable(concrete.graph)
-    if not any(operation.type in CALLS for operation in operations):
+    if not any(operation.type in CALLS for operation in concrete.graph.get_operations()):
         return concrete
     inliner = _Inliner(concrete)
-    inliner.write(operations)
+    inliner.write(reachable(concrete.graph))
     if not inliner.count:
         return concrete
     return inliner.writer.function_like(concrete, [inliner.names[tensor.ref()] for tensor in concrete.outputs])

@@ -88,6 +88,10 @@ FUSED = frozenset({
     "_MklFusedBatchMatMulV2", "_MklFusedInstanceNorm", "_MklFusedMish", "_MklLayerNorm", "_MklSwish", "_UnaryOpsComposition",
 })  # fmt: skip
 
+# With oneDNN the gradient of one of these reads what the pooling left as its workspace.
+POOLS = frozenset({"MaxPool", "MaxPool3D"})
+POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
+
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 # TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
@@ -111,7 +115,12 @@ _NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHost
 
 def role(operation: tf.Operation) -> Role:
     """Returns the role of an op."""
-    return _ROLES.get(operation.type, Role.KERNEL)
+    return role_of_type(operation.type)
+
+
+def role_of_type(kind: str) -> Role:
+    """Returns the role of ops of a type."""
+    return _ROLES.get(kind, Role.KERNEL)
 
 
 def source(tensor: tf.Tensor) -> tf.Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import tensorflow as tf
 
@@ -209,6 +210,10 @@ def _fused(
     """Groups of neighbouring planned ops that become one op each, since their inner values are read inside the group only."""
     groups: list[list[tf.Operation]] = []
     tolerated = RAISED_SHARE * max(_needs(flat, [operation]) for operation in order)
+
+    def fits(one: Sequence[tf.Operation], other: Sequence[tf.Operation]) -> bool:
+        return _needs(flat, [*one, *other]) <= max(_needs(flat, one), _needs(flat, other)) + tolerated
+
     for operation in order:
         group = [operation]
         while groups:
@@ -218,8 +223,7 @@ def _fused(
             alone = last not in flat.read_once and group[0] in flat.readers[last] and flat.readers[last] <= set(group)
             # Keeping a smaller input instead of the value can pay, but only where the value can be had again.
             worth = operation not in recomputable or flat.bytes_of(last) >= flat.bytes_of(operation)
-            apart = _needs(flat, [*groups[-1], *group]) > max(_needs(flat, groups[-1]), _needs(flat, group)) + tolerated
-            if not (twins.get(last) is operation or (alike and alone and worth and not apart)):
+            if not (twins.get(last) is operation or (alike and alone and worth and fits(groups[-1], group))):
                 break
             group = groups.pop() + group
         groups.append(group)
@@ -286,11 +290,12 @@ def _better_late(flat: FlatGraph, order: list[tf.Operation], update: set[tf.Oper
     """
     steps = [operation for operation in order if operation not in update]
     place = {operation: k for k, operation in enumerate(steps)}
-    live = [0] * (len(steps) + 1)
+    change = [0] * (len(steps) + 1)
     for k, operation in enumerate(steps):
         last = max((place[reader] for reader in flat.readers[operation] if reader in place), default=k)
-        for t in range(k, last + 1):
-            live[t] += flat.bytes_of(operation)
+        change[k] += flat.bytes_of(operation)
+        change[last + 1] -= flat.bytes_of(operation)
+    live = list(accumulate(change))
     late: set[tf.Operation] = set()
     for together in _update_by_variable(flat, update):
         gradients = {o for operation in together for o in flat.data_deps[operation] if o in place}

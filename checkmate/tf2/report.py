@@ -13,6 +13,7 @@ from checkmate.core.plan import Plan
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
 from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.units import format_bytes
 
 LAYERS_SHOWN = 6
@@ -31,11 +32,11 @@ class Report:
 
     Attributes:
       name: The model's.
-      budget_bytes: The budget as bytes; it counts everything resident.
+      memory: What the budget is spent on.
       fixed_bytes: What of it is resident all the time.
       plain_peak_bytes: Predicted peak of the step as it was written; "60%" is a share of its measured peak where there is one.
-      measured_peak_bytes: Peak of this step by the allocator's count, the highest on trial; None where nothing could be measured.
-      usual_peak_bytes: The peak that about half of the runs on trial stayed below, or None. They differ by where batch and results lie in memory.
+      measured_peak_bytes: Peak of this step by the allocator's count, in the steps that confirmed it; None where nothing could be measured.
+      predicted_peak_bytes: The peak by the allocator's count that is expected in training, with batches that lie elsewhere each time; None where it was not predicted.
       reserve_bytes: How much lower than the budget the plan was made, for what the allocator loses to rounding and fragmentation.
       result: The solver's judged answer, or None where the step runs as it is.
       ops: Ops of the planned graph.
@@ -43,7 +44,7 @@ class Report:
       seconds: Phase -> how long it took.
       notes: Cautions, as sentences.
       outside_bytes: What else was in use on the device when the step was planned: an input pipeline's batches, other tensors, and what the
-        allocator lost on all of them by chunks larger than what is in them; and `next_batch_bytes`. Part of the budget, too.
+        allocator lost on all of them by chunks larger than what is in them; and the next batches. Part of the budget, too.
       graph: The graph of the step; that of `result` by default.
       plain_plan: The plan of the step as it was written; by default every op once, in the order of the graph.
       measured_slowdown: Time of this step over that of the plain one, where both were measured.
@@ -52,11 +53,12 @@ class Report:
       plain_seconds: Measured time of a plain step, or None.
       plain_serial_seconds: The same with one op at a time, as a planned step runs, or None.
       step_seconds: Measured time of a step as it runs now, or None.
-      next_batch_bytes: What of `outside_bytes` is for batches that an input pipeline may make while a step runs.
+      cpu_seconds: The same of all CPU cores together.
+      steps_before: How many steps were run before the first one that counts, those of the plain step left out.
     """
 
     name: str
-    budget_bytes: int
+    memory: MemoryBudget
     fixed_bytes: int
     plain_peak_bytes: int
     measured_peak_bytes: int | None
@@ -67,7 +69,7 @@ class Report:
     seconds: dict[str, float]
     notes: tuple[str, ...]
     outside_bytes: int = 0
-    usual_peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
     graph: DFGraph | None = field(default=None, repr=False)
     plain_plan: Plan | None = field(default=None, repr=False)
     measured_slowdown: float | None = None
@@ -76,7 +78,8 @@ class Report:
     plain_seconds: float | None = None
     plain_serial_seconds: float | None = None
     step_seconds: float | None = None
-    next_batch_bytes: int = 0
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    steps_before: int = 0
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -96,6 +99,11 @@ class Report:
             "predicted. Raise the budget, give TensorFlow more threads, or tell the authors of checkmate of this model."
         )
         return replace(report, notes=(*self.notes, note))
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget; it counts everything resident."""
+        return self.memory.limit_bytes
 
     @property
     def predicted_slowdown(self) -> float:
@@ -125,8 +133,8 @@ class Report:
 
     @property
     def expected_peak_bytes(self) -> int:
-        """The peak that the allocator will show: the usual one on trial, or where nothing could be measured, the predicted one."""
-        return self.usual_peak_bytes or self.measured_peak_bytes or self.peak_bytes
+        """The peak that the allocator will show: predicted from what ops ask it for, else measured, else what they ask for alone."""
+        return self.predicted_peak_bytes or self.measured_peak_bytes or self.peak_bytes
 
     @property
     def lasts_to_bytes(self) -> int:
@@ -194,10 +202,10 @@ class Report:
         ]
 
     def _outside(self) -> str:
-        seen = f"{format_bytes(self.outside_bytes - self.next_batch_bytes)} seen on the device and counted"
-        if not self.next_batch_bytes:
+        seen = f"{format_bytes(self.outside_bytes - self.memory.next_batch_bytes)} seen on the device and counted"
+        if not self.memory.next_batch_bytes:
             return f"{seen}; what is made later is not"
-        return f"{seen}, {format_bytes(self.next_batch_bytes)} left for the next batch and what it is made of; what a pipeline makes within a step beyond that is not"
+        return f"{seen}, {format_bytes(self.memory.next_batch_bytes)} left for the next batch and what it is made of; what a pipeline makes within a step beyond that is not"
 
     def _plain_measured(self) -> str:
         if self.plain_measured_bytes:

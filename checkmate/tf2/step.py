@@ -16,9 +16,9 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
-from checkmate.tf2.attempt import Planned
+from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.memory.pipeline import too_much
-from checkmate.tf2.planning import Planner, check_asked, save
+from checkmate.tf2.planning.planner import Planner, check_asked, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
 from checkmate.units import Bytes, format_bytes
@@ -187,14 +187,12 @@ class PlannedStep:
         return planned
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
-        """Returns the plan that a batch of these shapes runs under, made or confirmed now if it is the first, and the batch flattened."""
+        """Returns the plan that a batch of these shapes runs under, made now if it is the first, and the batch flattened."""
         flat = self._flatten(batch)
         shapes = _shapes(flat)
         planned = self._by_shape.get(shapes)
         if planned is None:
             planned = self._by_shape[shapes] = self._planner.plan(self._smaller(flat), like=self._main, batch=flat)
-        elif planned is self._main and planned.on_made_up:
-            planned = self._by_shape[shapes] = self._main = self._planner.confirmed(planned, self._specs, flat)
         return planned, flat
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:

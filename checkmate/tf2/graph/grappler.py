@@ -123,7 +123,7 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
     options.min_graph_nodes = -1  # small graphs, too
     options.function_optimization, options.memory_optimization = _OFF, _NO_MEMORY_OPTIMIZATION
     options.disable_tfg_optimizer = True  # all that this one does by default is to move ops into branches
-    given = {tensor.op.name: names_of_inputs(concrete)[tensor.ref()] for tensor in concrete.inputs}
+    given = dict(zip((tensor.op.name for tensor in concrete.inputs), names_of_inputs(concrete).values(), strict=True))
     graph_def = _described(concrete, variables)
     own_device = {operation.name: operation.device for operation in concrete.graph.get_operations()}
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
@@ -142,9 +142,9 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
         for name in [key for key in node.attr if key in _ADDED_BY_RUNTIME or key.startswith("_grappler")]:
             del node.attr[name]
         node.device = own_device.get(node.name, "")
-        inputs = [given.get(name.removesuffix(":0"), name) for name in node.input if name.removeprefix("^") not in given or name[0] != "^"]
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = [
+            given.get(name.removesuffix(":0"), name) for name in node.input if name.removeprefix("^") not in given or name[0] != "^"
+        ]
     return nodes
 
 
@@ -245,8 +245,8 @@ def _imported(concrete: Any, nodes: list[Any]) -> Any:
             if node.name in lost:
                 tell_shapes(node, lost[node.name])
         found = GraphWriter(nodes).function_like(concrete, outputs)
-    if lost := _without_shapes(concrete, found):
-        raise _UnusableError(f"the shape of {next(iter(lost))!r} is gone from its result.")
+        if lost := _without_shapes(concrete, found):
+            raise _UnusableError(f"the shape of {next(iter(lost))!r} is gone from its result.")
     return found
 
 

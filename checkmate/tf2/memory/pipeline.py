@@ -17,7 +17,7 @@ from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.trace import TracedStep
 
 if TYPE_CHECKING:
-    from checkmate.tf2.attempt import Planned
+    from checkmate.tf2.planning.planned import Planned
 
 BATCHES_MADE = 2
 """For how many batches memory is left at first where a pipeline makes the next one while a step runs: for it, and for what it is made of."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.check import made_up, of_its_own
-from checkmate.tf2.execute import Replayed
 from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2.memory.confirm import made_up
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
@@ -134,37 +131,6 @@ def _peak_and_time(run: Callable[..., Any], traced: TracedStep, device: str, bat
                 break
         del result
     return max(peaks) + traced.between_bytes + held, min(seconds)
-
-
-def compared_seconds(steps: Sequence[Callable[..., Any]], traced: TracedStep, batch: Sequence[tf.Tensor] | None) -> list[float] | None:
-    """Returns the median times of some steps, run by turns from the same state; None where one cannot be run."""
-    data = batch or made_up(traced)
-    runs = [partial(of_its_own(step, traced) if isinstance(step, Replayed) else _copy(step), *data) for step in steps]
-    try:
-        with _kept_in_place(traced.function.variables):
-            found = _by_turns(runs)
-    except tf.errors.OpError as error:
-        log.info("The steps cannot be run to be timed: %s", error)
-        return None
-    finally:
-        del runs
-        gc.collect()
-    return [statistics.median(seconds) for seconds in found]
-
-
-def _by_turns(runs: Sequence[Callable[[], Any]]) -> list[list[float]]:
-    """Times of some calls, in turn, so that a slow moment of the machine hits all of them."""
-    found: list[list[float]] = [[] for _ in runs]
-    for number in range(MOST_TIMED_RUNS + 1):
-        for run, seconds in zip(runs, found, strict=True):
-            started = time.perf_counter()
-            run()
-            devices.synchronize()
-            seconds.append(time.perf_counter() - started)
-        spent = sum(sum(seconds[1:]) for seconds in found)
-        if max(seconds[-1] for seconds in found) > LONG_S or (number >= TIMED_RUNS and spent > TIMED_FOR_S):
-            break
-    return [seconds[1:] or seconds for seconds in found]  # the first runs build what TensorFlow keeps of a function
 
 
 def _copy(plain: Callable[..., Any]) -> Callable[..., Any]:

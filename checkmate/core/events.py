@@ -1,0 +1,217 @@
+"""From the nodes of a step, which run one after another, to the requests and releases that the allocator sees; and back from a log of those.
+
+TensorFlow counts who holds a buffer. A buffer is given back when the last node that reads it, or a view of it, has run. A kernel writes its
+output over an input of the same size that nobody else holds, where it is one of those that do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from checkmate.core.footprint import Footprint, Kind, Node, Request
+
+Tensor = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The nodes of a step in the order in which they run, and the tensors that it returns."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Tensor, ...]
+
+    def events(self, footprints: Mapping[str, Footprint]) -> Events:
+        """Returns what a run of the step asks the allocator for, and gives back.
+
+        Args:
+          footprints: As `learn` returns them; a node without one has its expected footprint.
+        """
+        executor = _Executor(self)
+        for node in self.nodes:
+            executor.run(node, footprints.get(node.name) or footprints.get(node.key) or node.expected())
+        results = {executor.buffers.get(tensor) for tensor in self.outputs} - {None}
+        return Events(tuple(executor.events), tuple(sorted(results)))
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What a step asks for and gives back.
+
+    Attributes:
+      steps: (buffer, bytes asked for), or (buffer, 0) where it is given back.
+      results: The buffers that are left, which the caller holds.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request of a kernel as the allocator logged it.
+
+    Attributes:
+      is_output: Whether TensorFlow says that it is memory for an output.
+      until: How many requests the kernel had made when it was given back, where no other kernel had asked for memory by then; else None.
+    """
+
+    bytes: int
+    is_output: bool
+    until: int | None
+
+
+def bursts(log: Iterable[tuple[str | None, int, int, bool]]) -> dict[str, list[LoggedRequest]]:
+    """Returns the requests of each node, in order.
+
+    Args:
+      log: (node that asked or None for a release, address, bytes, whether it is for an output), in order of time.
+    """
+    found: dict[str, list[LoggedRequest]] = defaultdict(list)
+    live: dict[int, tuple[str, int]] = {}
+    current = ""
+    for node, address, size, is_output in log:
+        if node is not None:
+            node = current = node or current  # threads of a kernel ask without its name
+            live[address] = node, len(found[node])
+            found[node].append(LoggedRequest(size, is_output, None))
+        elif address in live:
+            owner, k = live.pop(address)
+            if owner == current:
+                found[owner][k] = replace(found[owner][k], until=len(found[owner]))
+    return dict(found)
+
+
+def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> dict[str, Footprint]:
+    """Returns the footprints of a program's kernels from the requests that they made in a run of it: by `Node.name`, and by `Node.key` for
+    evaluations that another plan has and this one has not.
+
+    Evaluations of one op differ where one of them runs within another kernel. An input that was written over in one may be in all.
+    """
+    found: dict[str, Footprint] = {}
+    in_place: dict[str, bool | None] = {}
+    executor = _Executor(program)
+    kernels = [node for node in program.nodes if node.kind is Kind.KERNEL]
+    for node in program.nodes:
+        seen = node.expected()
+        if node.kind is Kind.KERNEL:
+            seen = executor.seen(node, logged.get(node.name, ()))
+            in_place[node.key] = seen.in_place if in_place.get(node.key) is None else seen.in_place or in_place[node.key]
+            found[node.name] = seen
+            found[node.key] = max(seen, found.get(node.key, seen), key=lambda each: len(each.requests))
+        executor.run(node, seen)
+    for node in kernels:
+        for name in (node.name, node.key):
+            found[name] = replace(found[name], in_place=in_place[node.key])
+    return found
+
+
+class _Executor:
+    """Who holds which buffer while the nodes of a program run."""
+
+    def __init__(self, program: Program):
+        self.events: list[tuple[int, int]] = []
+        self.buffers: dict[Tensor, int | None] = {}  # None for what is resident
+        self._numbers = count()
+        self._sizes: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()
+        self._readers = Counter(tensor for node in program.nodes for tensor in node.reads)
+        self._readers.update(program.outputs)
+
+    def run(self, node: Node, footprint: Footprint) -> None:
+        """Runs a node that has this footprint."""
+        inputs = [self.buffers.get(tensor) for tensor in node.reads]
+        if node.kind is Kind.KERNEL:
+            self._run_kernel(node, footprint, inputs)
+        else:
+            for k in range(len(node.output_bytes)):
+                shared = inputs[k if k < len(inputs) else 0] if inputs and node.kind is Kind.VIEW else None
+                self._make((node.name, k), shared)
+        for buffer in inputs:
+            self._drop(buffer)
+
+    def seen(self, node: Node, logged: Sequence[LoggedRequest]) -> Footprint:
+        """Returns the footprint of a node that is about to run, by the requests that it made."""
+        outputs: dict[int, int] = {}  # request -> output
+        for k, size in enumerate(node.output_bytes):
+            fitting = [j for j, each in enumerate(logged) if each.bytes == size and j not in outputs]
+            # What TensorFlow says is for an output; else what outlives the kernel.
+            for j in sorted(fitting, key=lambda j: (not logged[j].is_output, logged[j].until is not None, -j))[:1]:
+                outputs[j] = k
+        requests = tuple(
+            Request(each.bytes, output=outputs[j]) if j in outputs else Request(each.bytes, until=each.until)
+            for j, each in enumerate(logged)
+        )
+        inputs = [self.buffers.get(tensor) for tensor in node.reads]
+        in_place = None
+        for k, size in enumerate(node.output_bytes):
+            if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
+                in_place = in_place or k not in outputs.values()
+        return Footprint(requests, in_place)
+
+    def _run_kernel(self, node: Node, footprint: Footprint, inputs: list[int | None]) -> None:
+        asked = {request.output for request in footprint.requests}
+        in_place = node.in_place if footprint.in_place is None else footprint.in_place
+        placed: dict[int, int | None] = {}
+        for k, size in enumerate(node.output_bytes):
+            if size and in_place and self._readers[node.name, k]:
+                host = self._host(inputs, size, placed.values())
+                if host is not None:
+                    placed[k] = host
+            elif size and k not in asked and not in_place:
+                placed[k] = self._shared(inputs, size) if node.shares else None
+        missing = [Request(size, k) for k, size in enumerate(node.output_bytes) if size and k not in asked and k not in placed]
+        workspaces: dict[int, int | None] = {}  # buffer -> `Request.until`
+        unread: list[int] = []
+        for number, request in enumerate([*footprint.requests, *missing]):
+            for buffer in [buffer for buffer, until in workspaces.items() if until is not None and until <= number]:
+                self._release(buffer)
+                del workspaces[buffer]
+            if request.output in placed:
+                continue
+            buffer = self._ask(request.bytes)
+            if request.output is None:
+                workspaces[buffer] = request.until
+            elif not self._make((node.name, request.output), buffer):
+                unread.append(buffer)
+        for buffer in (*workspaces, *unread):
+            self._release(buffer)
+        for k, host in placed.items():
+            self._make((node.name, k), host)
+
+    def _host(self, inputs: list[int | None], size: int, taken: Iterable[int | None] = ()) -> int | None:
+        """The first input of this size that nobody else holds."""
+        taken = set(taken)
+        fitting = (b for b in inputs if b is not None and b not in taken and self._holders[b] == 1 and self._sizes[b] == size)
+        return next(fitting, None)
+
+    def _shared(self, inputs: list[int | None], size: int) -> int | None:
+        """The largest input, of whose memory an output of this size is a part; None where that is resident."""
+        large = [b for b in inputs if b is not None and self._sizes[b] >= size]
+        return max(large, key=self._sizes.__getitem__, default=None)
+
+    def _ask(self, size: int) -> int:
+        buffer = next(self._numbers)
+        self._sizes[buffer] = size
+        self.events.append((buffer, size))
+        return buffer
+
+    def _make(self, tensor: Tensor, buffer: int | None) -> int:
+        """Notes where a tensor lies, and returns how often it will be read."""
+        self.buffers[tensor] = buffer
+        readers = self._readers[tensor]
+        if buffer is not None:
+            self._holders[buffer] += readers
+        return readers
+
+    def _drop(self, buffer: int | None) -> None:
+        """One reader less."""
+        if buffer is not None:
+            self._holders[buffer] -= 1
+            if not self._holders[buffer]:
+                self._release(buffer)
+
+    def _release(self, buffer: int) -> None:
+        self.events.append((buffer, 0))

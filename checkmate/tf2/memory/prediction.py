@@ -1,0 +1,141 @@
+"""What a plan will take by the allocator's own count, said before it is built: the requests of its ops, served by the allocator's twin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from checkmate.core.allocator import Pool, PoolExhausted
+from checkmate.core.events import Events, Program, bursts, learn
+from checkmate.core.footprint import Footprint
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.errors import CheckmateError
+from checkmate.tf2.execute import Rooms, Written, write
+from checkmate.tf2.flat_graph import rounded_up
+from checkmate.tf2.memory.probe import address_of, probe
+from checkmate.tf2.memory.program import Log, exact_bytes, program_of
+from checkmate.tf2.trace import TracedStep
+
+log = logging.getLogger("checkmate")
+
+STEPS = 8
+"""How many steps are simulated. What batches and results leave free between them comes to repeat by turns within a few."""
+
+
+@dataclass(slots=True, eq=False)
+class Predictor:
+    """Says what plans of one step take.
+
+    Attributes:
+      batch: The tensors of a batch that is in memory; empty where there is none.
+      footprints: What the step's ops were seen to ask for, by the names of nodes; see `core.events.learn`.
+      why_not: Why nothing can be predicted, as a clause; "" where it can.
+    """
+
+    traced: TracedStep
+    graph: DFGraph
+    batch: Sequence[tf.Tensor]
+    rooms: Rooms | None = None
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    why_not: str = ""
+    _pool: Pool | None = None
+
+    def look(self, room_bytes: int) -> None:
+        """Asks the allocator which of its chunks are free now.
+
+        Args:
+          room_bytes: What a step may take in addition.
+        """
+        self._pool = None
+        if self.traced.has_loops:
+            self.why_not = "the step has loops, within which TensorFlow gives memory back at any time"
+            return
+        try:
+            self._pool = probe(room_bytes)
+            self.why_not = ""
+        except CheckmateError as error:
+            log.info("The allocator's state is not known: %s", error)
+            self.why_not = str(error)
+
+    def write(self, plan: Plan) -> PlanOnPaper:
+        """Returns a plan's ops and nodes, not made yet."""
+        written = write(self.traced, plan, self.rooms)
+        return PlanOnPaper(written, program_of(written, self.graph))
+
+    def peak_bytes(self, plan: PlanOnPaper) -> int | None:
+        """Returns the highest bytes in use by the allocator's count over some steps on batches that lie elsewhere each time: each made before the one
+        before is given back, or after that, and with the batch that is there now among them, or held by somebody. None where memory runs out.
+        """
+        assert self._pool is not None
+        events = plan.program.events(self.footprints)
+        ways = [(False, False)] if not self.batch else [(False, False), (True, False), (True, True)]
+        try:
+            return max(self._peak(self._pool.copy(), events, *way) for way in ways)
+        except PoolExhausted:
+            return None
+
+    def learn(self, plan: PlanOnPaper, requests: Log) -> None:
+        """Takes what a plan's ops were seen to ask for as their footprints."""
+        self.footprints |= learn(plan.program, bursts(requests))
+
+    @property
+    def predicts(self) -> bool:
+        """True where the allocator's state is known."""
+        return self._pool is not None
+
+    def _peak(self, pool: Pool, events: Events, first_is_ours: bool, before_next: bool) -> int:
+        """The highest peak of some steps.
+
+        Args:
+          first_is_ours: The batch that is there now is the first of a loop, which lets go of it; else somebody holds it.
+          before_next: The loop lets go of a batch before the next one is made.
+        """
+        sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
+        peaks: list[int] = []
+        results: list[int | None] = []
+        batch: list[int | None] = []
+        beside = 0
+        if first_is_ours:
+            batch = [_add(pool, each) for each in self.batch if each.dtype.is_numpy_compatible]
+        for number in range(STEPS):
+            if number or not self.batch:
+                old, batch = batch, []
+                if before_next:
+                    self._release(pool, old)
+                batch = [pool.request(size) for size in sizes]
+                if not before_next:
+                    self._release(pool, old)
+                # The batch that somebody holds all the time is none of the loop's.
+                beside = 0 if first_is_ours or not self.batch else sum(pool.chunk_bytes(each) for each in batch if each is not None)
+            buffers: dict[Hashable, int | None] = {}
+            peaks.append(pool.run(events.steps, buffers) - beside)
+            self._release(pool, results)
+            results = [buffers[buffer] for buffer in events.results]
+        return max(peaks)
+
+    @staticmethod
+    def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
+        for address in addresses:
+            pool.release(address)
+
+
+def _add(pool: Pool, tensor: tf.Tensor) -> int | None:
+    """Tells a pool of a tensor that is in use, and returns its address; None for one that another allocator serves."""
+    size = rounded_up(exact_bytes(tensor))
+    if size < pool.smallest_bytes:
+        return None
+    where = address_of(tensor)
+    pool.add_chunk_in_use(where, size)
+    return where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanOnPaper:
+    """A plan's ops and nodes, not made yet."""
+
+    written: Written
+    program: Program

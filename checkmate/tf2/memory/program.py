@@ -1,0 +1,101 @@
+"""From what is written of a plan to the nodes that the allocator serves, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.events import Program
+from checkmate.core.footprint import Kind, Node
+from checkmate.core.graph import DFGraph
+from checkmate.tf2 import op_rules
+from checkmate.tf2.execute import SCOPE, Written
+from checkmate.tf2.graph import in_place
+from checkmate.tf2.observe import Observation
+from checkmate.tf2.op_rules import Role
+from checkmate.tf2.trace import TracedStep
+
+Log = list[tuple[str | None, int, int, bool]]
+"""(op that asked or None for a release, address, bytes, whether it is for an output), in order of time."""
+
+_KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
+_WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
+
+
+def program_of(written: Written, graph: DFGraph) -> Program:
+    """Returns the nodes of a plan's step in the order in which they run, which is that in which they are written.
+
+    Args:
+      graph: The step's graph with costs, for the workspaces of what was not seen to run yet.
+    """
+    workspaces, over = _workspaces(written.traced, graph), _seen_in_place(written.traced, graph)
+    nodes = [_node(node, written.writer.like.get(node.name), workspaces, over) for node in written.writer.nodes]
+    _hand_on_workspaces(nodes, [node.op for node in written.writer.nodes])
+    return Program(tuple(nodes), tuple(_tensor(name) for name in written.outputs))
+
+
+def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
+    """Has the workspace of a pooling live until its gradient has run, which reads it in oneDNN and needs none of its own."""
+    pools = {node.name: k for k, node in enumerate(nodes) if types[k] in op_rules.POOLS}
+    for k, node in enumerate(nodes):
+        before = pools.get(node.reads[1][0]) if types[k] in op_rules.POOL_GRADIENTS else None
+        if before is not None and (nodes[before].workspace_bytes or len(nodes[before].output_bytes) > 1):
+            pool = nodes[before]
+            if pool.workspace_bytes:
+                nodes[before] = replace(pool, output_bytes=(*pool.output_bytes, pool.workspace_bytes), workspace_bytes=0)
+            nodes[k] = replace(node, reads=(*node.reads, (pool.name, 1)), workspace_bytes=0)
+
+
+def log_of(seen: Observation) -> Log:
+    """Returns what ops asked for and gave back, for `core.events.bursts`."""
+    return [
+        (event.op.removeprefix(f"{SCOPE}/") if event.is_request else None, event.address, event.requested_bytes, event.region_type == "output")
+        for event in seen.events
+    ]
+
+
+def _node(definition: Any, like: Any, workspaces: dict[str, int], over: set[str]) -> Node:
+    operation = like if isinstance(like, tf.Operation) else None
+    outputs: Iterable[tf.Tensor] = operation.outputs if operation else like or ()
+    kind = _KINDS.get(op_rules.role_of_type(definition.op), Kind.KERNEL)
+    sizes = tuple(exact_bytes(tensor) for tensor in outputs)
+    return Node(
+        name=definition.name,
+        key=operation.name if operation else definition.name,
+        kind=kind,
+        reads=tuple(_tensor(name) for name in definition.input if not name.startswith("^")),
+        output_bytes=sizes or ((0,) if kind is Kind.VIEW else ()),
+        workspace_bytes=workspaces.get(operation.name, 0) if operation else 0,
+        in_place=definition.op in _WRITES_OVER or (operation is not None and operation.name in over),
+        shares=operation is not None and any(map(op_rules.may_share_memory, operation.outputs)),
+    )
+
+
+def _tensor(name: str) -> tuple[str, int]:
+    operation, _, output = name.partition(":")
+    return operation, int(output or 0)
+
+
+def exact_bytes(tensor: tf.Tensor) -> int:
+    """Returns the bytes that are asked for a tensor; 0 where its shape does not tell."""
+    count = tensor.shape.num_elements()
+    return count * tensor.dtype.size if count and op_rules.can_be_copied(tensor.dtype) else 0
+
+
+def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
+    """What the ops of a group were measured to take beyond their outputs, by the name of the op that is expected to."""
+    found = {}
+    for op, group, values, taken in zip(graph.ops, traced.groups, traced.values, traced.taken, strict=True):
+        more = op.workspace_bytes - in_place.workspace(group, values, taken)
+        heavy = [operation for operation in group if operation.type not in op_rules.NO_SCRATCH]
+        if more > 0 and heavy:
+            found[heavy[0].name] = more
+    return found
+
+
+def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
+    """The names of the ops that were seen to write over an input."""
+    return {values[0].name for op, values in zip(graph.ops, traced.values, strict=True) if op.in_place and len(values) == 1}

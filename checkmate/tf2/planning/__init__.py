@@ -1,0 +1,1 @@
+"""From a step and its shapes to the function that runs within the budget."""

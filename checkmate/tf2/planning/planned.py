@@ -1,0 +1,59 @@
+"""A step that is ready to run, and what was found on the way there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.solvers.result import SolveResult
+from checkmate.tf2.report import Report
+from checkmate.tf2.trace import TracedStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A step for one set of shapes, ready to run.
+
+    Attributes:
+      run: Takes the flattened arguments and returns what the step returns.
+      result: The solver's judged answer, or None where the step runs as it is.
+      held_bytes: What `run` holds in the device's memory for as long as it lives, built and run: constants of its graph, and folded ones.
+      in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0 where the allocator does not report.
+    """
+
+    traced: TracedStep
+    graph: DFGraph
+    plan: Plan
+    result: SolveResult | None
+    run: Callable[..., Any] = field(repr=False)
+    report: Report = field(repr=False)
+    held_bytes: int = 0
+    in_use_bytes: int = 0
+
+
+class Clock:
+    """Seconds per phase, and those of all CPU cores; a phase that comes again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time that the block takes."""
+        started, cpu_started = time.perf_counter(), time.process_time()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.process_time() - cpu_started
+
+
+def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
+    """Returns the step as it was traced, on flattened arguments."""
+    return lambda *flat: traced.function(*tf.nest.pack_sequence_as(specs, flat))

@@ -1,0 +1,215 @@
+"""What the allocator says of its free chunks is believed by a twin that is then right about all that follows."""
+
+import gc
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import found, started
+
+from checkmate.errors import CheckmateError
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+MIB = 2**20
+PROGRAM = Path(__file__).parent / "random_requests.py"
+
+
+def same(compared):
+    return compared["same_chunk"] == compared["requests"] > 400 and compared["same_in_use"] == compared["events"] and compared["same_peak"]
+
+
+@pytest.mark.parametrize("chunks", ["known", "roomy"])
+@pytest.mark.parametrize(("bfc", "least_requested"), [("true", 1), ("false", 256 * 2**10)])
+def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested, chunks):
+    seen = found(started(PROGRAM, 3, 3000, chunks, TF_CPU_ALLOCATOR_USE_BFC=bfc, TF_ENABLE_ONEDNN_OPTS="1"))
+    if bfc == "false" and not seen["reports"]:
+        pytest.skip("no oneDNN here: the default allocator counts nothing")
+    assert seen["least_requested"] == pytest.approx(least_requested, rel=0.1), "smaller requests go to another allocator"
+    assert seen["fresh"]
+    assert same(seen["from_start"]), "regions grow as they should"
+    assert len(set(seen["in_use"])) == 1, "the probe counts what was in use, and leaves nothing in use"
+    assert same(seen["from_probe"])
+    assert seen["same_run"]
+    assert seen["large_was_used"] and not seen["fetched"], "else nothing is shown of the large chunk"
+    assert seen["chunks_at_end"] >= 4
+    assert seen["same_at_end"]
+    assert seen["same_hole"] == (chunks == "known")
+    assert seen["same_when_released"] == [True, True]
+
+
+@pytest.mark.own_process  # what others left in use may be released meanwhile
+def test_a_training_step_gets_the_chunks_that_the_twin_says(tensorflow):
+    """Real kernels, with what they need while they run and what they overwrite; each step leaves a result, and drops one two steps later."""
+    from checkmate.tf2.memory.probe import probe
+    from checkmate.tf2.observe import observe
+
+    tf = tensorflow
+    chance = tf.random.Generator.from_seed(0)
+    filters = [tf.Variable(chance.normal((3, 3, m, n)) / 10) for m, n in itertools.pairwise([3, 16, 24, 8])]
+    last = tf.Variable(chance.normal((8, 10)))
+
+    @tf.function
+    def step(images):
+        with tf.GradientTape() as tape:
+            x = images
+            for each in filters:
+                x = tf.nn.relu(tf.nn.conv2d(x, each, 1, "SAME"))
+            loss = tf.reduce_mean((tf.reduce_mean(x, [1, 2]) @ last) ** 2)
+        for variable, gradient in zip((*filters, last), tape.gradient(loss, (*filters, last)), strict=True):
+            variable.assign_sub(0.01 * gradient)
+        return loss, x
+
+    batch = chance.normal((8, 40, 40, 3))
+
+    def run(times):
+        kept = []
+        for _ in range(times):
+            kept = [*kept[-1:], step(batch)]
+
+    run(2)
+    gc.collect()
+    pool = probe(128 * MIB)
+    events = observe(lambda: run(4)).events
+    assert len(events) > 200
+    requested, before = set(), 0
+    for event in events:
+        if event.is_request:
+            requested.add(event.address)
+        elif event.address not in requested:  # a variable that got another buffer
+            pool.add_chunk_in_use(event.address, event.chunk_bytes)
+            before += 1
+    assert 0 < before < 10
+    for event in events:
+        if event.is_request:
+            assert pool.request(event.requested_bytes) == event.address
+            assert pool.chunk_bytes(event.address) == event.chunk_bytes
+        else:
+            pool.release(event.address)
+        assert pool.in_use_bytes == event.in_use_bytes
+    assert not pool.fetched_bytes
+    assert probe(pool.largest_hole_bytes).free_chunks == pool.free_chunks
+
+
+@pytest.mark.parametrize("room_bytes", [1, 1000, MIB - 255, 5 * MIB + 1])
+def test_the_room_is_there(tensorflow, room_bytes):
+    from checkmate.tf2.memory.probe import probe
+
+    gc.collect()
+    pool = probe(room_bytes)
+    assert pool.largest_hole_bytes >= room_bytes
+    assert probe(room_bytes).free_chunks == pool.free_chunks
+
+
+@pytest.mark.own_process
+def test_a_chunk_about_as_large_as_the_room_is_known(tensorflow):
+    """Just as large, one unit more, one that is not split, and smaller ones beside it that are full after many requests."""
+    from checkmate.tf2.memory.probe import probe
+
+    tf = tensorflow
+    whole = probe(60 * MIB).largest_hole_bytes
+    assert whole == 64 * MIB, "the region that fits the room"
+    buffers = [tf.raw_ops.Empty(shape=[n * MIB], dtype=tf.uint8) for n in (20, 3, 13, 3)]
+    walls = buffers[1::2]
+    del buffers
+    for more in (0, 256, 512, MIB):
+        pool = probe(25 * MIB - more)
+        assert [size for _, size in pool.free_chunks if size > 2 * MIB] == [20 * MIB, 13 * MIB, 25 * MIB]
+        assert pool.in_use_bytes == sum(wall.shape[0] for wall in walls)
+
+
+def test_only_one_profile_at_a_time(tensorflow, tmp_path):
+    from checkmate.tf2.memory.probe import probe
+
+    tensorflow.profiler.experimental.start(str(tmp_path))
+    try:
+        with pytest.raises(CheckmateError, match="in use already"):
+            probe(MIB)
+    finally:
+        tensorflow.profiler.experimental.stop(save=False)
+
+
+def test_an_allocator_that_does_not_report_is_not_asked(monkeypatch):
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory.probe import probe
+
+    monkeypatch.setattr(devices, "allocator_reports", lambda device: False)
+    with pytest.raises(CheckmateError, match="does not say how much is in use"):
+        probe(MIB)
+
+
+def test_an_allocator_that_is_not_bfc_is_not_believed(monkeypatch):
+    from checkmate.tf2.memory import probe
+
+    observe = probe.observe
+    monkeypatch.setattr(probe, "observe", lambda call: replace(observe(call), events=()))
+    with pytest.raises(CheckmateError, match="not TensorFlow's BFC allocator"):
+        probe.probe(MIB)
+
+
+def test_more_room_than_there_is(tensorflow, monkeypatch):
+    """In earnest, TensorFlow would wait ten seconds."""
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory.probe import probe
+
+    tf = tensorflow
+    empty, before = tf.raw_ops.Empty, devices.bytes_in_use("CPU:0")
+
+    def at_most(shape, dtype):
+        if tf.reduce_prod(tf.cast(shape, tf.int64)) >= 2**30:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        return empty(shape=shape, dtype=dtype)
+
+    monkeypatch.setattr(tf.raw_ops, "Empty", at_most)
+    assert probe(MIB).largest_hole_bytes >= MIB
+    with pytest.raises(CheckmateError, match=r"has no 200\.00 GiB in one piece"):
+        probe(200 * 2**30)
+    gc.collect()
+    assert devices.bytes_in_use("CPU:0") <= before
+
+
+def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory import probe
+
+    before = devices.bytes_in_use("CPU:0")
+    count = itertools.count(0, MIB // 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "bytes_in_use", lambda device: next(count))  # as if others took as much between any two looks
+        with pytest.raises(CheckmateError, match="Do other threads use it"):
+            probe.probe(MIB // 4)
+    places = itertools.count(2**40, MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "address_of", lambda buffer: next(places))
+        with pytest.raises(CheckmateError, match="Do other threads use it"):
+            probe.probe(MIB)
+    gc.collect()
+    assert devices.bytes_in_use("CPU:0") <= before
+
+
+def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
+    """When all chunks are full, another thread requests a buffer and releases one that it had."""
+    from checkmate.core.allocator import UNIT_BYTES
+    from checkmate.tf2.memory import probe
+
+    tf = tensorflow
+    gc.collect()
+    in_use = probe.probe(60 * MIB).in_use_bytes
+    theirs = [tf.raw_ops.Empty(shape=[300000], dtype=tf.uint8)]
+    places = [probe.address_of(theirs[0])]
+    request_in_large = probe._Search._request_in_large
+
+    def disturbed(self, size, *arguments, **options):
+        answer = request_in_large(self, size, *arguments, **options)
+        if size == UNIT_BYTES:
+            theirs[:] = [tf.raw_ops.Empty(shape=[500000], dtype=tf.uint8)]
+            places.append(probe.address_of(theirs[0]))
+        return answer
+
+    monkeypatch.setattr(probe._Search, "_request_in_large", disturbed)
+    pool = probe.probe(60 * MIB)
+    released, requested = places
+    assert 500000 <= pool.in_use_bytes - in_use <= 1000000
+    assert [any(start <= place < start + size for start, size in pool.free_chunks) for place in places] == [True, False]
+    assert released != requested
