@@ -8,16 +8,13 @@ bytes. "unit" counts every op as 1, which is what the paper calls unit cost.
 from __future__ import annotations
 
 import hashlib
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import platformdirs
 import tensorflow as tf
 
 from checkmate.core.files import read_json, write_json
@@ -25,6 +22,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
+from checkmate.tf2.cache import cache_folder
 from checkmate.tf2.bodies import LOOPS, body_of
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph import grappler, in_place
@@ -275,8 +273,7 @@ class _Cache:
 
     def __init__(self, device: str):
         self.key = f"{devices.describe(device)} / TensorFlow {tf.__version__}"
-        folder = os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate")
-        self.path = Path(folder) / f"profile-{hashlib.sha256(self.key.encode()).hexdigest()[:12]}.json"
+        self.path = cache_folder() / f"profile-{hashlib.sha256(self.key.encode()).hexdigest()[:12]}.json"
         self.known = -1
 
     def __enter__(self) -> _Cache:

@@ -1,6 +1,8 @@
 """A small dense model and steps of it, for the tests of compile()'s contract."""
 
 import functools
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,12 +72,24 @@ def not_measured(*_, **__):
     return PlainStep(why_not="the predicted peak counts here")
 
 
+def nothing_else(patch):
+    """Has budgets count the step alone, and nothing else that this process holds."""
+    from checkmate.tf2.memory.budget import MemoryBudget
+
+    of = MemoryBudget.of
+
+    def of_the_step(traced, *arguments, **options):
+        return replace(of(traced, *arguments, **options), resident_bytes=traced.before_bytes)
+
+    patch.setattr(MemoryBudget, "of", of_the_step)
+
+
 @functools.cache
 def planned():
     """A step that recomputes, for tests that leave it as it is; what else its process holds is not counted, and the plain step not measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("checkmate.tf2.planning.outside_bytes", lambda traced: 0)
-        patch.setattr("checkmate.tf2.attempt.measured", not_measured)
+        nothing_else(patch)
+        patch.setattr("checkmate.tf2.planning.planner.measured", not_measured)
         return tight(lambda budget: compiled(budget=budget), lowest=40)
 
 
@@ -109,11 +123,27 @@ class Idle:
         """Finds nothing."""
 
 
-def trial(peak_bytes):
-    """What a step was found to take in each of its runs."""
-    from checkmate.tf2.check import Trial
+def confirmed(patch, taken):
+    """Has no step run to confirm a plan: the k-th plan that is built is found to take `taken(budget, k)` bytes, None where memory runs out.
 
-    return Trial(peak_bytes, peak_bytes, 0)
+    The bytes are in the budget's terms, as reports tell them.
+    """
+    from checkmate.tf2.memory.budget import MemoryBudget
+    from checkmate.tf2.memory.confirm import Confirmed
+    from checkmate.tf2.planning import plan_search
+
+    of, budgets, built = MemoryBudget.of, [], itertools.count()
+
+    def noted(*arguments, **options):
+        budgets.append(of(*arguments, **options))
+        return budgets[-1]
+
+    def confirm(*_, **__):
+        peak = taken(budgets[-1].limit_bytes, next(built))
+        return Confirmed(None if peak is None else peak - budgets[-1].peak(0))
+
+    patch.setattr(MemoryBudget, "of", noted)
+    patch.setattr(plan_search, "confirm", confirm)
 
 
 def address(variable):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from unhurried import UNHURRIED
 
 import checkmate
-from checkmate.tf2.planning import Planner
+from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.step import PlannedStep
 
 BUDGETS = ("70%", "80%", "90%")

@@ -122,6 +122,8 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
     options = config.graph_options.rewrite_options
     options.min_graph_nodes = -1  # small graphs, too
     options.function_optimization, options.memory_optimization = _OFF, _NO_MEMORY_OPTIMIZATION
+    if not tf.config.list_physical_devices("GPU"):
+        options.layout_optimizer = _OFF  # it leaves the graphs of CPUs as they are, once it has found out all shapes
     options.disable_tfg_optimizer = True  # all that this one does by default is to move ops into branches
     given = dict(zip((tensor.op.name for tensor in concrete.inputs), names_of_inputs(concrete).values(), strict=True))
     graph_def = _described(concrete, variables)
@@ -239,12 +241,12 @@ def _imported(concrete: Any, nodes: list[Any]) -> Any:
     """A function like `concrete` of these nodes."""
     given = names_of_inputs(concrete)
     outputs = [given.get(tensor.ref(), tensor.name) for tensor in concrete.outputs]
-    found = GraphWriter(nodes).function_like(concrete, outputs)
+    found = GraphWriter(nodes).function_like(concrete, outputs, as_written=True)
     if lost := _without_shapes(concrete, found):  # what Python told of the ops is not in their definitions
         for node in nodes:
             if node.name in lost:
                 tell_shapes(node, lost[node.name])
-        found = GraphWriter(nodes).function_like(concrete, outputs)
+        found = GraphWriter(nodes).function_like(concrete, outputs, as_written=True)
         if lost := _without_shapes(concrete, found):
             raise _UnusableError(f"the shape of {next(iter(lost))!r} is gone from its result.")
     return found

@@ -125,9 +125,9 @@ class Predictor:
 
 def _add(pool: Pool, tensor: tf.Tensor) -> int | None:
     """Tells a pool of a tensor that is in use, and returns its address; None for one that another allocator serves."""
-    size = rounded_up(exact_bytes(tensor))
-    if size < pool.smallest_bytes:
+    if exact_bytes(tensor) < pool.smallest_bytes:
         return None
+    size = rounded_up(exact_bytes(tensor))
     where = address_of(tensor)
     pool.add_chunk_in_use(where, size)
     return where

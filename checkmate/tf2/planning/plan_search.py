@@ -31,9 +31,11 @@ from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execute import Replayed, Rooms
+from checkmate.tf2.memory.batch_area import set_apart
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.confirm import Confirmed, confirm
 from checkmate.tf2.memory.prediction import PlanOnPaper, Predictor
+from checkmate.tf2.memory.program import exact_bytes
 from checkmate.tf2.planning.budget_loop import CLOSE_SHARE, Tried, next_target
 from checkmate.tf2.planning.planned import Clock
 from checkmate.tf2.trace import TracedStep
@@ -155,7 +157,8 @@ class PlanSearch:
         """Returns memory for results that outlives a step; None where there is none, or no room for it."""
         if self.has_rooms:
             with contextlib.suppress(tf.errors.ResourceExhaustedError):
-                return Rooms(self.traced)
+                apart = set_apart([exact_bytes(tensor) for tensor in self.traced.argument_tensors()])
+                return Rooms(self.traced, apart)
         return None
 
     @property

@@ -21,6 +21,7 @@ from checkmate.solvers.solve import make_solver
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import plan_files
 from checkmate.tf2.execute import Replayed
+from checkmate.tf2.memory import known_steps
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.confirm import confirm, in_memory
 from checkmate.tf2.memory.own_memory import give_own_memory
@@ -196,7 +197,10 @@ class _Work:
         with self.clock.phase("measuring ops"), self.progress.phase("measuring ops"):
             graph = with_costs(traced, planner.cost_model, on_progress=self.progress.advance)
         plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
-        plain = self._plain(plain_peak, outside)
+        known = known_steps.load(traced) if self.is_main else known_steps.KnownStep()
+        plain = self._plain(plain_peak, outside, known.plain)
+        if plain.measured and not known.plain and self.is_main:
+            known_steps.save(traced, known_steps.KnownStep(plain, known.footprints))
         of_share = plain_peak if plain.peak_bytes is None else plain.peak_bytes + outside
         if not devices.counts_everything(devices.training_device()):
             of_share = max(of_share, plain_peak)
@@ -208,7 +212,7 @@ class _Work:
         most = memory.limit_bytes if plain.peak_bytes is None else min(memory.limit_bytes, plain.peak_bytes + outside)
         search = PlanSearch(
             traced, graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, most,
-            has_rooms=planner.has_rooms and self.is_main,
+            has_rooms=planner.has_rooms and self.is_main, footprints=dict(known.footprints),
         )  # fmt: skip
         found = search.run()
         if found is None:
@@ -220,6 +224,8 @@ class _Work:
                 search.notes.append(f"No plan fits the {format_bytes(planner.budget_bytes)} found free, so the step runs as it is. {refusal.error()}")
                 log.warning(search.notes[-1])
                 return self._unchanged(graph, replace(report, notes=(*report.notes, *search.notes)), plain)
+        if self.is_main and known.footprints != search.footprints:
+            known_steps.save(traced, known_steps.KnownStep(plain if plain.measured else None, search.footprints))
         return self._of(found, search, report)
 
     def as_kept(self) -> Planned | None:
@@ -269,10 +275,11 @@ class _Work:
         plan_files.refuse_above(known, budget - outside)
         planner.budget_bytes = budget
 
-    def _plain(self, predicted_bytes: int, outside: int) -> PlainStep:
-        """What the plain step takes, run for it once and where that is safe; of a smaller batch it is not looked at."""
+    def _plain(self, predicted_bytes: int, outside: int, known: PlainStep | None) -> PlainStep:
+        """What the plain step takes, run for it where that is not known and safe; of a smaller batch it is not looked at."""
         if not self.is_main:
             return PlainStep(why_not="only the step of the largest batch is")
+        self.planner.plain = self.planner.plain or known
         if self.planner.plain is None:
             with self.clock.phase("measuring the plain step"), self.progress.phase("measuring the plain step"):
                 run = unchanged(self.traced, self.specs)

@@ -1,0 +1,189 @@
+"""For which budget the solver is asked next; pure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkmate.tf2.planning.budget_loop import CLOSE_SHARE, FIRST_RESERVE, PLANS, PLANS_ONCE_WITHIN, UNUSED_SHARE, Tried, next_target
+
+FIXED, LIMIT = 10_000_000, 110_000_000
+ROOM = LIMIT - FIXED
+STEP = int(CLOSE_SHARE * ROOM)
+
+
+def share(part):
+    """So much of the activation budget, on top of what is fixed."""
+    return FIXED + int(part * ROOM)
+
+
+def tried(target, peak, *, asked=None, recomputes=True):
+    """A plan for a share of the activation budget that asks for all of it, unless said, and takes another; None for no plan."""
+    if peak is None:
+        return Tried(share(target), None, None)
+    return Tried(share(target), share(target if asked is None else asked), share(peak), recomputes)
+
+
+def ran_out(target):
+    return Tried(share(target), share(target), None)
+
+
+def searched(limit, fixed, took):
+    """All that is tried until no other plan is worth asking for; `took(target)` is what comes of it."""
+    found = []
+    while (target := next_target(limit, fixed, found)) is not None:
+        assert len(found) < 100, "it does not end"
+        found.append(took(target))
+    return found
+
+
+def test_the_first_plan_leaves_a_little_to_the_allocator():
+    assert next_target(LIMIT, FIXED, []) == LIMIT - FIRST_RESERVE * ROOM
+
+
+def test_what_is_asked_for_is_scaled_towards_the_limit():
+    """By what the last plan took for each byte that it asked for, what is fixed left out."""
+    aim = 1 - UNUSED_SHARE / 2
+    for target, asked, took in ((0.95, 0.95, 1.1), (0.95, 0.85, 1.05), (0.8, 0.8, 0.9)):
+        assert next_target(LIMIT, FIXED, [tried(target, took, asked=asked)]) == pytest.approx(share(asked * aim / took), abs=2)
+
+
+def test_scaling_stays_between_what_fits_and_what_does_not():
+    assert next_target(LIMIT, FIXED, [tried(0.9, 0.8), tried(0.95, 2.0)]) == share(0.9) + STEP
+    assert next_target(LIMIT, FIXED, [tried(0.95, 2.0), tried(0.9, 0.1)]) == share(0.95) - STEP
+    assert next_target(LIMIT, FIXED, [tried(0.95, 0.1)]) == LIMIT + 1 - STEP
+
+
+@pytest.mark.parametrize(("took", "enough"), [(1.0, True), (1 - 0.9 * UNUSED_SHARE, True), (1 - 1.1 * UNUSED_SHARE, False)])
+def test_it_ends_where_little_is_unused(took, enough):
+    assert (next_target(LIMIT, FIXED, [tried(0.9, took)]) is None) == enough
+
+
+def test_it_ends_where_nothing_is_recomputed():
+    assert next_target(LIMIT, FIXED, [tried(0.9, 0.5)]) is not None
+    assert next_target(LIMIT, FIXED, [tried(0.9, 0.5, recomputes=False)]) is None
+    assert next_target(LIMIT, FIXED, [tried(0.9, 1.5, recomputes=False)]) is not None, "it does not fit"
+
+
+def test_it_ends_after_so_many_plans_and_sooner_where_one_fits():
+    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(PLANS)]
+    assert next_target(LIMIT, FIXED, over[:-1]) is not None
+    assert next_target(LIMIT, FIXED, over) is None
+    within = [tried(0.5, 0.5), *over]
+    assert next_target(LIMIT, FIXED, within[: PLANS_ONCE_WITHIN - 1]) is not None
+    assert next_target(LIMIT, FIXED, within[:PLANS_ONCE_WITHIN]) is None
+
+
+def test_where_there_is_no_plan_it_goes_halfway_to_the_lowest_that_takes_too_much():
+    assert next_target(LIMIT, FIXED, [tried(0.5, None)]) == pytest.approx(share(0.75), abs=1)
+    assert next_target(LIMIT, FIXED, [tried(0.8, 1.2), tried(0.9, 1.4), tried(0.5, None)]) == pytest.approx(share(0.65), abs=1)
+    assert next_target(LIMIT, FIXED, [tried(0.8, 1.2), tried(0.6, None), tried(0.5, None)]) == pytest.approx(share(0.7), abs=1)
+
+
+def test_where_memory_runs_out_it_goes_halfway_down():
+    assert next_target(LIMIT, FIXED, [ran_out(0.8)]) == pytest.approx(share(0.4), abs=1)
+    assert next_target(LIMIT, FIXED, [ran_out(0.8), tried(0.4, None)]) == pytest.approx(share(0.6), abs=1)
+
+
+def test_where_all_take_too_much_one_between_them_is_tried():
+    """As other values lie in memory under a plan for more, it can take less."""
+    close = [tried(0.5, None), tried(0.505, 1.1), tried(0.95, 1.2)]
+    assert next_target(LIMIT, FIXED, close) == pytest.approx(share((0.505 + 0.95) / 2), abs=1)
+    close += [tried(0.7275, 1.1), tried(0.84, 1.3)]
+    assert next_target(LIMIT, FIXED, close) == pytest.approx(share((0.505 + 0.7275) / 2), abs=1), "in the widest gap"
+    within = [tried(0.5, 0.6), tried(0.505, 1.1), tried(0.95, 1.2)]
+    assert next_target(LIMIT, FIXED, within) is None, "one that fits is there"
+
+
+def test_a_plan_for_more_that_takes_less_is_found():
+    """All take too much down to where there is no plan, but for some above."""
+
+    def took(target):
+        part = (target - FIXED) / ROOM
+        return tried(part, None if part < 0.945 else 0.99 if 0.96 < part < 0.99 else 1.2)
+
+    found = searched(LIMIT, FIXED, took)
+    least = min(each.target_bytes for each in found if each.asked_bytes)
+    assert found[-1].within(LIMIT) and found[-1].target_bytes > least + 2 * STEP
+    assert not any(each.within(LIMIT) for each in found[:-1])
+
+
+@pytest.mark.xfail(strict=True, reason="where more is fixed than the limit, next_target goes above it")
+@pytest.mark.parametrize("limit", [FIXED // 2, 1])
+def test_nothing_above_the_limit_is_asked_for_where_all_of_it_is_fixed(limit):
+    found = searched(limit, FIXED, lambda target: Tried(target, None, None))
+    assert all(each.target_bytes <= limit for each in found)
+
+
+sizes = st.tuples(st.integers(0, 10**9), st.integers(1, 10**9))
+parts = st.floats(0, 1)
+
+
+@st.composite
+def ways_down(draw):
+    """(limit, fixed, target -> what comes of it): more memory is asked for and taken for a higher target, and from some target on there is a plan."""
+    fixed, room = draw(sizes)
+    hopeless = draw(parts)
+    rises = sorted(draw(st.lists(st.tuples(parts, parts), max_size=5)))
+    first, more, asks = draw(st.floats(0, 1.5)), draw(st.floats(0, 1.5)), draw(st.floats(0.5, 1))
+
+    def took(target):
+        part = (target - fixed) / room
+        if part < hopeless:
+            return Tried(target, None, None)
+        peak = first + more * part + sum(rise for start, rise in rises if part >= start)
+        return Tried(target, fixed + int(asks * part * room), fixed + int(peak * room) if peak < 3 else None, draw_recomputes(part))
+
+    def draw_recomputes(part):
+        return part < 0.97 or bool(rises)
+
+    return fixed + room, fixed, took
+
+
+@st.composite
+def anything(draw):
+    """The same, at random for each target."""
+    (fixed, room), seed = draw(sizes), draw(st.integers(0, 10**6))
+
+    def took(target):
+        chance = random.Random(seed * target)
+        if chance.random() < 0.3:
+            return Tried(target, None, None)
+        asked = fixed + int(chance.random() * (target - fixed))
+        return Tried(target, asked, None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * room), chance.random() < 0.95)
+
+    return fixed + room, fixed, took
+
+
+@given(ways_down() | anything())
+def test_whatever_plans_take_it_ends_soon_and_asks_for_nothing_twice_or_above_the_limit(problem):
+    limit, fixed, took = problem
+    found = searched(limit, fixed, took)
+    targets = [each.target_bytes for each in found]
+    assert 1 <= len(targets) <= PLANS
+    assert len(set(targets)) == len(targets)
+    assert all(fixed <= target <= limit for target in targets)
+    fitting = [k for k, each in enumerate(found) if each.within(limit)]
+    assert not fitting or len(found) <= max(PLANS_ONCE_WITHIN, fitting[0] + 1)
+
+
+@given(ways_down())
+def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
+    """Every target that is more than two steps from all that were tried has no plan, or takes too much, or less than one that fits."""
+    limit, fixed, took = problem
+    found = searched(limit, fixed, took)
+    within = [each for each in found if each.within(limit)]
+    if len(found) >= (PLANS_ONCE_WITHIN if within else PLANS):
+        return
+    if any(not each.recomputes or limit - each.peak_bytes <= UNUSED_SHARE * (limit - fixed) for each in within):
+        return
+    step = max(1, int(CLOSE_SHARE * (limit - fixed)))
+    least = max((each.target_bytes for each in within), default=fixed)
+    known = [least, *(each.target_bytes for each in found)]
+    for k in range(401):
+        target = fixed + (limit - fixed) * k // 400
+        if target > least and min(abs(target - each) for each in known) > 2 * step:
+            assert not took(target).within(limit)
