@@ -47,15 +47,13 @@ SCOPE, EVALUATION_MARK = "planned", "/evaluation_"
 class Rooms:
     """Memory for the early results of two steps, by turns, which stays where it is.
 
-    Args:
-      kept: What is to be in memory as long as these.
-
     Attributes:
       bytes: What they take.
+      kept: What is to be in memory as long as these.
     """
 
-    def __init__(self, traced: TracedStep, kept: Any = None):
-        self._kept = kept
+    def __init__(self, traced: TracedStep):
+        self.kept: Any = None
         results = [tensor for tensor, early in zip(traced.flat.outputs, traced.early, strict=True) if early]
         with tf.init_scope(), tf.device(devices.training_device()):
             both = [[tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results] for _ in range(2)]

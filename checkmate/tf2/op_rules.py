@@ -115,7 +115,7 @@ _NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHost
 
 def role(operation: tf.Operation) -> Role:
     """Returns the role of an op."""
-    return role_of_type(operation.type)
+    return _ROLES.get(operation.type, Role.KERNEL)
 
 
 def role_of_type(kind: str) -> Role:

@@ -126,10 +126,11 @@ class Idle:
 def confirmed(patch, taken):
     """Has no step run to confirm a plan: the k-th plan that is built is found to take `taken(budget, k)` bytes, None where memory runs out.
 
-    The bytes are in the budget's terms, as reports tell them.
+    The bytes are in the budget's terms, as reports tell them. What is predicted is what ops ask for, wherever it may lie.
     """
     from checkmate.tf2.memory.budget import MemoryBudget
     from checkmate.tf2.memory.confirm import Confirmed
+    from checkmate.tf2.memory.prediction import Predictor
     from checkmate.tf2.planning import plan_search
 
     of, budgets, built = MemoryBudget.of, [], itertools.count()
@@ -144,6 +145,7 @@ def confirmed(patch, taken):
 
     patch.setattr(MemoryBudget, "of", noted)
     patch.setattr(plan_search, "confirm", confirm)
+    patch.setattr(Predictor, "look", lambda self, room_bytes: None)
 
 
 def address(variable):

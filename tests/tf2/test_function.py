@@ -394,7 +394,7 @@ def test_a_folder_of_plans(tmp_path):
 
 def test_a_folder_for_plans_that_cannot_be_one(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(PlanFileError, match=r"kept in /dev/null: File exists\. Name a folder"):
-        patch.setattr("checkmate.tf2.planning.trace", lambda *_, **__: pytest.fail("it was traced"))
+        patch.setattr("checkmate.tf2.planning.planner.trace", lambda *_, **__: pytest.fail("it was traced"))
         planned(batch()[0], plan="/dev/null")
     monkeypatch.setattr("checkmate.core.files.tempfile.mkstemp", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert planned(batch()[0], plan=tmp_path / "folder").plan is not None and not list((tmp_path / "folder").iterdir())

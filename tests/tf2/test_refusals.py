@@ -132,12 +132,15 @@ def quickly(step, budget, **options):
 
 
 @pytest.mark.own_process
-def test_the_advice_of_a_budget_below_the_floor_works():
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_advice_of_a_budget_below_the_floor_works(kept):
+    """A notebook keeps the last refusal, and what its frames hold."""
     step = compiled()
     budget = floor(step.graph).bytes - 10_000
     with pytest.raises(InfeasibleBudgetError) as caught:
         compiled(budget=budget)
-    error = caught.value
+    error = caught.value if kept else caught.value.with_traceback(None)
+    del caught
     assert error.budget_bytes == budget
     assert error.floor_bytes > error.budget_bytes
     assert error.shortfall_bytes == error.floor_bytes - error.budget_bytes
@@ -215,10 +218,10 @@ def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
 
     class FindsItForMore(Idle):
         def run(self, search):
-            if search.budget_bytes > 1.3 * needed:
+            if search.budget_bytes > 1.2 * needed:
                 search.offer(low, by="here")
 
-    step = compiled(budget=int(1.25 * needed), solver=FindsItForMore())
+    step = compiled(budget=int(1.15 * needed), solver=FindsItForMore())
     assert step.plan == low
     assert step.result.bound == pytest.approx(step.graph.total_cost)
 

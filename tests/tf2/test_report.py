@@ -16,11 +16,14 @@ PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
 
 
 def report(budget="60%", **changes):
+    from checkmate.tf2.memory.budget import MemoryBudget
     from checkmate.tf2.report import Report
 
     result = solve(GRAPH, budget) if budget else None
+    limit = changes.pop("budget_bytes", result.budget_bytes if result else 2 * PLAIN)
+    memory = MemoryBudget(limit, 0, changes.pop("next_batch_bytes", 0), GRAPH.fixed_bytes, 0.0, 0)
     facts = {
-        "name": "chain", "budget_bytes": result.budget_bytes if result else 2 * PLAIN, "fixed_bytes": GRAPH.fixed_bytes,
+        "name": "chain", "memory": memory, "fixed_bytes": GRAPH.fixed_bytes,
         "plain_peak_bytes": PLAIN, "measured_peak_bytes": None, "reserve_bytes": 0, "result": result, "ops": len(GRAPH),
         "tensorflow_ops": 100, "seconds": {"tracing": 0.5, "solving": 1.25}, "notes": (),
     }  # fmt: skip
@@ -48,6 +51,18 @@ def test_the_printed_report():
     assert shown["measured peak, this step"] == "4.00 MiB"
     assert shown["measured time"] == "1.25 times the plain step"
     assert shown["time"] == "tracing 0.5 s, solving 1.2 s"
+
+
+def test_the_next_batch_is_told_apart_from_what_else_is_in_use():
+    found = report(outside_bytes=3 * 2**20, next_batch_bytes=2**20)
+    assert rows(str(found))["input pipeline and other tensors"].startswith("2.00 MiB seen on the device and counted, 1.00 MiB left for the next batch")
+    assert "1.00 MiB left" not in str(report(outside_bytes=3 * 2**20))
+
+
+def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
+    assert report().expected_peak_bytes == report().peak_bytes
+    assert report(measured_peak_bytes=7).expected_peak_bytes == 7
+    assert report(measured_peak_bytes=7, predicted_peak_bytes=9).expected_peak_bytes == 9
 
 
 def test_what_was_not_measured_is_not_said():

@@ -153,7 +153,7 @@ def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
         return compiled(budget=budget)
 
     step = tight(made)
-    assert phases["confirming"] == phases["building"] == 2 <= phases["solving"] <= phases["predicting"]
+    assert phases["confirming"] == phases["building"] == 2 <= phases["solving"]
     assert step.report().seconds == phases
 
 

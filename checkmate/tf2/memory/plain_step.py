@@ -26,7 +26,7 @@ SAFE_FACTOR = 1.5
 """Times the predicted activations: the plain step is run where so much is free. Some of TensorFlow's kernels end the process when memory runs out,
 and a plain step can take more than is predicted."""
 
-TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 3, 1.5, 15
+TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 1, 0.1, 5
 """How often steps are run for their peaks and times, after a warm-up run: at least so often, until they took so many seconds, at most so often. The
 first runs of a short step are its slowest."""
 

@@ -17,12 +17,12 @@ from checkmate.errors import CheckmateError
 from checkmate.tf2.execute import Rooms, Written, write
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.memory.probe import address_of, probe
-from checkmate.tf2.memory.program import Log, exact_bytes, program_of
+from checkmate.tf2.memory.program import Log, Programs, exact_bytes
 from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
-STEPS = 8
+STEPS = 6
 """How many steps are simulated. What batches and results leave free between them comes to repeat by turns within a few."""
 
 
@@ -43,6 +43,7 @@ class Predictor:
     footprints: dict[str, Footprint] = field(default_factory=dict)
     why_not: str = ""
     _pool: Pool | None = None
+    _programs: Programs | None = None
 
     def look(self, room_bytes: int) -> None:
         """Asks the allocator which of its chunks are free now.
@@ -63,18 +64,19 @@ class Predictor:
 
     def write(self, plan: Plan) -> PlanOnPaper:
         """Returns a plan's ops and nodes, not made yet."""
+        if self._programs is None:
+            self._programs = Programs(self.traced, self.graph)
         written = write(self.traced, plan, self.rooms)
-        return PlanOnPaper(written, program_of(written, self.graph))
+        return PlanOnPaper(written, self._programs.of(written))
 
     def peak_bytes(self, plan: PlanOnPaper) -> int | None:
-        """Returns the highest bytes in use by the allocator's count over some steps on batches that lie elsewhere each time: each made before the one
-        before is given back, or after that, and with the batch that is there now among them, or held by somebody. None where memory runs out.
+        """Returns the highest bytes in use by the allocator's count over some steps on batches that lie elsewhere each time, made before or after the one
+        before is given back. The batch that is there now is the first of them. None where memory runs out.
         """
         assert self._pool is not None
         events = plan.program.events(self.footprints)
-        ways = [(False, False)] if not self.batch else [(False, False), (True, False), (True, True)]
         try:
-            return max(self._peak(self._pool.copy(), events, *way) for way in ways)
+            return max(self._peak(self._pool.copy(), events, before_next) for before_next in (False, True))
         except PoolExhausted:
             return None
 
@@ -87,32 +89,22 @@ class Predictor:
         """True where the allocator's state is known."""
         return self._pool is not None
 
-    def _peak(self, pool: Pool, events: Events, first_is_ours: bool, before_next: bool) -> int:
-        """The highest peak of some steps.
-
-        Args:
-          first_is_ours: The batch that is there now is the first of a loop, which lets go of it; else somebody holds it.
-          before_next: The loop lets go of a batch before the next one is made.
-        """
+    def _peak(self, pool: Pool, events: Events, before_next: bool) -> int:
+        """The highest peak of some steps, whose loop lets go of a batch before the next one is made, or after that."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
+        batch = [_add(pool, each) for each in self.batch if each.dtype.is_numpy_compatible]
         peaks: list[int] = []
         results: list[int | None] = []
-        batch: list[int | None] = []
-        beside = 0
-        if first_is_ours:
-            batch = [_add(pool, each) for each in self.batch if each.dtype.is_numpy_compatible]
         for number in range(STEPS):
-            if number or not self.batch:
+            if number or not batch:
                 old, batch = batch, []
                 if before_next:
                     self._release(pool, old)
                 batch = [pool.request(size) for size in sizes]
                 if not before_next:
                     self._release(pool, old)
-                # The batch that somebody holds all the time is none of the loop's.
-                beside = 0 if first_is_ours or not self.batch else sum(pool.chunk_bytes(each) for each in batch if each is not None)
             buffers: dict[Hashable, int | None] = {}
-            peaks.append(pool.run(events.steps, buffers) - beside)
+            peaks.append(pool.run(events.steps, buffers))
             self._release(pool, results)
             results = [buffers[buffer] for buffer in events.results]
         return max(peaks)

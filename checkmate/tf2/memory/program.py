@@ -25,16 +25,36 @@ _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDEN
 _WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
 
 
-def program_of(written: Written, graph: DFGraph) -> Program:
-    """Returns the nodes of a plan's step in the order in which they run, which is that in which they are written.
+class Programs:
+    """Makes the programs of a step's plans. What is known of an op is found out once for all of them.
 
     Args:
       graph: The step's graph with costs, for the workspaces of what was not seen to run yet.
     """
-    workspaces, over = _workspaces(written.traced, graph), _seen_in_place(written.traced, graph)
-    nodes = [_node(node, written.writer.like.get(node.name), workspaces, over) for node in written.writer.nodes]
-    _hand_on_workspaces(nodes, [node.op for node in written.writer.nodes])
-    return Program(tuple(nodes), tuple(_tensor(name) for name in written.outputs))
+
+    def __init__(self, traced: TracedStep, graph: DFGraph):
+        self._workspaces, self._in_place = _workspaces(traced, graph), _seen_in_place(traced, graph)
+        self._facts: dict[tf.Operation, Node] = {}
+
+    def of(self, written: Written) -> Program:
+        """Returns the nodes of a plan's step in the order in which they run, which is that in which they are written."""
+        definitions, like = written.writer.nodes, written.writer.like
+        nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
+        _hand_on_workspaces(nodes, [definition.op for definition in definitions])
+        return Program(tuple(nodes), tuple(_tensor(name) for name in written.outputs))
+
+    def _node(self, definition: Any, like: Any) -> Node:
+        if not isinstance(like, tf.Operation):
+            return _made(definition, like or ())
+        if like not in self._facts:
+            self._facts[like] = replace(
+                _made(definition, like.outputs),
+                key=like.name,
+                workspace_bytes=self._workspaces.get(like.name, 0),
+                in_place=definition.op in _WRITES_OVER or like.name in self._in_place,
+                shares=any(map(op_rules.may_share_memory, like.outputs)),
+            )
+        return replace(self._facts[like], name=definition.name, reads=_reads(definition))
 
 
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
@@ -57,21 +77,15 @@ def log_of(seen: Observation) -> Log:
     ]
 
 
-def _node(definition: Any, like: Any, workspaces: dict[str, int], over: set[str]) -> Node:
-    operation = like if isinstance(like, tf.Operation) else None
-    outputs: Iterable[tf.Tensor] = operation.outputs if operation else like or ()
+def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
+    """A node whose outputs are like some tensors."""
     kind = _KINDS.get(op_rules.role_of_type(definition.op), Kind.KERNEL)
-    sizes = tuple(exact_bytes(tensor) for tensor in outputs)
-    return Node(
-        name=definition.name,
-        key=operation.name if operation else definition.name,
-        kind=kind,
-        reads=tuple(_tensor(name) for name in definition.input if not name.startswith("^")),
-        output_bytes=sizes or ((0,) if kind is Kind.VIEW else ()),
-        workspace_bytes=workspaces.get(operation.name, 0) if operation else 0,
-        in_place=definition.op in _WRITES_OVER or (operation is not None and operation.name in over),
-        shares=operation is not None and any(map(op_rules.may_share_memory, operation.outputs)),
-    )
+    sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
+    return Node(definition.name, definition.name, kind, _reads(definition), sizes, in_place=definition.op in _WRITES_OVER)
+
+
+def _reads(definition: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(_tensor(name) for name in definition.input if name[0] != "^")
 
 
 def _tensor(name: str) -> tuple[str, int]:

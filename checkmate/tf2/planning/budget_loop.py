@@ -19,8 +19,8 @@ UNUSED_SHARE = 0.015
 CLOSE_SHARE = 0.005
 """Share of the activation budget by which the next target differs at least from all before."""
 
-PLANS, PLANS_ONCE_WITHIN = 8, 4
-"""How many plans the solver is asked for at most, and how many once one is within the budget."""
+PLANS, PLANS_ONCE_WITHIN = 8, 3
+"""How often the solver is asked at most, and how often once a plan is within the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,14 @@ class Tried:
         return self.peak_bytes is not None and self.peak_bytes <= limit_bytes
 
 
-def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried]) -> int | None:
+def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], asks: int | None = None) -> int | None:
     """Returns the budget to ask the solver for next, or None where another plan is not worth it.
 
     Args:
       limit_bytes: The most that a plan may take by the allocator's count.
       fixed_bytes: What of it every plan takes.
       tried: The plans so far, in order.
+      asks: How often the solver was asked for them, where an answer can be more than one plan.
     """
     room = limit_bytes - fixed_bytes
     if not tried:
@@ -58,7 +59,7 @@ def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried]) -> i
     within = [each for each in tried if each.within(limit_bytes)]
     if any(not each.recomputes or limit_bytes - each.peak_bytes <= UNUSED_SHARE * room for each in within if each.peak_bytes is not None):
         return None
-    if len(tried) >= (PLANS_ONCE_WITHIN if within else PLANS):
+    if (len(tried) if asks is None else asks) >= (PLANS_ONCE_WITHIN if within else PLANS):
         return None
     hopeless = [each.target_bytes for each in tried if each.asked_bytes is None]
     low = max([fixed_bytes, *hopeless, *(each.target_bytes for each in within)])

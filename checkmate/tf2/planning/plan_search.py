@@ -23,11 +23,13 @@ import tensorflow as tf
 
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
+from checkmate.core.memory import MemoryTimeline
+from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
-from checkmate.solvers.search import Solver
+from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execute import Replayed, Rooms
@@ -54,6 +56,13 @@ UNCHECKED_RESERVE = 0.2
 
 LEAST_TIME_S, TIME_PER_OP_S = 2.0, 0.002
 """How long the solver may take for a plan where nobody says: at least so many seconds, and so many for each op of the graph."""
+
+WORTH = 0.01
+"""Share of its cost by which another plan must be cheaper to be built in place of one that was confirmed."""
+
+ALIKE, ALIKE_SHARE = 3, 0.01
+"""How many of the plans that a solver found on its way to the cheapest one are looked at, too, where they cost no more than this share in addition: the
+allocator may lose less on one of them."""
 
 LOOK_FOR_S = 0.3
 """Seconds for each budget that is tried in search of the smallest one that has a plan."""
@@ -104,6 +113,7 @@ class PlanSearch:
       has_rooms: Whether results lie in rooms that outlive a step; see `execute`.
       footprints: What the step's ops were seen to ask for before, in this process or another.
       steps_run: How many steps were run so far.
+      asks: How often the solver was asked.
     """
 
     traced: TracedStep
@@ -118,6 +128,7 @@ class PlanSearch:
     has_rooms: bool = True
     footprints: dict[str, Footprint] = field(default_factory=dict)
     steps_run: int = 0
+    asks: int = 0
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
@@ -157,8 +168,9 @@ class PlanSearch:
         """Returns memory for results that outlives a step; None where there is none, or no room for it."""
         if self.has_rooms:
             with contextlib.suppress(tf.errors.ResourceExhaustedError):
-                apart = set_apart([exact_bytes(tensor) for tensor in self.traced.argument_tensors()])
-                return Rooms(self.traced, apart)
+                rooms = Rooms(self.traced)
+                rooms.kept = set_apart([exact_bytes(tensor) for tensor in self.traced.argument_tensors()])  # which results would fit
+                return rooms
         return None
 
     @property
@@ -213,17 +225,20 @@ class PlanSearch:
 
     def _best_on_paper(self) -> Candidate | None:
         """The cheapest plan that is expected to be within the budget, once no further one is worth asking for."""
-        limit, fixed = self.limit_bytes, self.memory.fixed_bytes
-        while (target := next_target(limit, fixed, [self._tried(each) for each in self.candidates])) is not None:
+        limit = self.limit_bytes
+        while (target := self._next_target()) is not None:
             if not self._ask(target):
                 break
         within = [each for each in self.candidates if (peak := self.expected(each)) is not None and peak <= limit]
         return min(within, key=lambda each: each.result.cost, default=None)
 
+    def _next_target(self) -> int | None:
+        return next_target(self.limit_bytes, self.memory.fixed_bytes, [self._tried(each) for each in self.candidates], self.asks)
+
     def _better_on_paper(self, candidate: Candidate) -> bool:
         """True where another plan is expected to be within the budget and cheaper than one that was confirmed."""
         found = self._best_on_paper()
-        return found is not None and found is not candidate and found.result.cost < candidate.result.cost * (1 - CLOSE_SHARE)
+        return found is not None and found is not candidate and found.result.cost < candidate.result.cost * (1 - WORTH)
 
     def _tried(self, candidate: Candidate) -> Tried:
         result = candidate.result
@@ -233,24 +248,34 @@ class PlanSearch:
         return Tried(candidate.target_bytes, asked, self.expected(candidate), bool(result.plan.recomputed))
 
     def _ask(self, target: int) -> bool:
-        """Asks the solver for a plan; False where whoever interrupted it does not want another one."""
+        """Asks the solver for plans; False where whoever interrupted it does not want another one."""
+        self.asks += 1
+        better: list[tuple[Plan, MemoryTimeline]] = []  # each than all before
+
+        def on_progress(search: Search) -> None:
+            self.progress.improved(search)
+            if search.plan is not None and search.timeline is not None and (not better or better[-1][0] is not search.plan):
+                better.append((search.plan, search.timeline))
+
         with self.clock.phase("solving"), self.progress.phase("solving"):
             try:
                 result = solve(
-                    self.graph, max(1, target - self.outside_bytes), solver=self.solver, time_limit_s=self.time_limit_s,
-                    on_progress=self.progress.improved,
-                )  # fmt: skip
+                    self.graph, max(1, target - self.outside_bytes), solver=self.solver, time_limit_s=self.time_limit_s, on_progress=on_progress
+                )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self.refusal = self.refusal or error
-                result = None
+                self._add(target, None)
+                return True
         self._add(target, result)
-        return result is None or result.status is not SolveStatus.INTERRUPTED
+        for plan, timeline in better[-1 - ALIKE : -1]:
+            if self.predictor.predicts and timeline.cost <= result.cost * (1 + ALIKE_SHARE) and self._next_target() is not None:
+                alike = replace(result, status=SolveStatus.FEASIBLE, plan=plan, timeline=timeline)
+                self._add(timeline.peak_bytes + self.outside_bytes, alike)
+        return result.status is not SolveStatus.INTERRUPTED
 
     def _add(self, target: int, result: SolveResult | None) -> None:
-        candidate = Candidate(target, result)
         same = next((each for each in self.candidates if result and each.result and each.result.plan == result.plan), None)
-        if same is not None:
-            candidate = replace(same, target_bytes=target)
+        candidate = Candidate(target, result) if same is None else replace(same, target_bytes=target)
         self.candidates.append(candidate)
         if same is None:
             self._predict(candidate)

@@ -59,19 +59,20 @@ def test_the_highest_of_the_runs_that_began_with_results_counts(monkeypatch, pea
     assert (found.seconds is None) == (len(peaks) - watch < 2), "the first of several is no time, and one that is watched is not, either"
 
 
-def test_a_watched_run_tells_what_every_large_op_asked_for():
+def test_a_watched_run_tells_what_ops_asked_for():
     from dense import planned
 
     from checkmate.core.events import bursts
-    from checkmate.core.footprint import Kind
     from checkmate.tf2.memory.confirm import confirm
-    from checkmate.tf2.memory.program import program_of
+    from checkmate.tf2.memory.prediction import Predictor
 
     step = planned()._main
     asked = bursts(confirm(step.run, step.traced, steps=2, watch=True).requests)
-    program = program_of(step.run.written, step.graph)
-    kernels = {node.name for node in program.nodes if node.kind is Kind.KERNEL and any(node.output_bytes)}
-    assert set(asked) <= {node.name for node in program.nodes} and len(kernels & set(asked)) > 0.5 * len(kernels)
+    program = Predictor(step.traced, step.graph, (), step.run.rooms).write(step.plan).program
+    products = [node for node in program.nodes if "/MatMul" in node.name and node.output_bytes[0] >= 2**16]
+    assert set(asked) <= {node.name for node in program.nodes}
+    assert {node.name for node in products} == {name for name, each in asked.items() if "/MatMul" in name and each[0].bytes >= 2**16}
+    assert all((asked[node.name][0].bytes, asked[node.name][0].is_output) == (node.output_bytes[0], True) for node in products)
 
 
 def test_variables_and_random_state_are_as_before(tensorflow):
@@ -139,25 +140,30 @@ def test_a_step_that_fails_on_made_up_data_is_not_confirmed(tensorflow):
 
 
 def test_what_was_confirmed_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
+    from dense import confirmed
     from training import planned_function, with_constants
 
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.confirm import Confirmed
     from checkmate.tf2.planning import plan_search
 
-    x, confirm, runs = tensorflow.random.stateless_normal((512, 512), (1, 2)), plan_search.confirm, []
+    confirm, held = plan_search.confirm, []
+    confirmed(monkeypatch, lambda budget, k: budget // 2 if k else None)
+    told = plan_search.confirm
 
-    def too_much_at_first(*step, **options):
-        runs.append(options)
-        found = confirm(*step, **options)
-        return Confirmed(None) if len(runs) < 2 else found
+    def run_too(*step, **options):
+        held.append(confirm(*step, **options).held_bytes)
+        return told()
 
-    monkeypatch.setattr(plan_search, "confirm", too_much_at_first)
-    step = planned_function(with_constants, x, budget="90%")
-    assert len(runs) >= 2
-    before = devices.bytes_in_use(devices.training_device())
+    monkeypatch.setattr(plan_search, "confirm", run_too)
+    x = tensorflow.random.stateless_normal((512, 512), (1, 2))
     gc.collect()
-    assert devices.bytes_in_use(devices.training_device()) == before
+    before = devices.bytes_in_use(devices.training_device())
+    step = planned_function(with_constants, x, budget="90%")
+    assert len(held) == 2 and min(held) >= 6 * 2**20
+    left = devices.bytes_in_use(devices.training_device())
+    assert held[1] <= left - before < sum(held)
+    gc.collect()
+    assert devices.bytes_in_use(devices.training_device()) == left
     del step
 
 

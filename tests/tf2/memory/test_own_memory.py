@@ -61,7 +61,7 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(tensorfl
     import keras
 
     import checkmate
-    from checkmate.tf2 import planning
+    from checkmate.tf2.planning import planner
 
     inputs = keras.Input((512,))
     model = keras.Model(inputs, keras.layers.Dense(512)(keras.layers.Dense(512)(inputs)))
@@ -74,13 +74,13 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(tensorfl
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    seen, with_costs = [], planning.with_costs
+    seen, with_costs = [], planner.with_costs
 
     def watched(*arguments, **options):
         seen.append(in_use())
         return with_costs(*arguments, **options)
 
-    monkeypatch.setattr(planning, "with_costs", watched)
+    monkeypatch.setattr(planner, "with_costs", watched)
     before = in_use()
     checkmate.tf2.function(step, tensorflow.TensorSpec((8, 512)), budget="1GiB", cost_model="roofline", verbose=False)
     kept = sum(variable.shape.num_elements() * 4 for variable in optimizer.variables)
