@@ -32,7 +32,7 @@ class Program:
         executor = _Executor(self)
         for node in self.nodes:
             executor.run(node, footprints.get(node.name) or footprints.get(node.key) or node.expected())
-        results = {executor.buffers.get(tensor) for tensor in self.outputs} - {None}
+        results = {buffer for tensor in self.outputs if (buffer := executor.buffers.get(tensor)) is not None}
         return Events(tuple(executor.events), tuple(sorted(results)))
 
 

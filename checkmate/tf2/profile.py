@@ -22,8 +22,8 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
-from checkmate.tf2.cache import cache_folder
 from checkmate.tf2.bodies import LOOPS, body_of
+from checkmate.tf2.cache import cache_folder
 from checkmate.tf2.flat_graph import tensor_bytes
 from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph_writer import GraphWriter
@@ -33,8 +33,11 @@ from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
 
 CACHE_FORMAT, CACHE_VERSION = "checkmate-profile", 4
-REPEATS, REPEAT_FOR_S = 3, 0.03
+REPEATS, REPEAT_FOR_S = 3, 0.01
 """Each op is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds together."""
+
+MEASURED_SHARE = 0.001
+"""Share of the step's time, by its roofline, below which an op is not measured."""
 
 # A roofline needs two figures of a device. Only their ratio matters to a plan; seconds from it are rough.
 _ROOFLINE = {"CPU": (5e10, 8e9), "GPU": (1e13, 7e11)}  # FLOP/s, bytes/s
@@ -113,7 +116,8 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
 def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Runs every distinct op on the training device; what cannot be run on its own is estimated.
 
-    Ops with a variable, a list or a string among their inputs are not run: for them it is the roofline, times what the others took of theirs. Figures are kept per process and on disk,
+    Ops with a variable, a list or a string among their inputs are not run, nor those that take next to no time: for them it is the roofline, times what the
+    others took of theirs. Figures are kept per process and on disk,
     by device and TensorFlow version, in the user's cache folder (or $CHECKMATE_CACHE_DIR); a file that is damaged is
     ignored and written anew.
     """
@@ -121,8 +125,13 @@ def profile(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list
     estimates = roofline(traced, on_progress)
     isolated = [_Isolated(*each) for each in zip(traced.groups, traced.values, traced.taken, strict=True)]
     keys = [each.signature() if each.runs else None for each in isolated]
+    least = MEASURED_SHARE * sum(estimate.seconds for estimate in estimates)
     with _Cache(device) as cache:
-        missing = {key: each for key, each in zip(keys, isolated, strict=True) if key is not None and key not in cache.entries}
+        missing = {
+            key: each
+            for key, each, estimate in zip(keys, isolated, estimates, strict=True)
+            if key is not None and key not in cache.entries and estimate.seconds >= least
+        }
         reports = devices.allocator_reports(device)
         overhead = _call_overhead_s(device) if missing else 0.0
         for done, (key, each) in enumerate(missing.items()):

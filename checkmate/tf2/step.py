@@ -16,8 +16,8 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
-from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.memory.pipeline import too_much
+from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.planner import Planner, check_asked, save
 from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report

@@ -16,11 +16,11 @@ from checkmate.core.memory import taken_over
 from checkmate.core.plan import Compute, Plan
 from checkmate.tf2 import bodies, op_rules
 from checkmate.tf2 import device as devices
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.memory.confirm import kept_state
 from checkmate.tf2.execute import EVALUATION_MARK, Replayed, rooms_bytes
 from checkmate.tf2.flat_graph import rounded_up
+from checkmate.tf2.memory.confirm import kept_state
 from checkmate.tf2.observe import Observation, observe
+from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
 

@@ -39,7 +39,9 @@ class MemoryBudget:
     start_bytes: int
 
     @classmethod
-    def of(cls, traced: TracedStep, limit_bytes: int, *, in_use_bytes: int, has_batch: bool, gone_bytes: int, next_batches: int) -> MemoryBudget:
+    def of(
+        cls, traced: TracedStep, limit_bytes: int, *, in_use_bytes: int, has_batch: bool, gone_bytes: int, next_batches: int
+    ) -> MemoryBudget:
         """Returns the budget of a step.
 
         Args:

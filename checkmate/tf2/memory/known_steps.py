@@ -113,6 +113,10 @@ def _footprint(row: Any) -> Footprint:
         raise ValueError("a footprint says neither yes nor no")
     found = tuple(Request(*each) for each in requests)
     for each in found:
-        if not all(value is None or type(value) is int for value in (each.output, each.until)) or type(each.bytes) is not int or each.bytes < 1:
+        if (
+            not all(value is None or type(value) is int for value in (each.output, each.until))
+            or type(each.bytes) is not int
+            or each.bytes < 1
+        ):
             raise ValueError("a request is no positive number of bytes")
     return Footprint(found, in_place)

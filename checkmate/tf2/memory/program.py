@@ -72,7 +72,12 @@ def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
 def log_of(seen: Observation) -> Log:
     """Returns what ops asked for and gave back, for `core.events.bursts`."""
     return [
-        (event.op.removeprefix(f"{SCOPE}/") if event.is_request else None, event.address, event.requested_bytes, event.region_type == "output")
+        (
+            event.op.removeprefix(f"{SCOPE}/") if event.is_request else None,
+            event.address,
+            event.requested_bytes,
+            event.region_type == "output",
+        )
         for event in seen.events
     ]
 

@@ -260,7 +260,11 @@ class PlanSearch:
         with self.clock.phase("solving"), self.progress.phase("solving"):
             try:
                 result = solve(
-                    self.graph, max(1, target - self.outside_bytes), solver=self.solver, time_limit_s=self.time_limit_s, on_progress=on_progress
+                    self.graph,
+                    max(1, target - self.outside_bytes),
+                    solver=self.solver,
+                    time_limit_s=self.time_limit_s,
+                    on_progress=on_progress,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self.refusal = self.refusal or error

@@ -221,7 +221,9 @@ class _Work:
             if found is None and planner.budget != "auto":
                 raise refusal.error()
             if found is None:
-                search.notes.append(f"No plan fits the {format_bytes(planner.budget_bytes)} found free, so the step runs as it is. {refusal.error()}")
+                search.notes.append(
+                    f"No plan fits the {format_bytes(planner.budget_bytes)} found free, so the step runs as it is. {refusal.error()}"
+                )
                 log.warning(search.notes[-1])
                 return self._unchanged(graph, replace(report, notes=(*report.notes, *search.notes)), plain)
         if self.is_main and known.footprints != search.footprints:
@@ -314,7 +316,9 @@ class _Work:
     def _notes(self) -> tuple[str, ...]:
         if devices.allocator_reports(devices.training_device()):
             return ()
-        return ("This device's allocator does not report what is in use: the peak is predicted, and the reserve stands in for confirming it.",)
+        return (
+            "This device's allocator does not report what is in use: the peak is predicted, and the reserve stands in for confirming it.",
+        )
 
     def _report(self, graph: DFGraph, memory: MemoryBudget, plain_peak: int, plain: PlainStep) -> Report:
         traced = self.traced

@@ -82,7 +82,9 @@ class Refusal:
             )
         best = self.taken_bytes or getattr(search.refusal, "best_peak_bytes", None)
         return NoPlanFoundError(
-            f"No plan within {asked}: {self._found(counted)} {binds} {advice}", best_peak_bytes=best, smallest_budget_bytes=self.smallest_bytes
+            f"No plan within {asked}: {self._found(counted)} {binds} {advice}",
+            best_peak_bytes=best,
+            smallest_budget_bytes=self.smallest_bytes,
         )
 
     def _found(self, counted: int) -> str:
@@ -143,7 +145,9 @@ class Refusal:
         batch = sizes.pop()
         if batch == 1:
             return 0
-        single = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, self.specs)
+        single = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec, self.specs
+        )
         try:
             least = floor(trace(self.step, *single, name=self.name).graph).bytes + self.search.outside_bytes
         except CheckmateError:
