@@ -44,7 +44,6 @@ class KeptPlan:
       named: The file was asked for by its name, and not found in a folder.
       plain: What the plain step was measured to take then, on a device like this.
       step_seconds: What a planned step was measured to take there, or None.
-      serial_seconds: What the plain step took there with one op at a time, or None.
     """
 
     path: Path
@@ -57,7 +56,6 @@ class KeptPlan:
     named: bool = True
     plain: PlainStep = field(default_factory=PlainStep)
     step_seconds: float | None = None
-    serial_seconds: float | None = None
 
     def result(self, budget_bytes: int) -> SolveResult:
         """The plan as a solver's answer; proven is only what needs no solver: every op runs at least once."""
@@ -104,21 +102,18 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
             raise TypeError("its sizes are not whole numbers of bytes")
         as_here = all(found[key] == here[key] for key in ("device", "tensorflow"))
         known, plain_peak = None if data["unchanged"] else plan, replay(graph, traced.plain_plan()).peak_bytes
-        plain, seconds = _plain_step(data) if as_here else (PlainStep(why_not="the plan's file is from another device"), [None, None])
-        step_s, serial_s = seconds
-        return KeptPlan(
-            Path(path), graph, known, budget, measured, as_here, plain_peak, plain=plain, step_seconds=step_s, serial_seconds=serial_s
-        )
+        plain, step_s = _plain_step(data) if as_here else (PlainStep(why_not="the plan's file is from another device"), None)
+        return KeptPlan(Path(path), graph, known, budget, measured, as_here, plain_peak, plain=plain, step_seconds=step_s)
     except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
         raise PlanFileError(f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again.") from error
 
 
-def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, list[float | None]]:
-    """What a file tells of the plain step as it was measured, and the times of the planned one and of the plain one run op by op, if it does."""
-    peak, *seconds = (data.get(key) for key in ("plain_measured_bytes", "plain_seconds", "step_seconds", "plain_serial_seconds"))
+def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, float | None]:
+    """What a file tells of the plain step as it was measured, and the time of the planned one, if it does."""
+    peak, *seconds = (data.get(key) for key in ("plain_measured_bytes", "plain_seconds", "step_seconds"))
     if not (peak is None or type(peak) is int) or not all(each is None or (type(each) is float and each > 0) for each in seconds):
         raise TypeError("what the plain step took is not a number of bytes and seconds")
-    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not tell"), seconds[1:]
+    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not tell"), seconds[1]
 
 
 def find(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any], accept: Callable[[KeptPlan], None]) -> KeptPlan | None:

@@ -22,8 +22,8 @@ LAYERS_SHOWN = 6
 LONG_GAP, HIGH_OVERHEAD, NEAR_FLOOR, MOSTLY_RESIDENT = 0.01, 1.3, 0.1, 0.5
 """When `advice` speaks: the gap; the cost of the plan; the budget's share of the way from floor to plain peak; the resident share of it."""
 
-SLOWER, START_S = 0.1, 0.002
-"""When a step is said to be slower than predicted: by which share of the plain step's time, and by how many seconds at least."""
+SLOWER, START_S = 0.3, 0.002
+"""When a step is said to be slower than predicted, as each was timed once or twice: by which share of the plain step's time, and by how many seconds at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,6 @@ class Report:
       plain_peak_bytes: Predicted peak of the step as it was written; "60%" is a share of its measured peak where there is one.
       measured_peak_bytes: Peak of this step by the allocator's count, in the steps that confirmed it; None where nothing could be measured.
       predicted_peak_bytes: The peak by the allocator's count that is expected in training, with batches that lie elsewhere each time; None where it was not predicted.
-      reserve_bytes: How much lower than the budget the plan was made, for what the allocator loses to rounding and fragmentation.
       result: The solver's judged answer, or None where the step runs as it is.
       ops: Ops of the planned graph.
       tensorflow_ops: TensorFlow ops of the step that is planned: what the graph optimizer leaves of those that were traced.
@@ -51,7 +50,6 @@ class Report:
       plain_measured_bytes: Peak of the plain step by the allocator's count, as TensorFlow runs it; None where it was not measured.
       plain_not_measured: Why it was not, as a clause.
       plain_seconds: Measured time of a plain step, or None.
-      plain_serial_seconds: The same with one op at a time, as a planned step runs, or None.
       step_seconds: Measured time of a step as it runs now, or None.
       cpu_seconds: The same of all CPU cores together.
       steps_before: How many steps were run before the first one that counts, those of the plain step left out.
@@ -62,7 +60,6 @@ class Report:
     fixed_bytes: int
     plain_peak_bytes: int
     measured_peak_bytes: int | None
-    reserve_bytes: int
     result: SolveResult | None
     ops: int
     tensorflow_ops: int
@@ -76,7 +73,6 @@ class Report:
     plain_measured_bytes: int | None = None
     plain_not_measured: str = ""
     plain_seconds: float | None = None
-    plain_serial_seconds: float | None = None
     step_seconds: float | None = None
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     steps_before: int = 0
@@ -85,13 +81,11 @@ class Report:
         if self.graph is None and self.result is not None:
             object.__setattr__(self, "graph", self.result.graph)
 
-    def with_seconds(self, plain: float | None, step: float | None, serial: float | None = None) -> Report:
-        """The same with measured times of the plain step, of this one and of the plain one run op by op, and a note where this one is slower than
-        was predicted.
-        """
+    def with_seconds(self, plain: float | None, step: float | None) -> Report:
+        """The same with measured times of the plain step and of this one, and a note where this one is slower than was predicted."""
         if not plain or not step:
             return replace(self, plain_seconds=plain)
-        report = replace(self, plain_seconds=plain, step_seconds=step, plain_serial_seconds=serial, measured_slowdown=step / plain)
+        report = replace(self, plain_seconds=plain, step_seconds=step, measured_slowdown=step / plain)
         if not report.is_slower_than_predicted:
             return report
         note = (
@@ -107,17 +101,12 @@ class Report:
 
     @property
     def predicted_slowdown(self) -> float:
-        """Predicted time of this step over that of the plain one: of its kernels, times what the plain step loses where it runs one op at a time."""
-        return self.result.overhead * self._serial_slowdown if self.result else 1.0
-
-    @property
-    def _serial_slowdown(self) -> float:
-        both = self.plain_seconds and self.plain_serial_seconds
-        return max(1.0, self.plain_serial_seconds / self.plain_seconds) if both else 1.0
+        """Predicted time of this step's kernels over that of the plain one's. That a plan runs one op at a time is not in it."""
+        return self.result.overhead if self.result else 1.0
 
     @property
     def is_slower_than_predicted(self) -> bool:
-        """True where a step takes longer than was predicted by more than a tenth of the plain step, and by more than what starting a step takes."""
+        """True where a step takes longer than was predicted by more than three tenths of the plain step, and by more than what starting a step takes."""
         return self.is_slower_than(self.predicted_slowdown + SLOWER)
 
     def is_slower_than(self, slowdown: float) -> bool:
@@ -138,8 +127,8 @@ class Report:
 
     @property
     def lasts_to_bytes(self) -> int:
-        """The smallest budget that this plan fits: its measured peak, or where that is not known the predicted one and the reserve."""
-        return self.measured_peak_bytes or min(self.budget_bytes, self.peak_bytes + self.reserve_bytes + self.outside_bytes)
+        """The smallest budget that this plan fits: the peak that it was predicted to have, or measured."""
+        return max(self.measured_peak_bytes or 0, self.predicted_peak_bytes or self.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -166,21 +155,39 @@ class Report:
 
     def facts(self) -> list[tuple[str, str]]:
         """What is printed, as (what, value) in order."""
-        rows = [
-            (
-                "budget",
-                f"{format_bytes(self.budget_bytes)}, of which {format_bytes(self.fixed_bytes)} is resident (variables, optimizer, batch)"
-                + (f" and {format_bytes(self.outside_bytes)} is for what else is in use" if self.outside_bytes else ""),
-            ),
-            ("input pipeline and other tensors", self._outside()),
-            ("predicted peak, plain step", format_bytes(self.plain_peak_bytes)),
-            ("measured peak, plain step", self._plain_measured()),
-            ("predicted peak, this step", f"{format_bytes(self.peak_bytes)} ({self.peak_bytes / self.plain_peak_bytes:.0%} of plain)"),
-            ("measured peak, this step", format_bytes(self.measured_peak_bytes) if self.measured_peak_bytes else "not measured"),
-            ("reserve", f"{format_bytes(self.reserve_bytes)} for rounding and fragmentation by the allocator"),
-        ]
+        rows = self.memory_facts()
         rows += self._plan_facts() if self.result else [("plan", "none needed: the step runs as it is")]
         return [*rows, ("time", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items()))]
+
+    def memory_facts(self) -> list[tuple[str, str]]:
+        """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
+        memory, limit = self.memory, self.memory.device_limit_bytes
+        asked = self.peak_bytes + (self.outside_bytes if self.result else 0)
+        overhead = (self.predicted_peak_bytes or self.measured_peak_bytes or asked) - asked
+        seen = self.outside_bytes - memory.next_batch_bytes
+        rows = [
+            ("budget", format_bytes(self.budget_bytes) + (f" of the {format_bytes(limit)} that the device has" if limit else "")),
+            ("resident before", f"{format_bytes(memory.resident_bytes)}: variables, optimizer, batch, and {format_bytes(seen)} of others"),
+            (
+                "left for next batches",
+                f"{format_bytes(memory.next_batch_bytes)}; what a pipeline makes within a step beyond that is not counted",
+            ),
+            ("the step's own", f"{format_bytes(memory.step_bytes)}: results, constants, small values"),
+            ("activations", f"{format_bytes(max(0, asked - memory.fixed_bytes))} at the peak, predicted, with gradients and workspaces"),
+            (
+                "allocator's overhead",
+                f"{format_bytes(max(0, overhead))}, {'predicted' if self.predicted_peak_bytes else 'measured'}: rounding and holes",
+            ),
+            ("unused", format_bytes(max(0, self.budget_bytes - self.expected_peak_bytes))),
+            ("peak, this step", f"{self._peaks()} ({self.expected_peak_bytes / self.plain_bytes:.0%} of plain)"),
+            ("peak, plain step", f"{format_bytes(self.plain_peak_bytes)} predicted, {self._plain_measured()}"),
+        ]
+        return [row for row in rows if row[0] != "left for next batches" or memory.next_batch_bytes]
+
+    def _peaks(self) -> str:
+        predicted = self.predicted_peak_bytes or self.peak_bytes
+        measured = f"{format_bytes(self.measured_peak_bytes)} measured" if self.measured_peak_bytes else "not measured"
+        return f"{format_bytes(predicted)} predicted, {measured}"
 
     def _plan_facts(self) -> list[tuple[str, str]]:
         result, again = self.result, self.result.plan.recomputed
@@ -195,26 +202,16 @@ class Report:
                 "predicted cost",
                 f"{result.cost:.4g} s of kernels, {result.overhead - 1:+.2%} on the plain step's",
             ),
-            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step{self._serial()}"),
+            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step"),
             *measured,
             ("proven", self._proof()),
             ("solver", f"{result.stats.solver}, {result.stats.seconds:.2f} s, plan by {result.stats.found_by}{interrupted}"),
         ]
 
-    def _outside(self) -> str:
-        seen = f"{format_bytes(self.outside_bytes - self.memory.next_batch_bytes)} seen on the device and counted"
-        if not self.memory.next_batch_bytes:
-            return f"{seen}; what is made later is not"
-        return f"{seen}, {format_bytes(self.memory.next_batch_bytes)} left for the next batch and what it is made of; what a pipeline makes within a step beyond that is not"
-
     def _plain_measured(self) -> str:
         if self.plain_measured_bytes:
-            return format_bytes(self.plain_measured_bytes) + (f", {self.plain_seconds:.3g} s" if self.plain_seconds else "")
+            return f"{format_bytes(self.plain_measured_bytes)} measured" + (f", {self.plain_seconds:.3g} s" if self.plain_seconds else "")
         return "not measured" + (f": {self.plain_not_measured}" if self.plain_not_measured else "")
-
-    def _serial(self) -> str:
-        parts = f": {self.result.overhead:.3f} for recomputation, {self._serial_slowdown:.3f} for running one op at a time"
-        return parts if round(self._serial_slowdown, 3) > 1 else ""
 
     def _slowdown(self) -> str:
         times = f"{self.measured_slowdown:.2f} times the plain step"
@@ -233,7 +230,7 @@ class Report:
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        found = [f"From {format_bytes(self.plain_measured_bytes or self.plain_peak_bytes + self.reserve_bytes)} on nothing is recomputed."]
+        found = [f"From {format_bytes(self.plain_bytes)} on nothing is recomputed."]
         if self.result is not None:
             found.append(f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes another one, and more time.")
         if self.graph is not None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory.pipeline import argument_bytes, bytes_ahead
+from checkmate.tf2.memory.plain_step import free_or_none
 from checkmate.tf2.trace import TracedStep
 
-SPARE_SHARE, SMALL_SPARE_SHARE, SPARE_BYTES = 0.01, 0.1, 64 * 2**10
-"""Share of the activation budget that a plan leaves unused, as a batch may come to lie where no simulated one did. Where that is little, the
-second share, up to so many bytes: single chunks count there."""
+SPARE_SHARE = 0.01
+"""Share of the activation budget that a plan leaves unused, as a batch may come to lie where no simulated one did."""
 
 LOOP_SPARE_SHARE = 0.05
-"""The first of these shares for a step with loops: TensorFlow gives the values within them back at any time. With 0.02, two of seven runs of
+"""The same for a step with loops: TensorFlow gives the values within them back at any time. With 0.02, two of seven runs of
 an LSTM net were over budgets of 45 and 46 MiB that their confirming steps had kept, by up to 1.5 %."""
 
 
@@ -28,6 +29,7 @@ class MemoryBudget:
       next_batch_bytes: Left for batches that an input pipeline may make while a step runs.
       step_bytes: What the step itself has in memory all the time: results of two steps, constants, small values.
       spare_share: Share of the activation budget that a plan leaves unused.
+      device_limit_bytes: What the device has for this process, all in all; None where that is not known.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where it counts everything.
     """
 
@@ -37,6 +39,7 @@ class MemoryBudget:
     step_bytes: int
     spare_share: float
     start_bytes: int
+    device_limit_bytes: int | None = None
 
     @classmethod
     def of(
@@ -56,7 +59,7 @@ class MemoryBudget:
         share = 0.0
         if devices.allocator_reports(devices.training_device()):
             share = LOOP_SPARE_SHARE if traced.has_loops else SPARE_SHARE
-        return cls(limit_bytes, resident, ahead, step, share, start)
+        return cls(limit_bytes, resident, ahead, step, share, start, free_or_none(devices.training_device()))
 
     @property
     def fixed_bytes(self) -> int:
@@ -71,14 +74,11 @@ class MemoryBudget:
     @property
     def spare_bytes(self) -> int:
         """What a plan leaves unused."""
-        return self._spare_of(max(0, self.activation_bytes))
-
-    def _spare_of(self, room: float) -> int:
-        return int(max(self.spare_share * room, min(SMALL_SPARE_SHARE * room, SPARE_BYTES))) if self.spare_share else 0
+        return int(self.spare_share * max(0, self.activation_bytes))
 
     def enough_bytes(self, peak_bytes: int) -> int:
         """Returns a budget of which a plan with this peak leaves enough unused."""
-        return peak_bytes + self._spare_of((peak_bytes - self.fixed_bytes) / (1 - SMALL_SPARE_SHARE))
+        return peak_bytes + math.ceil(self.spare_share * (peak_bytes - self.fixed_bytes) / (1 - self.spare_share))
 
     @property
     def most_bytes(self) -> int:

@@ -48,8 +48,8 @@ log = logging.getLogger("checkmate")
 BUILT = 6
 """How many plans are built and confirmed at most."""
 
-STEPS, STEPS_IF_PREDICTED = 3, 1
-"""How many steps confirm a plan: a warm-up, one to be timed, one to be watched; and one where the footprints of its ops were seen in another."""
+STEPS = 3
+"""How many steps confirm a plan: a warm-up, one to be timed, one to be watched. One does where the footprints of its ops were seen in another."""
 
 UNCHECKED_RESERVE = 0.2
 """Share of the activation budget that a plan leaves where the allocator does not report, so that nothing can be confirmed."""
@@ -57,12 +57,8 @@ UNCHECKED_RESERVE = 0.2
 LEAST_TIME_S, TIME_PER_OP_S = 2.0, 0.002
 """How long the solver may take for a plan where nobody says: at least so many seconds, and so many for each op of the graph."""
 
-WORTH = 0.01
-"""Share of its cost by which another plan must be cheaper to be built in place of one that was confirmed."""
-
-ALIKE, ALIKE_SHARE = 3, 0.01
-"""How many of the plans that a solver found on its way to the cheapest one are looked at, too, where they cost no more than this share in addition: the
-allocator may lose less on one of them."""
+ALIKE = 3
+"""How many of the plans that a solver found on its way to the cheapest one are looked at, too: the allocator may lose less on one of them."""
 
 LOOK_FOR_S = 0.3
 """Seconds for each budget that is tried in search of the smallest one that has a plan."""
@@ -238,7 +234,7 @@ class PlanSearch:
     def _better_on_paper(self, candidate: Candidate) -> bool:
         """True where another plan is expected to be within the budget and cheaper than one that was confirmed."""
         found = self._best_on_paper()
-        return found is not None and found is not candidate and found.result.cost < candidate.result.cost * (1 - WORTH)
+        return found is not None and found is not candidate and found.result.cost < candidate.result.cost * (1 - CLOSE_SHARE)
 
     def _tried(self, candidate: Candidate) -> Tried:
         result = candidate.result
@@ -272,7 +268,7 @@ class PlanSearch:
                 return True
         self._add(target, result)
         for plan, timeline in better[-1 - ALIKE : -1]:
-            if self.predictor.predicts and timeline.cost <= result.cost * (1 + ALIKE_SHARE) and self._next_target() is not None:
+            if self.predictor.predicts and self._next_target() is not None:
                 alike = replace(result, status=SolveStatus.FEASIBLE, plan=plan, timeline=timeline)
                 self._add(timeline.peak_bytes + self.outside_bytes, alike)
         return result.status is not SolveStatus.INTERRUPTED
@@ -307,7 +303,7 @@ class PlanSearch:
         if not self.can_measure:
             return Found(result, run, self.expected(candidate), None, None)
         known = bool(self.footprints)
-        steps = STEPS_IF_PREDICTED if known and predictor.predicts else STEPS
+        steps = 1 if known and predictor.predicts else STEPS
         with self.clock.phase("confirming"), self.progress.phase("confirming"):
             gc.collect()
             confirmed = confirm(run, self.traced, steps=steps, watch=predictor.predicts and not known, batch=self.batch)
@@ -337,6 +333,9 @@ class PlanSearch:
         fixed, predicted = self.memory.fixed_bytes, candidate.predicted_bytes
         if predicted is not None and candidate.measured_bytes > predicted + CLOSE_SHARE * self.memory.activation_bytes:
             self._correction = max(1.0, (candidate.measured_bytes - fixed) / max(1, predicted - fixed))
+            if self.predictor.predicts:
+                more = format_bytes(candidate.measured_bytes - predicted)
+                self.notes.append(f"The allocator gave out {more} more than predicted; further plans were corrected by that.")
 
 
 def time_limit(asked_s: float | None, graph: DFGraph) -> float:

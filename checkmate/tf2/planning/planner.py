@@ -301,9 +301,8 @@ class _Work:
         return Planned(self.traced, graph, self.traced.plain_plan(), None, run, report, in_use_bytes=self._start_bytes)
 
     def _of(self, found: Found, search: PlanSearch, report: Report) -> Planned:
-        reserve = report.budget_bytes - found.result.budget_bytes - search.outside_bytes
         report = replace(
-            report, result=found.result, measured_peak_bytes=found.measured_bytes, predicted_peak_bytes=found.expected_bytes, reserve_bytes=reserve,
+            report, result=found.result, measured_peak_bytes=found.measured_bytes, predicted_peak_bytes=found.expected_bytes,
             steps_before=search.steps_run, notes=(*report.notes, *search.notes, *self._notes()),
         )  # fmt: skip
         seconds = found.confirmed.seconds if found.confirmed else None
@@ -332,7 +331,6 @@ class _Work:
             plain_not_measured=plain.why_not,
             plain_seconds=plain.seconds,
             measured_peak_bytes=None,
-            reserve_bytes=0,
             result=None,
             ops=len(graph),
             tensorflow_ops=len(traced.flat.graph.get_operations()),
