@@ -109,19 +109,19 @@ def run(name: str, batch: int, variant: str, budget: str, folder: Path) -> dict[
     if ours:
         step = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, plan=plans)
     compiled = _now()
-    report = step.report() if ours else None  # of `compile` alone: the first call may plan anew
+    report: Any = step.report() if ours else None  # of `compile` alone: the first call may plan anew
     float(step(work.inputs, work.labels)[1])
     ended = _now()
     phases = {WHOLE: _between(started, ended)}
     if not ours:
         return {"phases": phases, "steps_before": 0}
     phases |= _phases(report, _between(started, compiled)) | {FIRST_STEP: _between(compiled, ended)}
-    return {"phases": phases, "steps_before": getattr(report, "steps_before", None)}
+    return {"phases": phases, "steps_before": report.steps_before}
 
 
 def _phases(report: Any, compiling: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Seconds of each phase of the report, and those of `compile` that are in none of them; CPU seconds where the report has them."""
-    wall, cpu = report.seconds, getattr(report, "cpu_seconds", {})
+    wall, cpu = report.seconds, report.cpu_seconds
     outside = {"wall_s": compiling["wall_s"] - sum(wall.values()), "cpu_s": compiling["cpu_s"] - sum(cpu.values()) if cpu else None}
     return {phase: {"wall_s": seconds, "cpu_s": cpu.get(phase)} for phase, seconds in wall.items()} | {NO_PHASE: outside}
 

@@ -21,8 +21,9 @@ from checkmate.tf2.memory.probe import address_of
 BATCHES = 4
 """For how many batches: the one in use, the one before, and what a pipeline makes ahead."""
 
-MOST_REQUESTS = 300
-"""How many buffers the allocator is asked for at most. Between two steps a few chunks are free."""
+REQUESTS, SMALL_REQUESTS = 4, 300
+"""How many buffers of a size the allocator is asked for at most until one lies behind the chunk, and how many of the smallest size. Between two
+steps a few chunks are free; what cannot be filled soon is larger than that behind the chunk."""
 
 
 def set_apart(sizes: Sequence[int]) -> tf.Tensor | None:
@@ -38,30 +39,33 @@ def set_apart(sizes: Sequence[int]) -> tf.Tensor | None:
     area = BATCHES * sum(rounded_up(size) for size in sizes if size >= smallest)
     if not area:
         return None
-    halves = [area]
+    halves = [area // BATCHES]
     while halves[-1] > smallest:
         halves.append(max(smallest, halves[-1] // 2 // UNIT_BYTES * UNIT_BYTES))
     with tf.device("CPU:0"):  # all of them first, as they take chunks, too
-        shapes = [tf.constant([size // UNIT_BYTES, UNIT_BYTES]) for size in halves]
+        shapes = [tf.constant([size // UNIT_BYTES, UNIT_BYTES]) for size in (area, *halves)]
+    before = devices.bytes_in_use(device)
     with contextlib.suppress(tf.errors.ResourceExhaustedError), tf.device(device):
         chunk = tf.raw_ops.Empty(shape=shapes[0], dtype=tf.uint8)
-        return _behind(chunk, address_of(chunk) + area, shapes)
+        if devices.bytes_in_use(device) - before == area:  # else it got a free chunk whole, which is apart as it is
+            return _behind(chunk, address_of(chunk) + area, shapes[1:])
     return None
 
 
 def _behind(chunk: tf.Tensor, address: int, shapes: list[tf.Tensor]) -> tf.Tensor | None:
     """A buffer of the smallest size at the address right behind a chunk, where a free one begins; None where none begins there.
 
-    Buffers of sizes that halve fill the chunks that fit better, until one of each size lies at the address.
+    Buffers of sizes that halve fill the chunks that fit better.
     """
-    others, at = [chunk], 0
-    for _ in range(MOST_REQUESTS):
-        buffer = tf.raw_ops.Empty(shape=shapes[at], dtype=tf.uint8)
-        if address_of(buffer) != address:
+    others = [chunk]
+    for shape in shapes:
+        is_smallest = shape is shapes[-1]
+        for _ in range(SMALL_REQUESTS if is_smallest else REQUESTS):
+            buffer = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
+            if address_of(buffer) == address:
+                if is_smallest:
+                    return buffer
+                break
             others.append(buffer)
-        elif at == len(shapes) - 1:
-            return buffer
-        else:
-            at += 1
         del buffer  # before the next one is asked for
     return None

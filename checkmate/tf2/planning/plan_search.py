@@ -137,28 +137,30 @@ class PlanSearch:
         best: Found | None = None
         for _ in range(BUILT):
             candidate = self._best_on_paper()
-            if candidate is None:
+            if candidate is None or (best is not None and best.result.cost * (1 - CLOSE_SHARE) <= candidate.result.cost):
                 break
-            found = None
+            found = None  # a plan that is not wanted is not in memory while the next one is confirmed
             found = self.confirm(candidate)
-            if found is None:
-                continue
-            if found.confirmed is None:
-                return found
-            best = found
-            if not self._better_on_paper(candidate):
+            best = found or best
+            if found is not None and found.confirmed is None:
                 break
+        self._forget_functions()
         return best
 
     @property
     def predictor(self) -> Predictor:
         """The predictor, which looks at the allocator once results have their rooms."""
         if self._predictor is None:
-            self._predictor = Predictor(self.traced, self.graph, self.batch or (), self.make_rooms(), self.footprints)
-            self._look()
-            if self._predictor.why_not and self.can_measure:
-                self.notes.append(f"What a plan takes was tried and not predicted, as {self._predictor.why_not}.")
+            with self.clock.phase("predicting"):
+                self._make_predictor()
+        assert self._predictor is not None
         return self._predictor
+
+    def _make_predictor(self) -> None:
+        self._predictor = Predictor(self.traced, self.graph, self.batch or (), self.make_rooms(), self.footprints)
+        self._look()
+        if self._predictor.why_not and self.can_measure:
+            self.notes.append(f"What a plan takes was tried and not predicted, as {self._predictor.why_not}.")
 
     def make_rooms(self) -> Rooms | None:
         """Returns memory for results that outlives a step; None where there is none, or no room for it."""
@@ -168,6 +170,11 @@ class PlanSearch:
                 rooms.kept = set_apart([exact_bytes(tensor) for tensor in self.traced.argument_tensors()])  # which results would fit
                 return rooms
         return None
+
+    def _forget_functions(self) -> None:
+        """Those of plans that were built and not taken: they hold constants of their graphs, and those that TensorFlow folded, in cycles."""
+        if self.steps_run:
+            gc.collect()
 
     @property
     def can_measure(self) -> bool:
@@ -215,7 +222,6 @@ class PlanSearch:
 
     def _look(self) -> None:
         assert self._predictor is not None
-        gc.collect()
         if self.can_measure:
             self._predictor.look(max(0, self.memory.activation_bytes) + devices.UNSPLIT_BYTES)
 
@@ -230,11 +236,6 @@ class PlanSearch:
 
     def _next_target(self) -> int | None:
         return next_target(self.limit_bytes, self.memory.fixed_bytes, [self._tried(each) for each in self.candidates], self.asks)
-
-    def _better_on_paper(self, candidate: Candidate) -> bool:
-        """True where another plan is expected to be within the budget and cheaper than one that was confirmed."""
-        found = self._best_on_paper()
-        return found is not None and found is not candidate and found.result.cost < candidate.result.cost * (1 - CLOSE_SHARE)
 
     def _tried(self, candidate: Candidate) -> Tried:
         result = candidate.result
@@ -297,7 +298,7 @@ class PlanSearch:
         predictor, result = self.predictor, candidate.result
         assert result is not None
         with self.clock.phase("building"), self.progress.phase("building"):
-            gc.collect()  # functions of earlier plans hold constants of their graphs, and those that TensorFlow folded, in cycles
+            self._forget_functions()
             written = candidate.paper.written if candidate.paper else None
             run = Replayed(self.traced, result.plan, predictor.rooms, written)
         if not self.can_measure:
@@ -305,7 +306,6 @@ class PlanSearch:
         known = bool(self.footprints)
         steps = 1 if known and predictor.predicts else STEPS
         with self.clock.phase("confirming"), self.progress.phase("confirming"):
-            gc.collect()
             confirmed = confirm(run, self.traced, steps=steps, watch=predictor.predicts and not known, batch=self.batch)
             self.steps_run += steps
         if confirmed is None:

@@ -93,9 +93,10 @@ class Planner:
                 return same
             give_own_memory(traced.function.variables)
             work = _Work(self, traced, specs, clock, progress, in_memory(batch, tf.nest.flatten(specs)), gone, is_main=like is None)
-            planned = work.as_kept() or work.planned()
-        gc.collect()  # plans that were tried and not taken hold memory, in cycles; the step is promised what it was checked with
-        devices.forget_peak(devices.training_device())
+            try:
+                planned = work.as_kept() or work.planned()
+            finally:
+                devices.forget_peak(devices.training_device())  # what planning asked for is none of training's
         planned = replace(planned, report=replace(planned.report, seconds=dict(clock.seconds), cpu_seconds=dict(clock.cpu_seconds)))
         log.info("%s", planned.report)
         if like is None and not work.was_kept and (path := self.path_of(traced)):
