@@ -68,7 +68,9 @@ def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], asks
     step = max(1, int(CLOSE_SHARE * room))
     last = tried[-1]
     target = (low + high) // 2
-    if last.asked_bytes is not None and last.peak_bytes is not None:
+    if last.asked_bytes is not None and last.peak_bytes is None:
+        target = last.asked_bytes - int(FIRST_RESERVE * room)
+    elif last.asked_bytes is not None and last.peak_bytes is not None:
         # What the allocator adds grows with what is allocated.
         aim = (1 - UNUSED_SHARE / 2) * room
         target = fixed_bytes + int((last.asked_bytes - fixed_bytes) * aim / max(1, last.peak_bytes - fixed_bytes))

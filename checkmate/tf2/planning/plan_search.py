@@ -107,6 +107,7 @@ class PlanSearch:
       batch: What plans are confirmed on, None for made-up data.
       most_bytes: No plan is taken that takes more: the budget, or the plain step's peak where that is lower.
       has_rooms: Whether results lie in rooms that outlive a step; see `execute`.
+      piece_bytes: The most that the allocator has in one piece, where it has a cap of its own.
       footprints: What the step's ops were seen to ask for before, in this process or another.
       steps_run: How many steps were run so far.
       asks: How often the solver was asked.
@@ -122,6 +123,7 @@ class PlanSearch:
     batch: Sequence[tf.Tensor] | None
     most_bytes: int
     has_rooms: bool = True
+    piece_bytes: int = 2**62
     footprints: dict[str, Footprint] = field(default_factory=dict)
     steps_run: int = 0
     asks: int = 0
@@ -195,8 +197,9 @@ class PlanSearch:
 
     @property
     def time_limit_s(self) -> float:
-        """The seconds that the solver may take for a plan."""
-        return time_limit(self.asked_time_s, self.graph)
+        """The seconds that the solver may take for a plan: for those after the first half of them, unless somebody asked for so many."""
+        seconds = time_limit(self.asked_time_s, self.graph)
+        return seconds / 2 if self.asks > 1 and self.asked_time_s is None else seconds
 
     @property
     def curve(self) -> Curve | None:
@@ -223,7 +226,7 @@ class PlanSearch:
     def _look(self) -> None:
         assert self._predictor is not None
         if self.can_measure:
-            self._predictor.look(max(0, self.memory.activation_bytes) + devices.UNSPLIT_BYTES)
+            self._predictor.look(min(max(0, self.memory.activation_bytes) + devices.UNSPLIT_BYTES, self.piece_bytes))
 
     def _best_on_paper(self) -> Candidate | None:
         """The cheapest plan that is expected to be within the budget, once no further one is worth asking for."""

@@ -194,7 +194,7 @@ class _Work:
         """A step that is measured, planned and confirmed."""
         planner, traced = self.planner, self.traced
         outside = self.memory(0).outside_bytes(traced)
-        self._make_room(outside)
+        piece = self._make_room(outside)
         with self.clock.phase("measuring ops"), self.progress.phase("measuring ops"):
             graph = with_costs(traced, planner.cost_model, on_progress=self.progress.advance)
         plain_peak = replay(graph, traced.plain_plan()).peak_bytes + outside
@@ -213,7 +213,7 @@ class _Work:
         most = memory.limit_bytes if plain.peak_bytes is None else min(memory.limit_bytes, plain.peak_bytes + outside)
         search = PlanSearch(
             traced, graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, most,
-            has_rooms=planner.has_rooms and self.is_main, footprints=dict(known.footprints),
+            has_rooms=planner.has_rooms and self.is_main, piece_bytes=piece, footprints=dict(known.footprints),
         )  # fmt: skip
         found = search.run()
         if found is None:
@@ -341,8 +341,12 @@ class _Work:
             plain_plan=traced.plain_plan(),
         )
 
-    def _make_room(self, outside: int) -> None:
-        """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones."""
+    def _make_room(self, outside: int) -> int:
+        """Has the allocator hold what the step will need in one piece, before the ops that are measured cut its pool into small ones.
+
+        Returns:
+          Half of what an allocator with a cap has in one piece, which is all that it ever will; else a number that is larger than any.
+        """
         device = devices.training_device()
         if devices.allocator_reports(device):
             plain = replay(self.traced.graph, self.traced.plain_plan()).peak_bytes + outside
@@ -350,7 +354,10 @@ class _Work:
             if device.startswith("CPU") and devices.cap_bytes(device) is None:  # not touched before it is used, unlike a GPU's
                 safe = safe_bytes(self.traced, plain, outside)
                 most = (safe if safe <= (free_or_none(device) or 0) else most) + devices.UNSPLIT_BYTES
-            devices.make_room(device, most - outside - self.traced.between_bytes)
+            made = devices.make_room(device, most - outside - self.traced.between_bytes)
+            if made and devices.cap_bytes(device) is not None:
+                return made // 2  # results get their memory from it, too
+        return 2**62
 
 
 def _keep(path: Path, planned: Planned) -> None:
