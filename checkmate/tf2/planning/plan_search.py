@@ -169,7 +169,8 @@ class PlanSearch:
         if self.has_rooms:
             with contextlib.suppress(tf.errors.ResourceExhaustedError):
                 rooms = Rooms(self.traced)
-                rooms.kept = set_apart([exact_bytes(tensor) for tensor in self.traced.argument_tensors()])  # which results would fit
+                sizes = [exact_bytes(tensor) for tensor in self.traced.argument_tensors()]
+                rooms.kept = set_apart(sizes, 2 * self.traced.small_bytes)  # last, as it would be a good fit for results
                 return rooms
         return None
 
