@@ -137,8 +137,10 @@ class _Executor:
         outputs: dict[int, int] = {}  # request -> output
         for k, size in enumerate(node.output_bytes):
             fitting = [j for j, each in enumerate(logged) if each.bytes == size and j not in outputs]
-            # What TensorFlow says is for an output; else what outlives the kernel.
-            for j in sorted(fitting, key=lambda j: (not logged[j].is_output, logged[j].until is not None, -j))[:1]:
+            # What TensorFlow says is for an output; else what outlives the kernel, of several the last.
+            for j in sorted(
+                fitting, key=lambda j: (not logged[j].is_output, logged[j].until is not None, j if logged[j].is_output else -j)
+            )[:1]:
                 outputs[j] = k
         requests = tuple(
             Request(each.bytes, output=outputs[j]) if j in outputs else Request(each.bytes, until=each.until)
@@ -149,6 +151,8 @@ class _Executor:
         for k, size in enumerate(node.output_bytes):
             if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
                 in_place = in_place or k not in outputs.values()
+            elif size and k not in outputs.values() and in_place is None:
+                in_place = False  # it asked for nothing, and there was nothing to write over: another kernel makes it, or none
         return Footprint(requests, in_place)
 
     def _run_kernel(self, node: Node, footprint: Footprint, inputs: list[int | None]) -> None:

@@ -107,8 +107,8 @@ class PlanOptions:
         plan, what is larger is refused.
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing; or a function.
-      time_limit_s: The most seconds that the solver takes for one plan; up to four are made. Unless said, two, and more for graphs of more
-        than a thousand ops.
+      time_limit_s: The most seconds that the solver takes for one plan; up to eight are looked at. Unless said, two for the first and half for
+        the others, and more for graphs of more than a thousand ops.
       verbose: Show progress on a terminal.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
         folder: a plan that lies there for this step and these options is run, else one is made and left there.

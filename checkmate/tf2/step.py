@@ -49,9 +49,8 @@ def compile(
       model: A Keras 3 model, built or not.
       loss: A `keras.losses.Loss`, a function (label, prediction) -> scalar tensor, or the name of a Keras loss.
       optimizer: A `keras.optimizers.Optimizer` or its name. It is built if it is not yet.
-      input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them. A plan is checked on the
-        tensors; where there are none, on made-up data, and where that leaves little to spare once more when the first batch comes: another plan is made
-        then if need be, and if there is none, a warning says by how much this one is over.
+      input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a nest of them. A plan is confirmed on the
+        tensors, or where there are none on made-up data.
       label_spec: The same for labels.
       budget: The limit for everything resident on the device while the step runs: variables, optimizer slots, the batch,
         activations, gradients, workspaces, and the results of the step before. "6GiB", a number of bytes, "60%" of the plain
@@ -59,8 +58,8 @@ def compile(
         cap where the allocator has one of its own (TF_CPU_BFC_MEM_LIMIT_IN_MB).
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
-      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to four plans are made.
-        Unless said, two seconds, and more for graphs of more than a thousand ops.
+      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to eight plans are looked at, mostly one
+        to three. Unless said, two seconds for the first and half for the others, and more for graphs of more than a thousand ops.
       verbose: Show progress on a terminal. Without a terminal nothing is shown.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
         folder: a plan that lies there for this step and these options is run, else one is made and left there.

@@ -40,9 +40,9 @@ def replayed(found, plan):
     """The function that runs a plan, called with the arguments of the step."""
     import tensorflow as tf
 
-    from checkmate.tf2.planning import planner
+    from checkmate.tf2.execute import Replayed
 
-    run = planner.Replayed(found, plan)
+    run = Replayed(found, plan)
     return lambda *arguments: run(*map(tf.convert_to_tensor, tf.nest.flatten(arguments)))
 
 

@@ -201,7 +201,7 @@ def test_conditions_on_tensors_are_converted():
     same(make, lambda step: [step(batch()[0], tf.constant(flip)) for flip in (True, False)], budget="1000%", recomputes=False)
 
 
-def test_a_step_that_calls_python_is_not_run_on_trial():
+def test_a_step_that_calls_python_is_not_run_before_training():
     import tensorflow as tf
 
     calls = []

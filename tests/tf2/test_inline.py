@@ -100,7 +100,7 @@ def test_functions_in_functions_with_loops_and_what_tensorflow_draws():
 
         return descend([layer] * (DEPTH - 1) + [looped], weights), weights
 
-    step = trained(make)
+    step = trained(make, budget="90%")  # of which a step with loops leaves more to spare
     assert step.plan.recomputed
 
 
@@ -182,7 +182,7 @@ def test_functions_of_which_there_is_one_for_each_kind_of_device(made_for):
     assert len(calls) == (DEPTH if made_for == "elsewhere" else 0)
 
 
-def test_a_print_in_a_function_is_not_run_on_trial():
+def test_a_print_in_a_function_is_not_run_before_training():
     import tensorflow as tf
 
     lines = []

@@ -21,10 +21,12 @@ def report(budget="60%", **changes):
 
     result = solve(GRAPH, budget) if budget else None
     limit = changes.pop("budget_bytes", result.budget_bytes if result else 2 * PLAIN)
-    memory = MemoryBudget(limit, 0, changes.pop("next_batch_bytes", 0), GRAPH.fixed_bytes, 0.0, 0)
+    kinds = {"resident_bytes": 0, "next_batch_bytes": 0, "step_bytes": GRAPH.fixed_bytes, "spare_share": 0.0, "start_bytes": 0}
+    kinds |= {key: changes.pop(key) for key in ("resident_bytes", "next_batch_bytes", "device_limit_bytes") if key in changes}
+    memory = MemoryBudget(limit, **kinds)
     facts = {
         "name": "chain", "memory": memory, "fixed_bytes": GRAPH.fixed_bytes,
-        "plain_peak_bytes": PLAIN, "measured_peak_bytes": None, "reserve_bytes": 0, "result": result, "ops": len(GRAPH),
+        "plain_peak_bytes": PLAIN, "measured_peak_bytes": None, "result": result, "ops": len(GRAPH),
         "tensorflow_ops": 100, "seconds": {"tracing": 0.5, "solving": 1.25}, "notes": (),
     }  # fmt: skip
     return Report(**{**facts, **changes})
@@ -40,23 +42,50 @@ def test_the_printed_report():
     lines = str(found).splitlines()
     assert lines[0] == found.sentence()
     shown = rows(str(found))
-    keys = ["budget", "input pipeline and other tensors", "predicted peak, plain step", "measured peak, plain step"]
-    keys += ["predicted peak, this step", "measured peak, this step", "reserve"]
-    assert list(shown)[:14] == [*keys, "plan", "predicted cost", "predicted time", "measured time", "proven", "solver", "time"]
+    keys = [
+        "budget",
+        "resident before",
+        "the step's own",
+        "activations",
+        "allocator's overhead",
+        "unused",
+        "peak, this step",
+        "peak, plain step",
+    ]
+    assert list(shown)[:15] == [*keys, "plan", "predicted cost", "predicted time", "measured time", "proven", "solver", "time"]
     again = found.result.plan.recomputed
     assert again
     assert shown["plan"].startswith(f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more")
-    assert f"{found.peak_bytes / PLAIN:.0%} of plain" in shown["predicted peak, this step"]
+    assert f"{2**22 / PLAIN:.0%} of plain" in shown["peak, this step"]
     assert f"{found.result.overhead - 1:+.2%}" in shown["predicted cost"]
-    assert shown["measured peak, this step"] == "4.00 MiB"
+    assert "4.00 MiB measured" in shown["peak, this step"]
     assert shown["measured time"] == "1.25 times the plain step"
     assert shown["time"] == "tracing 0.5 s, solving 1.2 s"
 
 
-def test_the_next_batch_is_told_apart_from_what_else_is_in_use():
-    found = report(outside_bytes=3 * 2**20, next_batch_bytes=2**20)
-    assert rows(str(found))["input pipeline and other tensors"].startswith("2.00 MiB seen on the device and counted, 1.00 MiB left for the next batch")
-    assert "1.00 MiB left" not in str(report(outside_bytes=3 * 2**20))
+def test_every_byte_of_the_budget_is_told_once():
+    from checkmate.units import format_bytes, parse_bytes
+
+    others, ahead, resident = 2 * 2**20, 2**20, 5 * 2**20
+    found = report(outside_bytes=others + ahead, next_batch_bytes=ahead, resident_bytes=resident, device_limit_bytes=2**30)
+    limit = found.peak_bytes + found.outside_bytes + 7 * 2**20
+    found = report(
+        outside_bytes=others + ahead, next_batch_bytes=ahead, resident_bytes=resident, budget_bytes=limit,
+        predicted_peak_bytes=limit - 3 * 2**20, measured_peak_bytes=limit - 4 * 2**20, device_limit_bytes=2**30,
+    )  # fmt: skip
+    shown = rows(str(found))
+    assert shown["budget"] == f"{format_bytes(limit)} of the 1.00 GiB that the device has"
+    assert shown["resident before"] == "5.00 MiB: variables, optimizer, batch, and 2.00 MiB of others"
+    assert shown["left for next batches"].startswith("1.00 MiB;")
+    assert shown["allocator's overhead"].startswith("4.00 MiB, predicted")
+    assert shown["unused"] == "3.00 MiB"
+    kinds = ("resident before", "left for next batches", "the step's own", "activations", "allocator's overhead", "unused")
+    told = sum(parse_bytes(re.match(r"[\d.]+ \w+", shown[key])[0].replace(" ", ""), percent_of=1) for key in kinds)
+    assert told == pytest.approx(limit, abs=2**14 * len(kinds))  # shown to a hundredth of a MiB
+
+
+def test_what_no_pipeline_makes_is_not_told():
+    assert "left for next batches" not in rows(str(report()))
 
 
 def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
@@ -66,7 +95,8 @@ def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
 
 
 def test_what_was_not_measured_is_not_said():
-    assert rows(str(report()))["measured peak, this step"] == "not measured"
+    assert "predicted, not measured" in rows(str(report()))["peak, this step"]
+    assert "predicted, not measured" in rows(str(report()))["peak, plain step"]
     assert "measured time" not in str(report())
     assert "(predicted)" in report().sentence()
     assert "(measured)" in report(measured_peak_bytes=1).sentence()
@@ -99,9 +129,9 @@ def test_the_budgets_at_which_something_changes():
     lowest = floor(GRAPH)
     for size in (PLAIN, report().peak_bytes, lowest.bytes):
         assert checkmate.units.format_bytes(size) in said
-    assert "Down to 7.00 MiB" in " ".join(report(measured_peak_bytes=7 * 2**20).next_budgets())
-    reserved = report(reserve_bytes=2**16, budget_bytes=2 * PLAIN)
-    assert reserved.lasts_to_bytes == reserved.peak_bytes + 2**16
+    assert "Down to 30.00 MiB" in " ".join(report(measured_peak_bytes=30 * 2**20).next_budgets())
+    assert report(measured_peak_bytes=30 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes == 31 * 2**20
+    assert report(measured_peak_bytes=32 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes == 32 * 2**20
     assert GRAPH.ops[lowest.op].name in said
 
 

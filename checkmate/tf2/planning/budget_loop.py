@@ -53,7 +53,7 @@ def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], asks
       tried: The plans so far, in order.
       asks: How often the solver was asked for them, where an answer can be more than one plan.
     """
-    room = limit_bytes - fixed_bytes
+    room = max(0, limit_bytes - fixed_bytes)
     if not tried:
         return limit_bytes - int(FIRST_RESERVE * room)
     within = [each for each in tried if each.within(limit_bytes)]

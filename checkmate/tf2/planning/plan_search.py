@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,16 +67,14 @@ LOOK_FOR_S = 0.3
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A plan that the solver found, or the target for which it found none.
+    """A plan that the solver found.
 
     Attributes:
-      target_bytes: The budget that the solver was given, without what the graph does not count.
       predicted_bytes: Its peak in the budget's terms, by the twin of the allocator or by the judge; None where memory runs out.
       measured_bytes: Its peak in the confirming steps.
     """
 
-    target_bytes: int
-    result: SolveResult | None = None
+    result: SolveResult
     paper: PlanOnPaper | None = None
     predicted_bytes: int | None = None
     measured_bytes: int | None = None
@@ -111,6 +110,8 @@ class PlanSearch:
       footprints: What the step's ops were seen to ask for before, in this process or another.
       steps_run: How many steps were run so far.
       asks: How often the solver was asked.
+      candidates: The plans that were found.
+      answers: (target, the plan that was found for it or None), in order.
     """
 
     traced: TracedStep
@@ -129,6 +130,7 @@ class PlanSearch:
     asks: int = 0
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    answers: list[tuple[int, Candidate | None]] = field(default_factory=list)
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
     _predictor: Predictor | None = None
     _correction: float = 1.0
@@ -174,6 +176,11 @@ class PlanSearch:
                 return rooms
         return None
 
+    def forget(self) -> None:
+        """Lets go of all memory of the device that the search holds."""
+        self._predictor = None
+        self.candidates, self.answers = [], []
+
     def _forget_functions(self) -> None:
         """Those of plans that were built and not taken: they hold constants of their graphs, and those that TensorFlow folded, in cycles."""
         if self.steps_run:
@@ -196,6 +203,13 @@ class PlanSearch:
             return self.memory.limit_bytes - int(UNCHECKED_RESERVE * max(0, self.memory.activation_bytes))
         return min(self.memory.most_bytes, self.most_bytes)
 
+    def enough_bytes(self, peak_bytes: int) -> int:
+        """Returns a budget within which a plan with this peak is."""
+        fixed = self.memory.fixed_bytes
+        return (
+            self.memory.enough_bytes(peak_bytes) if self.can_measure else fixed + math.ceil((peak_bytes - fixed) / (1 - UNCHECKED_RESERVE))
+        )
+
     @property
     def time_limit_s(self) -> float:
         """The seconds that the solver may take for a plan: for those after the first half of them, unless somebody asked for so many."""
@@ -212,17 +226,18 @@ class PlanSearch:
 
     def lowest(self) -> Candidate | None:
         """Returns the plan that is predicted to take least: of that with the lowest peak by the judge, and of all that were tried."""
-        if self.curve is not None and not any(each.result and each.result.plan == self.curve.lowest.plan for each in self.candidates):
+        if self.curve is not None:
             self._add(self.curve.smallest_bytes, self.curve.lowest)
         return min((each for each in self.candidates if self.expected(each) is not None), key=self.expected, default=None)
 
     def expected(self, candidate: Candidate) -> int | None:
-        """Returns the peak that a plan is expected to have in training, in the budget's terms; None where memory runs out, or there is no plan."""
-        if candidate.result is None or candidate.predicted_bytes is None:
+        """Returns the peak that a plan is expected to have in training, in the budget's terms; None where memory runs out."""
+        if candidate.predicted_bytes is None:
             return None
+        if candidate.measured_bytes is not None:
+            return max(candidate.predicted_bytes, candidate.measured_bytes)
         fixed = self.memory.fixed_bytes
-        corrected = fixed + int(self._correction * (candidate.predicted_bytes - fixed))
-        return max(corrected, candidate.measured_bytes or 0)
+        return fixed + int(self._correction * (candidate.predicted_bytes - fixed))
 
     def _look(self) -> None:
         assert self._predictor is not None
@@ -239,14 +254,13 @@ class PlanSearch:
         return min(within, key=lambda each: each.result.cost, default=None)
 
     def _next_target(self) -> int | None:
-        return next_target(self.limit_bytes, self.memory.fixed_bytes, [self._tried(each) for each in self.candidates], self.asks)
+        return next_target(self.limit_bytes, self.memory.fixed_bytes, [self._tried(*each) for each in self.answers], self.asks)
 
-    def _tried(self, candidate: Candidate) -> Tried:
-        result = candidate.result
-        if result is None:
-            return Tried(candidate.target_bytes, None, None)
-        asked = result.peak_bytes + self.outside_bytes
-        return Tried(candidate.target_bytes, asked, self.expected(candidate), bool(result.plan.recomputed))
+    def _tried(self, target: int, candidate: Candidate | None) -> Tried:
+        if candidate is None:
+            return Tried(target, None, None)
+        asked = candidate.result.peak_bytes + self.outside_bytes
+        return Tried(target, asked, self.expected(candidate), bool(candidate.result.plan.recomputed))
 
     def _ask(self, target: int) -> bool:
         """Asks the solver for plans; False where whoever interrupted it does not want another one."""
@@ -279,16 +293,17 @@ class PlanSearch:
         return result.status is not SolveStatus.INTERRUPTED
 
     def _add(self, target: int, result: SolveResult | None) -> None:
-        same = next((each for each in self.candidates if result and each.result and each.result.plan == result.plan), None)
-        candidate = Candidate(target, result) if same is None else replace(same, target_bytes=target)
-        self.candidates.append(candidate)
-        if same is None:
-            self._predict(candidate)
-        log.info("planned for %s: expected to take %s", format_bytes(target), self.expected(candidate))
+        candidate = None
+        if result is not None:
+            candidate = next((each for each in self.candidates if each.result.plan == result.plan), None)
+            if candidate is None:
+                candidate = Candidate(result)
+                self.candidates.append(candidate)
+                self._predict(candidate)
+        self.answers.append((target, candidate))
+        log.info("planned for %s: expected to take %s", format_bytes(target), candidate and self.expected(candidate))
 
     def _predict(self, candidate: Candidate) -> None:
-        if candidate.result is None:
-            return
         if not self.predictor.predicts:
             candidate.predicted_bytes = candidate.result.peak_bytes + self.outside_bytes
             return
@@ -300,7 +315,6 @@ class PlanSearch:
     def confirm(self, candidate: Candidate) -> Found | None:
         """The function of a plan, confirmed; None where it takes more than the budget, and more is known from then on."""
         predictor, result = self.predictor, candidate.result
-        assert result is not None
         with self.clock.phase("building"), self.progress.phase("building"):
             self._forget_functions()
             written = candidate.paper.written if candidate.paper else None

@@ -220,7 +220,9 @@ class _Work:
             refusal = Refusal(search, planner.step, planner.name, self.specs, explains=planner.explains)
             found = refusal.lowest_that_fits()
             if found is None and planner.budget != "auto":
-                raise refusal.error()
+                error = refusal.error()
+                search.forget()  # whoever keeps the error keeps this frame, too
+                raise error
             if found is None:
                 search.notes.append(
                     f"No plan fits the {format_bytes(planner.budget_bytes)} found free, so the step runs as it is. {refusal.error()}"
@@ -241,6 +243,7 @@ class _Work:
         if known is None:
             return None
         self.was_kept = True
+        planner.plain = planner.plain or known.plain
         memory = self.memory(planner.budget_bytes)
         report = self._report(known.graph, memory, known.plain_peak_bytes + outside, known.plain)
         plan = known.plan or traced.plain_plan()
@@ -262,7 +265,8 @@ class _Work:
                 taken = peak or memory.limit_bytes + 1
                 raise Refusal(search, planner.step, planner.name, self.specs, explains=planner.explains, taken_bytes=taken).error()
         result = known.result(memory.limit_bytes) if known.plan else None
-        report = replace(report, result=result, measured_peak_bytes=peak).with_seconds(known.plain.seconds, known.step_seconds)
+        notes = (*report.notes, f"The plan is from {known.path}.", *self._notes())
+        report = replace(report, result=result, measured_peak_bytes=peak, notes=notes).with_seconds(known.plain.seconds, known.step_seconds)
         return Planned(traced, known.graph, plan, result, run, report, held_bytes=held, in_use_bytes=self._start_bytes)
 
     @property

@@ -45,23 +45,27 @@ class Refusal:
     def lowest_that_fits(self) -> Found | None:
         """Looks for the plan that takes least, and returns the step under it where it is within the budget after all."""
         search = self.search
-        if not self.explains:
-            measured = [each.measured_bytes for each in search.candidates if each.measured_bytes]
-            self.taken_bytes = min(measured, default=None)
-            return None
+        found = self._look_for_lowest() if self.explains else None
+        run = [each for each in search.candidates if each.measured_bytes is not None]
+        least = min(run, key=lambda each: search.expected(each) or each.measured_bytes, default=None)
+        if least is not None:
+            self.taken_bytes = search.expected(least) or least.measured_bytes
+        if self.explains and self.smallest_bytes is None and self.taken_bytes:
+            self.smallest_bytes = shown_bytes(search.memory.enough_bytes(self.taken_bytes))
+        return found
+
+    def _look_for_lowest(self) -> Found | None:
+        search = self.search
         lowest = search.lowest()
-        if lowest is None:
+        expected = lowest and search.expected(lowest)
+        if not lowest or not expected:
             return None
-        expected = search.expected(lowest)
         if expected <= search.limit_bytes:
             return search.run()
-        if search.can_measure:
-            if lowest.measured_bytes is None and (found := search.confirm(lowest)) is not None:
-                return found
-            lowest = search.lowest()
-            expected = self.taken_bytes = search.expected(lowest) if lowest else None
-        self.smallest_bytes = expected and shown_bytes(search.memory.enough_bytes(expected))
-        return None
+        if not search.can_measure:
+            self.smallest_bytes = shown_bytes(search.enough_bytes(expected))
+            return None
+        return search.confirm(lowest) if lowest.measured_bytes is None else None
 
     def error(self) -> InfeasibleBudgetError | NoPlanFoundError:
         """Returns the refusal in the user's terms, with what would work: the smallest budget, and the largest batch."""

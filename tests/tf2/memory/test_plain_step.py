@@ -128,20 +128,9 @@ def test_a_file_carries_what_was_measured(step, tmp_path):
 
 def test_a_step_slower_than_predicted_is_said(step):
     report = replace(step.report(), notes=())
-    assert not report.with_seconds(1.0, report.result.overhead + 0.05).notes
-    assert "Raise the budget" in report.with_seconds(1.0, report.result.overhead + 0.2).notes[0]
-
-
-def test_what_one_op_at_a_time_costs_is_predicted(step):
-    report = step.report()
-    overhead = report.result.overhead
-    slower = replace(report, notes=()).with_seconds(1.0, 1.25 * overhead + 0.05, 1.25)
-    assert slower.predicted_slowdown == pytest.approx(1.25 * overhead)
-    assert f"{overhead:.3f} for recomputation, 1.250 for running one op at a time" in str(slower)
-    assert f"a predicted {1.25 * overhead - 1:.2%} more time" in str(slower)
-    assert replace(slower, plain_serial_seconds=0.9).predicted_slowdown == overhead, "a faster run was chance"
-    assert not slower.notes
-    assert "Raise the budget" in replace(slower, notes=()).with_seconds(1.0, 1.25 * overhead + 0.15, 1.25).notes[0]
+    assert not report.with_seconds(1.0, report.result.overhead + 0.25).notes
+    assert "Raise the budget" in report.with_seconds(1.0, report.result.overhead + 0.35).notes[0]
+    assert not report.with_seconds(1e-3, 1e-3 * (report.result.overhead + 0.35)).notes, "a step takes as long to start"
 
 
 def test_batches_are_of_the_size_that_is_traced(step):
