@@ -124,11 +124,12 @@ def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypa
 
     monkeypatch.setattr(plan_search, "solve", recorded)
     tight(lambda budget: compiled(budget=budget))
-    assert set(asked) == {plan_search.LEAST_TIME_S}
+    assert asked[0] == plan_search.LEAST_TIME_S
+    assert set(asked) <= {asked[0], asked[0] / 2}, "half for the plans after the first"
     monkeypatch.setattr(plan_search, "TIME_PER_OP_S", 1.0)
     asked.clear()
     step = tight(lambda budget: compiled(budget=budget))
-    assert set(asked) == {len(step.graph)}
+    assert max(asked) == len(step.graph)
     asked.clear()
     tight(lambda budget: compiled(budget=budget, time_limit_s=0.5))
     assert set(asked) == {0.5}

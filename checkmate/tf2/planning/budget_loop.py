@@ -56,6 +56,8 @@ def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], asks
     room = max(0, limit_bytes - fixed_bytes)
     if not tried:
         return limit_bytes - int(FIRST_RESERVE * room)
+    if not room:
+        return None
     within = [each for each in tried if each.within(limit_bytes)]
     if any(not each.recomputes or limit_bytes - each.peak_bytes <= UNUSED_SHARE * room for each in within if each.peak_bytes is not None):
         return None

@@ -37,7 +37,7 @@ class Chain:
     def state(self):
         return [variable.numpy().tobytes() for variable in (*self.weights, *self.slots)]
 
-    def planned(self, budget="75%"):
+    def planned(self, budget="65%"):
         from training import planned_function
 
         return planned_function(self.step, self.x, budget=budget)
