@@ -215,23 +215,27 @@ class _Work:
             traced, graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, most,
             has_rooms=planner.has_rooms and self.is_main, piece_bytes=piece, footprints=dict(known.footprints),
         )  # fmt: skip
-        found = search.run()
-        if found is None:
-            refusal = Refusal(search, planner.step, planner.name, self.specs, explains=planner.explains)
-            found = refusal.lowest_that_fits()
-            if found is None and planner.budget != "auto":
-                error = refusal.error()
-                search.forget()  # whoever keeps the error keeps this frame, too
-                raise error
-            if found is None:
-                search.notes.append(
-                    f"No plan fits the {format_bytes(planner.budget_bytes)} found free, so the step runs as it is. {refusal.error()}"
-                )
-                log.warning(search.notes[-1])
-                return self._unchanged(graph, replace(report, notes=(*report.notes, *search.notes)), plain)
+        planned = self._searched(search, report, plain)
         if self.is_main and known.footprints != search.footprints:
             known_steps.save(traced, known_steps.KnownStep(plain if plain.measured else None, search.footprints))
-        return self._of(found, search, report)
+        return planned
+
+    def _searched(self, search: PlanSearch, report: Report, plain: PlainStep) -> Planned:
+        """The step under the plan that a search finds. Under budget="auto" it runs as it is where none is found: what trains without us trains with us."""
+        found = search.run()
+        if found is not None:
+            return self._of(found, search, report)
+        refusal = Refusal(search, self.planner.step, self.planner.name, self.specs, explains=self.planner.explains)
+        found = refusal.lowest_that_fits()
+        if found is not None:
+            return self._of(found, search, report)
+        error = refusal.error()
+        search.forget()  # whoever keeps the error keeps this frame, too
+        if self.planner.budget != "auto":
+            raise error
+        search.notes.append(f"No plan fits the {format_bytes(self.planner.budget_bytes)} found free, so the step runs as it is. {error}")
+        log.warning(search.notes[-1])
+        return self._unchanged(search.graph, replace(report, notes=(*report.notes, *search.notes)), plain)
 
     def as_kept(self) -> Planned | None:
         """The step under the plan of a file that was found; None without one."""
@@ -243,6 +247,7 @@ class _Work:
         if known is None:
             return None
         self.was_kept = True
+        self._make_room(outside)
         planner.plain = planner.plain or known.plain
         memory = self.memory(planner.budget_bytes)
         report = self._report(known.graph, memory, known.plain_peak_bytes + outside, known.plain)
