@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Predictor:
     def _peak(self, pool: Pool, events: Events, before_next: bool) -> int:
         """The highest peak of some steps, whose loop lets go of a batch before the next one is made, or after that."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
-        batch = [_add(pool, each) for each in self.batch if each.dtype.is_numpy_compatible]
+        batch: list[int | None] = list(self._add_batch(pool))
         peaks: list[int] = []
         results: list[int | None] = []
         for number in range(STEPS):
@@ -109,20 +110,21 @@ class Predictor:
             results = [buffers[buffer] for buffer in events.results]
         return max(peaks)
 
+    def _add_batch(self, pool: Pool) -> set[int]:
+        """Tells a pool of the batch that is in use, and returns where its tensors lie, one that comes twice once."""
+        sizes = {}
+        for tensor in self.batch:
+            if (size := exact_bytes(tensor)) >= pool.smallest_bytes:
+                with contextlib.suppress(TypeError, ValueError, RuntimeError, tf.errors.OpError):  # types that DLPack does not know
+                    sizes[address_of(tensor)] = rounded_up(size)
+        for address, size in sizes.items():
+            pool.add_chunk_in_use(address, size)
+        return set(sizes)
+
     @staticmethod
     def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
         for address in addresses:
             pool.release(address)
-
-
-def _add(pool: Pool, tensor: tf.Tensor) -> int | None:
-    """Tells a pool of a tensor that is in use, and returns its address; None for one that another allocator serves."""
-    if exact_bytes(tensor) < pool.smallest_bytes:
-        return None
-    size = rounded_up(exact_bytes(tensor))
-    where = address_of(tensor)
-    pool.add_chunk_in_use(where, size)
-    return where
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -135,3 +135,17 @@ def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow)
     predictor._pool = Pool.of_free_chunks([(where + size, 4 * size)], in_use_bytes=size, more=False)
     assert predictor.peak_bytes(paper) - 2 * size < 2**16, "the batch in use, and the sums of it"
     np.testing.assert_array_equal(predictor._pool.in_use_bytes, size)
+
+
+def test_a_batch_of_one_tensor_twice_and_of_any_type(tensorflow):
+    """As an autoencoder has it; types that a step cannot read are left out."""
+    from checkmate.core.allocator import Pool
+    from checkmate.tf2.memory.prediction import Predictor
+
+    tf = tensorflow
+    x = tf.ones((64, 64))
+    pool = Pool.of_free_chunks([], in_use_bytes=1 << 20)
+    found = Predictor(None, None, [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)])._add_batch(pool)
+    assert {pool.chunk_bytes(address) for address in found} >= {64 * 64 * 4}
+    for address in found:
+        pool.release(address)
