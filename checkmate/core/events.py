@@ -15,6 +15,9 @@ from checkmate.core.footprint import Footprint, Kind, Node, Request
 
 Tensor = tuple[str, int]
 
+Log = Iterable[tuple[str | None, int, int, bool]]
+"""(node that asked or None for a release, address, bytes, whether it is for an output), in order of time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -63,12 +66,8 @@ class LoggedRequest:
     until: int | None
 
 
-def bursts(log: Iterable[tuple[str | None, int, int, bool]]) -> dict[str, list[LoggedRequest]]:
-    """Returns the requests of each node, in order.
-
-    Args:
-      log: (node that asked or None for a release, address, bytes, whether it is for an output), in order of time.
-    """
+def bursts(log: Log) -> dict[str, list[LoggedRequest]]:
+    """Returns the requests of each node, in order."""
     found: dict[str, list[LoggedRequest]] = defaultdict(list)
     live: dict[int, tuple[str, int]] = {}
     current = ""
@@ -137,11 +136,14 @@ class _Executor:
         outputs: dict[int, int] = {}  # request -> output
         for k, size in enumerate(node.output_bytes):
             fitting = [j for j, each in enumerate(logged) if each.bytes == size and j not in outputs]
-            # What TensorFlow says is for an output; else what outlives the kernel, of several the last.
-            for j in sorted(
-                fitting, key=lambda j: (not logged[j].is_output, logged[j].until is not None, j if logged[j].is_output else -j)
-            )[:1]:
-                outputs[j] = k
+            # What TensorFlow says is for an output, in order; else what outlives the kernel, of several the last.
+            best = min(
+                fitting,
+                key=lambda j: (not logged[j].is_output, logged[j].until is not None, j if logged[j].is_output else -j),
+                default=None,
+            )
+            if best is not None:
+                outputs[best] = k
         requests = tuple(
             Request(each.bytes, output=outputs[j]) if j in outputs else Request(each.bytes, until=each.until)
             for j, each in enumerate(logged)

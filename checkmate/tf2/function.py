@@ -107,7 +107,7 @@ class PlanOptions:
         plan, what is larger is refused.
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing; or a function.
-      time_limit_s: The most seconds that the solver takes for one plan; up to eight are looked at. Unless said, two for the first and half for
+      time_limit_s: The most seconds that the solver takes each time that it is asked for a plan, up to eight times. Unless said, two for the first and half for
         the others, and more for graphs of more than a thousand ops.
       verbose: Show progress on a terminal.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a

@@ -58,8 +58,9 @@ def compile(
         cap where the allocator has one of its own (TF_CPU_BFC_MEM_LIMIT_IN_MB).
       solver: See `checkmate.solve`.
       cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing.
-      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. Up to eight plans are looked at, mostly one
-        to three. Unless said, two seconds for the first and half for the others, and more for graphs of more than a thousand ops.
+      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is used. It is asked up to eight times, and up
+        to three times once a plan is within the budget. Unless said, two seconds for the first and half for the others, and more for graphs of more than a
+        thousand ops.
       verbose: Show progress on a terminal. Without a terminal nothing is shown.
       plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
         folder: a plan that lies there for this step and these options is run, else one is made and left there.

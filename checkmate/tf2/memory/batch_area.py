@@ -1,12 +1,10 @@
 """A free chunk of the device's memory that is set apart for batches and small values, so that they do not cut the memory that steps take and give back.
 
 A batch that is made between two steps gets the smallest free chunk that fits. Where that is the large one from which a step takes its memory, the
-step finds it cut in two, in another place each time: with batches of 1 % of what a step takes, peaks of MobileNet and of a U-Net were up to 6 %
-higher than on a batch that stays where it is. A chunk of the size of a few batches with a small buffer behind it, which nobody gives back, does not
-join the large one, and is a better fit.
+step finds it cut in two, in another place each time, and its peak differs from step to step. A chunk of the size of a few batches with a small buffer
+behind it, which nobody gives back, does not join the large one, and is a better fit.
 
-Small buffers do the same while a step runs: those of the step, and those that a pipeline takes beside it at any time. With room for small values in that
-chunk, too, peaks of a small attention net in `fit` from arrays, which had been up to 11 % apart, were equal.
+Small buffers do the same while a step runs: those of the step, and those that a pipeline takes beside it at any time. They find room in that chunk, too.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from checkmate.core.allocator import ONEDNN_SMALLEST_BYTES, UNIT_BYTES
+from checkmate.core.allocator import UNIT_BYTES
 from checkmate.tf2 import device as devices
 from checkmate.tf2.flat_graph import rounded_up
-from checkmate.tf2.memory.probe import address_of
+from checkmate.tf2.memory.probe import address_of, smallest_bytes
 
 BATCHES = 4
 """For how many batches: the one in use, the one before, and what a pipeline makes ahead."""
@@ -39,7 +37,7 @@ def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:
     device = devices.training_device()
     if not devices.allocator_reports(device):
         return None
-    smallest = UNIT_BYTES if devices.counts_everything(device) else ONEDNN_SMALLEST_BYTES
+    smallest = smallest_bytes(device)
     batch = sum(rounded_up(size) for size in sizes if size >= smallest)
     area = BATCHES * batch + rounded_up(small_bytes)
     if not batch:

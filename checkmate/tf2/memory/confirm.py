@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from checkmate.core.events import Log
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import op_rules
 from checkmate.tf2.execute import Replayed
-from checkmate.tf2.memory.program import Log, log_of
+from checkmate.tf2.memory.program import log_of
 from checkmate.tf2.observe import observe
 from checkmate.tf2.profile import some_value
 from checkmate.tf2.trace import TracedStep

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from checkmate.core.allocator import Pool, PoolExhausted
-from checkmate.core.events import Events, Program, bursts, learn
+from checkmate.core.events import Events, Log, Program, bursts, learn
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -18,7 +18,7 @@ from checkmate.errors import CheckmateError
 from checkmate.tf2.execute import Rooms, Written, write
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.memory.probe import address_of, probe
-from checkmate.tf2.memory.program import Log, Programs, exact_bytes
+from checkmate.tf2.memory.program import Programs, exact_bytes
 from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")

@@ -48,7 +48,7 @@ def probe(room_bytes: int) -> Pool:
     device = devices.training_device()
     if not devices.allocator_reports(device):
         raise CheckmateError(f"The allocator of {device} does not say how much is in use. What is free in it cannot be found out.")
-    smallest = UNIT_BYTES if devices.counts_everything(device) else ONEDNN_SMALLEST_BYTES
+    smallest = smallest_bytes(device)
     search = _Search(device, max(room_bytes, 4 * smallest), smallest)
     events = observe(search.fill).events
     if not events:
@@ -174,6 +174,11 @@ def _joined(chunks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             pieces.append((address, address + size))
     return pieces
+
+
+def smallest_bytes(device: str) -> int:
+    """Returns the smallest request that the device's pool serves, rounded up; smaller ones are not counted."""
+    return UNIT_BYTES if devices.counts_everything(device) else ONEDNN_SMALLEST_BYTES
 
 
 def address_of(buffer: tf.Tensor) -> int:

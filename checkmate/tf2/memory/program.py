@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.events import Program
+from checkmate.core.events import Log, Program
 from checkmate.core.footprint import Kind, Node
 from checkmate.core.graph import DFGraph
 from checkmate.tf2 import op_rules
@@ -17,9 +17,6 @@ from checkmate.tf2.graph import in_place
 from checkmate.tf2.observe import Observation
 from checkmate.tf2.op_rules import Role
 from checkmate.tf2.trace import TracedStep
-
-Log = list[tuple[str | None, int, int, bool]]
-"""(op that asked or None for a release, address, bytes, whether it is for an output), in order of time."""
 
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
 _WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FIRST_RESERVE = 0.05
-"""Share of the activation budget that the first plan leaves to the allocator. Of 33 plans the median took 5 % more than was asked for."""
+"""Share of the activation budget that the first plan leaves to the allocator, before anything is known of what it loses."""
 
 UNUSED_SHARE = 0.015
 """Share of the activation budget that a plan may leave unused without another one being asked for."""
 
 CLOSE_SHARE = 0.005
-"""Share of the activation budget by which the next target differs at least from all before."""
+"""Share of the activation budget within which two amounts of memory count as equal: the next target differs by more from all before."""
 
 PLANS, PLANS_ONCE_WITHIN = 8, 3
 """How often the solver is asked at most, and how often once a plan is within the budget."""
