@@ -18,9 +18,9 @@ from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.flat_graph import rounded_up
-from checkmate.tf2.memory.budget import outside_bytes
+from checkmate.tf2.memory.budget import UNCHECKED_RESERVE, outside_bytes
 from checkmate.tf2.planning.budget_loop import FIRST_RESERVE
-from checkmate.tf2.planning.plan_search import UNCHECKED_RESERVE, time_limit
+from checkmate.tf2.planning.plan_search import time_limit
 from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.profile import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.step import PlannedStep, as_spec, training_step

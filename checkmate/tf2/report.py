@@ -107,13 +107,10 @@ class Report:
     @property
     def is_slower_than_predicted(self) -> bool:
         """True where a step takes longer than was predicted by more than three tenths of the plain step, and by more than what starting a step takes."""
-        return self.is_slower_than(self.predicted_slowdown + SLOWER)
-
-    def is_slower_than(self, slowdown: float) -> bool:
-        """True where a step was measured to take so many times the plain step's time, and more than what starting a step takes."""
         if not self.measured_slowdown or self.result is None:
             return False
-        return self.measured_slowdown > slowdown and (self.measured_slowdown - self.predicted_slowdown) * self.plain_seconds > START_S
+        slower = self.measured_slowdown - self.predicted_slowdown
+        return slower > SLOWER and slower * self.plain_seconds > START_S
 
     @property
     def plain_bytes(self) -> int:

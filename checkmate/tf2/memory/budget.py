@@ -19,6 +19,10 @@ LOOP_SPARE_SHARE = 0.05
 an LSTM net were over budgets of 45 and 46 MiB that their confirming steps had kept, by up to 1.5 %."""
 
 
+UNCHECKED_RESERVE = 0.2
+"""The same where the allocator does not report, so that nothing can be confirmed."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """What a budget is spent on, in bytes.
@@ -56,7 +60,7 @@ class MemoryBudget:
         resident = max(start - gone_bytes, traced.before_bytes)
         ahead = bytes_ahead(traced, next_batches)
         step = traced.graph.fixed_bytes - traced.before_bytes
-        share = 0.0
+        share = UNCHECKED_RESERVE
         if devices.allocator_reports(devices.training_device()):
             share = LOOP_SPARE_SHARE if traced.has_loops else SPARE_SHARE
         return cls(limit_bytes, resident, ahead, step, share, start, free_or_none(devices.training_device()))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,11 +51,11 @@ BUILT = 6
 STEPS = 3
 """How many steps confirm a plan: a warm-up, one to be timed, one to be watched. One does where the footprints of its ops were seen in another."""
 
-UNCHECKED_RESERVE = 0.2
-"""Share of the activation budget that a plan leaves where the allocator does not report, so that nothing can be confirmed."""
-
 LEAST_TIME_S, TIME_PER_OP_S = 2.0, 0.002
 """How long the solver may take for a plan where nobody says: at least so many seconds, and so many for each op of the graph."""
+
+WORTH = 0.005
+"""Share of its cost by which another plan must be cheaper to be built after one was confirmed."""
 
 ALIKE = 3
 """How many of the plans that a solver found on its way to the cheapest one are looked at, too: the allocator may lose less on one of them."""
@@ -141,7 +140,7 @@ class PlanSearch:
         best: Found | None = None
         for _ in range(BUILT):
             candidate = self._best_on_paper()
-            if candidate is None or (best is not None and best.result.cost * (1 - CLOSE_SHARE) <= candidate.result.cost):
+            if candidate is None or (best is not None and best.result.cost * (1 - WORTH) <= candidate.result.cost):
                 break
             found = None  # a plan that is not wanted is not in memory while the next one is confirmed
             found = self.confirm(candidate)
@@ -199,16 +198,7 @@ class PlanSearch:
     @property
     def limit_bytes(self) -> int:
         """The highest peak that a plan may be expected to have."""
-        if not self.can_measure:
-            return self.memory.limit_bytes - int(UNCHECKED_RESERVE * max(0, self.memory.activation_bytes))
         return min(self.memory.most_bytes, self.most_bytes)
-
-    def enough_bytes(self, peak_bytes: int) -> int:
-        """Returns a budget within which a plan with this peak is."""
-        fixed = self.memory.fixed_bytes
-        return (
-            self.memory.enough_bytes(peak_bytes) if self.can_measure else fixed + math.ceil((peak_bytes - fixed) / (1 - UNCHECKED_RESERVE))
-        )
 
     @property
     def time_limit_s(self) -> float:

@@ -22,12 +22,12 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2 import plan_files
 from checkmate.tf2.execute import Replayed
 from checkmate.tf2.memory import known_steps
-from checkmate.tf2.memory.budget import MemoryBudget
+from checkmate.tf2.memory.budget import UNCHECKED_RESERVE, MemoryBudget
 from checkmate.tf2.memory.confirm import confirm, in_memory
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.pipeline import BATCHES_MADE, MOST_PLANS_ANEW, function_bytes
 from checkmate.tf2.memory.plain_step import PlainStep, free_or_none, measured, safe_bytes
-from checkmate.tf2.planning.plan_search import UNCHECKED_RESERVE, Found, PlanSearch
+from checkmate.tf2.planning.plan_search import Found, PlanSearch
 from checkmate.tf2.planning.planned import Clock, Planned, unchanged
 from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.profile import CostModel, with_costs

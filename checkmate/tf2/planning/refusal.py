@@ -63,7 +63,7 @@ class Refusal:
         if expected <= search.limit_bytes:
             return search.run()
         if not search.can_measure:
-            self.smallest_bytes = shown_bytes(search.enough_bytes(expected))
+            self.smallest_bytes = shown_bytes(search.memory.enough_bytes(expected))
             return None
         return search.confirm(lowest) if lowest.measured_bytes is None else None
 
