@@ -16,8 +16,11 @@ import tensorflow as tf
 
 from checkmate.core.allocator import UNIT_BYTES
 from checkmate.tf2 import device as devices
+from checkmate.tf2.execute import Rooms
 from checkmate.tf2.flat_graph import rounded_up
 from checkmate.tf2.memory.probe import address_of, smallest_bytes
+from checkmate.tf2.memory.program import exact_bytes
+from checkmate.tf2.trace import TracedStep
 
 BATCHES = 4
 """For how many batches: the one in use, the one before, and what a pipeline makes ahead."""
@@ -25,6 +28,17 @@ BATCHES = 4
 REQUESTS, SMALL_REQUESTS = 4, 300
 """How many buffers of a size the allocator is asked for at most until one lies behind the chunk, and how many of the smallest size. Between two
 steps a few chunks are free; what cannot be filled soon is larger than that behind the chunk."""
+
+
+def make_rooms(traced: TracedStep) -> Rooms | None:
+    """Returns memory for a step's results, with memory set apart for its batches and small values; None where there is too little."""
+    try:
+        rooms = Rooms(traced)
+    except tf.errors.ResourceExhaustedError:
+        return None
+    sizes = [exact_bytes(tensor) for tensor in traced.argument_tensors()]
+    rooms.kept = set_apart(sizes, 2 * traced.small_bytes)  # last, as it would be a good fit for results
+    return rooms
 
 
 def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:

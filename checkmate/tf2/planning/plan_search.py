@@ -32,12 +32,11 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execute import Replayed, Rooms
-from checkmate.tf2.memory.batch_area import set_apart
+from checkmate.tf2.execute import Replayed
+from checkmate.tf2.memory.batch_area import make_rooms
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.confirm import Confirmed, confirm
 from checkmate.tf2.memory.prediction import PlanOnPaper, Predictor
-from checkmate.tf2.memory.program import exact_bytes
 from checkmate.tf2.planning.budget_loop import CLOSE_SHARE, Tried, next_target
 from checkmate.tf2.planning.planned import Clock
 from checkmate.tf2.trace import TracedStep
@@ -160,20 +159,11 @@ class PlanSearch:
         return self._predictor
 
     def _make_predictor(self) -> None:
-        self._predictor = Predictor(self.traced, self.graph, self.batch or (), self.make_rooms(), self.footprints)
+        rooms = make_rooms(self.traced) if self.has_rooms else None
+        self._predictor = Predictor(self.traced, self.graph, self.batch or (), rooms, self.footprints)
         self._look()
         if self._predictor.why_not and self.can_measure:
             self.notes.append(f"What a plan takes was tried and not predicted, as {self._predictor.why_not}.")
-
-    def make_rooms(self) -> Rooms | None:
-        """Returns memory for results that outlives a step; None where there is none, or no room for it."""
-        if self.has_rooms:
-            with contextlib.suppress(tf.errors.ResourceExhaustedError):
-                rooms = Rooms(self.traced)
-                sizes = [exact_bytes(tensor) for tensor in self.traced.argument_tensors()]
-                rooms.kept = set_apart(sizes, 2 * self.traced.small_bytes)  # last, as it would be a good fit for results
-                return rooms
-        return None
 
     def forget(self) -> None:
         """Lets go of all memory of the device that the search holds."""

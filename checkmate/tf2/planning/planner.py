@@ -22,6 +22,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2 import plan_files
 from checkmate.tf2.execute import Replayed
 from checkmate.tf2.memory import known_steps
+from checkmate.tf2.memory.batch_area import make_rooms
 from checkmate.tf2.memory.budget import UNCHECKED_RESERVE, MemoryBudget
 from checkmate.tf2.memory.confirm import confirm, in_memory
 from checkmate.tf2.memory.own_memory import give_own_memory
@@ -211,14 +212,18 @@ class _Work:
         if self._fits_as_it_is(memory, plain_peak, plain):
             return self._unchanged(graph, report, plain)
         most = memory.limit_bytes if plain.peak_bytes is None else min(memory.limit_bytes, plain.peak_bytes + outside)
-        search = PlanSearch(
-            traced, graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, most,
-            has_rooms=planner.has_rooms and self.is_main, piece_bytes=piece, footprints=dict(known.footprints),
-        )  # fmt: skip
+        search = self._search(graph, memory, most, piece_bytes=piece, footprints=dict(known.footprints))
         planned = self._searched(search, report, plain)
         if self.is_main and known.footprints != search.footprints:
             known_steps.save(traced, known_steps.KnownStep(plain if plain.measured else None, search.footprints))
         return planned
+
+    def _search(self, graph: DFGraph, memory: MemoryBudget, most_bytes: int, **known: Any) -> PlanSearch:
+        planner = self.planner
+        return PlanSearch(
+            self.traced, graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, most_bytes,
+            has_rooms=planner.has_rooms and self.is_main, **known,
+        )  # fmt: skip
 
     def _searched(self, search: PlanSearch, report: Report, plain: PlainStep) -> Planned:
         """The step under the plan that a search finds. Under budget="auto" it runs as it is where none is found: what trains without us trains with us."""
@@ -253,14 +258,10 @@ class _Work:
         report = self._report(known.graph, memory, known.plain_peak_bytes + outside, known.plain)
         plan = known.plan or traced.plain_plan()
         with self.clock.phase("building"), self.progress.phase("building"):
-            search = PlanSearch(
-                traced, known.graph, memory, planner.solver, planner.time_limit_s, self.clock, self.progress, self.batch, memory.limit_bytes,
-                has_rooms=planner.has_rooms,
-            )  # fmt: skip
-            run = Replayed(traced, plan, search.make_rooms()) if known.plan else unchanged(traced, self.specs)
+            run = Replayed(traced, plan, make_rooms(traced) if planner.has_rooms else None) if known.plan else unchanged(traced, self.specs)
         peak = known.measured_peak_bytes and known.measured_peak_bytes + outside
         held = 0
-        if not known.as_here and search.can_measure:
+        if not known.as_here and devices.allocator_reports(devices.training_device()):
             with self.clock.phase("confirming"), self.progress.phase("confirming"):
                 confirmed = confirm(run, traced, steps=1, watch=False, batch=self.batch)
             counted = confirmed and confirmed.counted_bytes
@@ -268,6 +269,7 @@ class _Work:
             held = confirmed.held_bytes if confirmed else 0
             if confirmed and (peak is None or peak > memory.limit_bytes):
                 taken = peak or memory.limit_bytes + 1
+                search = self._search(known.graph, memory, memory.limit_bytes)
                 raise Refusal(search, planner.step, planner.name, self.specs, explains=planner.explains, taken_bytes=taken).error()
         result = known.result(memory.limit_bytes) if known.plan else None
         notes = (*report.notes, f"The plan is from {known.path}.", *self._notes())

@@ -148,6 +148,7 @@ def test_a_step_that_takes_more_than_was_predicted_is_not_delivered(seen):
     assert step.plan != first.result.plan
 
 
+@pytest.mark.own_process  # what others left in the pool decides whether another plan fits
 def test_where_memory_runs_out_the_next_plan_is_tried(seen):
     from checkmate.tf2.memory.confirm import Confirmed
 
@@ -159,6 +160,7 @@ def test_where_memory_runs_out_the_next_plan_is_tried(seen):
     assert first.measured_bytes > search.memory.limit_bytes >= step.report().measured_peak_bytes
 
 
+@pytest.mark.own_process
 def test_variables_are_as_before_to_the_bit(seen):
     """Two plans are run, one of which fails."""
     from checkmate.tf2.memory.confirm import Confirmed
