@@ -4,24 +4,42 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "nbconvert>=7"]  # nbconvert: tutorials as pages
+# Nbconvert: tutorials as pages.
+DOCS = [
+    "mkdocs>=1.6",
+    "mkdocs-material>=9.5",
+    "mkdocstrings[python]>=0.26",
+    "nbconvert>=7",
+]
 
 setup(
     name="checkmate-tf",
     # Read, not imported: the package's own requirements are not installed yet.
-    version=re.search(r'^__version__ = "(.+)"$', (HERE / "checkmate" / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)[1],
-    description="Train TensorFlow and Keras models that do not fit: optimal rematerialization within a memory budget",
+    version=re.search(
+        r'^__version__ = "(.+)"$',
+        (HERE / "checkmate" / "__init__.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )[1],
+    description=(
+        "Train TensorFlow and Keras models that do not fit: optimal rematerialization within a"
+        " memory budget"
+    ),
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.bench": ["graphs/*.json.gz"], "checkmate.plot": ["page.html"]},
+    package_data={
+        "checkmate": ["py.typed", "README.md"],
+        "checkmate.bench": ["graphs/*.json.gz"],
+        "checkmate.plot": ["page.html"],
+    },
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",
         "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
-        "numba>=0.60",  # compiles simulated annealing on the user's machine: the package itself needs no compiler
+        # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
+        "numba>=0.60",
         "networkx>=3.0",  # articulation points, import and export of graphs
         "cylp>=0.93",  # CBC and CLP
         "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
@@ -46,7 +64,10 @@ setup(
             "mypy",
             *DOCS,
         ],
-        "gpu": ["tensorflow[and-cuda]>=2.18", "nvidia-ml-py"],  # nvidia-ml-py: free GPU memory, for budget="auto"
+        "gpu": [
+            "tensorflow[and-cuda]>=2.18",
+            "nvidia-ml-py",
+        ],  # nvidia-ml-py: free GPU memory, for budget="auto"
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
     classifiers=[

@@ -1,7 +1,7 @@
 """Checkmate: train TensorFlow and Keras models that do not fit, by optimal rematerialization.
 
-`checkmate.tf2.compile` makes a training step that stays within a memory budget; `checkmate.solve` plans any dataflow
-graph. TensorFlow is imported on the first touch of `checkmate.tf2`, not before.
+`checkmate.tf2.compile` makes a training step that stays within a memory budget; `checkmate.solve`
+plans any dataflow graph. TensorFlow is imported on the first touch of `checkmate.tf2`, not before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from checkmate.core.graph import DFGraph, Op
-from checkmate.core.memory import Floor, MemoryTimeline, floor, replay
 from checkmate.core.plan import Compute, Free, Plan, lower
+from checkmate.core.replay import Floor, MemoryTimeline, floor, replay
 from checkmate.core.schedule import Schedule
 from checkmate.errors import (
     BudgetError,
@@ -41,10 +41,37 @@ __version__ = "0.1.0"
 
 # Without "tf2" and "plot": `from checkmate import *` must not import TensorFlow and Matplotlib.
 __all__ = [
-    "BudgetError", "CheckmateError", "Compute", "Curve", "DFGraph", "EvictionError", "Floor", "Free", "GraphError", "InfeasibleBudgetError",
-    "LogError", "MemoryTimeline", "NoPlanFoundError", "Op", "Plan", "PlanError", "PlanFileError", "Schedule", "SolveResult", "SolveStatus",
-    "SolverFailedError", "SolverUnavailableError", "TraceError", "UnsupportedError", "floor", "lower", "replay", "simulate", "solve", "solve_curve",
-]  # fmt: skip
+    "BudgetError",
+    "CheckmateError",
+    "Compute",
+    "Curve",
+    "DFGraph",
+    "EvictionError",
+    "Floor",
+    "Free",
+    "GraphError",
+    "InfeasibleBudgetError",
+    "LogError",
+    "MemoryTimeline",
+    "NoPlanFoundError",
+    "Op",
+    "Plan",
+    "PlanError",
+    "PlanFileError",
+    "Schedule",
+    "SolveResult",
+    "SolveStatus",
+    "SolverFailedError",
+    "SolverUnavailableError",
+    "TraceError",
+    "UnsupportedError",
+    "floor",
+    "lower",
+    "replay",
+    "simulate",
+    "solve",
+    "solve_curve",
+]
 
 
 def __getattr__(name: str):

@@ -23,7 +23,7 @@ from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
 from checkmate.commands.table import complain
 from checkmate.commands.zoo import zoo_command
-from checkmate.solvers.beside import working
+from checkmate.solvers.background import working
 
 MISUNDERSTOOD = (
     checkmate.BudgetError,
@@ -40,12 +40,14 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Group(click.Group):
-    """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is at fault."""
+    """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is
+    at fault."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """As a program, ends at once: not even work that was given up is waited for."""
+        # As standard error has it: names of ops may be in any script.
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: names of ops may be in any script
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return self._to_the_end(*arguments, **options)
         except SystemExit as end:
@@ -74,18 +76,21 @@ class _Group(click.Group):
         try:
             super().invoke(context)
         except click.UsageError as error:
-            if (
-                error.ctx is None or type(error).show is not click.UsageError.show
-            ):  # what shows itself: the help of a command without arguments
+            # What shows itself: the help of a command without arguments.
+            if error.ctx is None or type(error).show is not click.UsageError.show:
                 raise
-            click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", err=True)
+            click.echo(
+                f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n",
+                err=True,
+            )
             complain(error.format_message())
             sys.exit(error.exit_code)
         except checkmate.CheckmateError as error:
             complain(str(error))
             sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
         except OSError as error:
-            if error.filename is None:  # a closed pipe, which click sees to, or what is no matter of files
+            # A closed pipe, which click sees to, or what is no matter of files.
+            if error.filename is None:
                 raise
             complain(f"Cannot read or write {error.filename}: {error.strerror}.")
             sys.exit(2)
@@ -96,7 +101,8 @@ class _Group(click.Group):
 @click.option("--verbose", "-v", is_flag=True, help="Show the library's log on standard error.")
 def main(verbose: bool) -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else QUIET)  # TensorFlow reads it when a command loads it
+    # TensorFlow reads it when a command loads it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else QUIET)
     if verbose:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
         logging.getLogger("checkmate").setLevel(logging.INFO)

@@ -1,7 +1,8 @@
 """Every error this library raises on purpose.
 
-All derive from `CheckmateError`, and each also from the built-in error that a caller would catch without knowing us.
-A message has four parts: what was asked, what was found, by how much, what to do.
+All derive from `CheckmateError`, and each also from the built-in error that a caller would catch
+without knowing us. A message has four parts: what was asked, what was found, by how much, what to
+do.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ class BudgetError(CheckmateError, ValueError):
 
 
 class GraphError(CheckmateError, ValueError):
-    """A dataflow graph that is not one: a dependency that points forward, a negative cost, a name used twice."""
+    """A dataflow graph that is not one: a dependency that points forward, a negative cost, a name
+    used twice."""
 
 
 class PlanError(CheckmateError, ValueError):
-    """A plan or schedule that breaks the rules of its graph: it uses what is not in memory, or recomputes what may not be."""
+    """A plan or schedule that breaks the rules of its graph: it uses what is not in memory, or
+    recomputes what may not be."""
 
 
 class PlanFileError(CheckmateError, ValueError):
-    """A graph or plan file that cannot be read, is of another version, or belongs to another graph."""
+    """A graph or plan file that cannot be read, is of another version, or belongs to another
+    graph."""
 
 
 class InfeasibleBudgetError(CheckmateError, ValueError):
@@ -32,10 +36,12 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
 
     Attributes:
       budget_bytes: What was asked for.
-      floor_bytes: The least number of bytes that the proof shows to be needed (a valid lower bound, not always reachable).
+      floor_bytes: The least number of bytes that the proof shows to be needed (a valid lower bound,
+        not always reachable).
       op: Index of the op that binds, or None when the proof does not single one out.
       op_name: Its name, or "".
-      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was looked for or found.
+      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was
+        looked for or found.
     """
 
     def __init__(
@@ -56,16 +62,24 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
 
 
 class NoPlanFoundError(CheckmateError, RuntimeError):
-    """No plan within the budget was found, and none was proven impossible: time ran out, or the method is too weak.
+    """No plan within the budget was found, and none was proven impossible: time ran out, or the
+    method is too weak.
 
     Attributes:
       best_peak_bytes: The lowest peak of any plan that was tried, or None when none was.
-      bound: No plan within the budget costs less (the graph's cost unit), or None when that was not asked.
-      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was looked for or found.
+      bound: No plan within the budget costs less (the graph's cost unit), or None when that was not
+        asked.
+      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was
+        looked for or found.
     """
 
     def __init__(
-        self, message: str, *, best_peak_bytes: int | None = None, bound: float | None = None, smallest_budget_bytes: int | None = None
+        self,
+        message: str,
+        *,
+        best_peak_bytes: int | None = None,
+        bound: float | None = None,
+        smallest_budget_bytes: int | None = None,
     ):
         super().__init__(message)
         self.best_peak_bytes = best_peak_bytes
@@ -82,7 +96,8 @@ class SolverFailedError(CheckmateError, RuntimeError):
 
 
 class TraceError(CheckmateError, ValueError):
-    """A training step that cannot be traced into a graph, or is called with what it was not traced for."""
+    """A training step that cannot be traced into a graph, or is called with what it was not traced
+    for."""
 
 
 class EvictionError(CheckmateError, MemoryError):
@@ -90,33 +105,43 @@ class EvictionError(CheckmateError, MemoryError):
 
     Attributes:
       budget_bytes: The budget, or None when that is not known.
-      needed_bytes: What the budget must be at least for what ran so far, or None when that is not known.
+      needed_bytes: What the budget must be at least for what ran so far, or None when that is not
+        known.
     """
 
-    def __init__(self, message: str, *, budget_bytes: float | None = None, needed_bytes: int | None = None):
+    def __init__(
+        self, message: str, *, budget_bytes: float | None = None, needed_bytes: int | None = None
+    ):
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.needed_bytes = needed_bytes
 
 
 class ThrashingError(EvictionError):
-    """Dynamic rematerialization was given up: recomputing has cost more than the limit that was set.
+    """Dynamic rematerialization was given up: recomputing has cost more than the limit that was
+    set.
 
-    The smallest budget that works is above `budget_bytes` and at most `enough_bytes`, for what ran so far; more is not known.
+    The smallest budget that works is above `budget_bytes` and at most `enough_bytes`, for what ran
+    so far; more is not known.
 
     Attributes:
-      enough_bytes: A budget within which nothing would have been recomputed so far, or None when that is not known.
+      enough_bytes: A budget within which nothing would have been recomputed so far, or None when
+        that is not known.
     """
 
-    def __init__(self, message: str, *, budget_bytes: float | None = None, enough_bytes: int | None = None):
+    def __init__(
+        self, message: str, *, budget_bytes: float | None = None, enough_bytes: int | None = None
+    ):
         super().__init__(message, budget_bytes=budget_bytes)
         self.enough_bytes = enough_bytes
 
 
+# TensorFlow lets errors with just this one through tf.function as they are.
 class UnsupportedError(CheckmateError, NotImplementedError):
-    """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made for."""
+    """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made
+    for."""
 
-    __init__ = Exception.__init__  # TensorFlow lets errors with just this one through tf.function as they are
+    __init__ = Exception.__init__
 
 
 class LogError(CheckmateError, ValueError):

@@ -24,8 +24,15 @@ class Progress:
 
     def __init__(self, name: str, *, enabled: bool = True):
         console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn(f"{name}: {{task.description}}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
-        self._bars = Bars(*columns, console=console, transient=True, disable=not (enabled and console.is_terminal))
+        columns = (
+            SpinnerColumn(),
+            TextColumn(f"{name}: {{task.description}}", markup=False),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+        )
+        self._bars = Bars(
+            *columns, console=console, transient=True, disable=not (enabled and console.is_terminal)
+        )
         self._task: Any = None
 
     def __enter__(self) -> Progress:
@@ -53,6 +60,17 @@ class Progress:
         """Shows the best plan and bound so far, as time beyond the plain step's."""
         total = search.graph.total_cost
         if total:
-            best = f"best plan {search.timeline.cost / total - 1:+.2%}" if search.timeline else "no plan yet"
-            gap = f", gap {search.timeline.cost / search.bound - 1:.2%}" if search.timeline and search.bound else ""
-            self._bars.update(self._task, description=f"solving: {best}, bound {search.bound / total - 1:+.2%}{gap}")
+            best = (
+                f"best plan {search.timeline.cost / total - 1:+.2%}"
+                if search.timeline
+                else "no plan yet"
+            )
+            gap = (
+                f", gap {search.timeline.cost / search.bound - 1:.2%}"
+                if search.timeline and search.bound
+                else ""
+            )
+            self._bars.update(
+                self._task,
+                description=f"solving: {best}, bound {search.bound / total - 1:+.2%}{gap}",
+            )

@@ -1,4 +1,5 @@
-"""Bytes for people: "6GiB", "80%", 1.5e9 <-> an int of bytes. The only place that knows the units."""
+"""Bytes for people: "6GiB", "80%", 1.5e9 <-> an int of bytes. The only place that knows the
+units."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
     """Returns `amount` as a whole number of bytes, at least one.
 
     Args:
-      amount: A number of bytes, or text such as "6GiB", "1.5 GB", "300MB" or "60%". GiB is 2^30 bytes, GB is 10^9.
+      amount: A number of bytes, or text such as "6GiB", "1.5 GB", "300MB" or "60%". GiB is 2^30
+        bytes, GB is 10^9.
       percent_of: The bytes that 100% stands for. Without it a percentage is refused.
 
     Raises:
@@ -32,24 +34,36 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
       >>> parse_bytes("1.5 GiB"), parse_bytes("60%", percent_of=1000)
       (1610612736, 600)
     """
-    if isinstance(amount, bool) or not isinstance(amount, (numbers.Real, str)):  # NumPy's numbers are Real too
-        raise BudgetError(f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}.")
+    # NumPy's numbers are Real too.
+    if isinstance(amount, bool) or not isinstance(amount, (numbers.Real, str)):
+        raise BudgetError(
+            f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}."
+        )
     if isinstance(amount, str):
         match = _AMOUNT.fullmatch(amount)
         unit = match[2].lower() if match else None
         if match is None or (unit not in _UNITS and unit not in ("", "%")):
-            raise BudgetError(f"Cannot read {amount!r} as an amount of memory. Write it like '6GiB', '500MB', '60%' or a number of bytes.")
+            raise BudgetError(
+                f"Cannot read {amount!r} as an amount of memory. Write it like '6GiB', '500MB',"
+                " '60%' or a number of bytes."
+            )
         number = float(match[1])
         if unit == "%":
             if percent_of is None:
-                raise BudgetError(f"{amount!r} is a share, and here nothing says of what. Give an amount such as '6GiB'.")
-            number = number * max(1, percent_of) / 100  # in this order: 50% of 58 is 29; a share of nothing is next to nothing
+                raise BudgetError(
+                    f"{amount!r} is a share, and here nothing says of what. Give an amount such as"
+                    " '6GiB'."
+                )
+            # In this order: 50% of 58 is 29; a share of nothing is next to nothing.
+            number = number * max(1, percent_of) / 100
         else:
             number *= _UNITS.get(unit, 1)
     else:
         number = amount
     if not 0 < number < 2**63:  # also refuses nan and infinity
-        raise BudgetError(f"A budget must be more than zero bytes and less than 2^63; got {amount!r}.")
+        raise BudgetError(
+            f"A budget must be more than zero bytes and less than 2^63; got {amount!r}."
+        )
     return max(1, int(number))
 
 
@@ -59,7 +73,8 @@ def is_share(amount: Bytes) -> bool:
 
 
 def shown_bytes(count: int) -> int:
-    """Returns the least number of bytes that is at least `count` when it is written by `format_bytes` and read again.
+    """Returns the least number of bytes that is at least `count` when it is written by
+    `format_bytes` and read again.
 
     Example:
       >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
@@ -67,13 +82,16 @@ def shown_bytes(count: int) -> int:
     """
     step = 1024 ** max(0, min(4, (max(1, count).bit_length() - 1) // 10))
     hundredths = count if step == 1 else -(-100 * count // step)
-    while (found := parse_bytes(format_bytes(hundredths * step / 100 if step > 1 else hundredths))) < count:
+    while (
+        found := parse_bytes(format_bytes(hundredths * step / 100 if step > 1 else hundredths))
+    ) < count:
         hundredths += 1
     return found
 
 
 def format_bytes(count: float) -> str:
-    """Returns `count` bytes in the binary unit that reads best: format_bytes(1610612736) == '1.50 GiB'."""
+    """Returns `count` bytes in the binary unit that reads best: format_bytes(1610612736) == '1.50
+    GiB'."""
     sign, count = ("-" if count < 0 else ""), abs(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":

@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
-SETTINGS = {"as it is": {}, "without oneDNN": {"TF_ENABLE_ONEDNN_OPTS": "0"}, "that of GPUs": {"TF_CPU_ALLOCATOR_USE_BFC": "true"}}
+SETTINGS = {
+    "as it is": {},
+    "without oneDNN": {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    "that of GPUs": {"TF_CPU_ALLOCATOR_USE_BFC": "true"},
+}
 SCRIPT = """
 import tensorflow as tf
 values = [tf.zeros([size], tf.uint8) + tf.cast(1, tf.uint8) for size in (3 * 2**20 + 1, 1000)]
@@ -20,4 +24,6 @@ if __name__ == "__main__":
     for name, setting in SETTINGS.items():
         print(name, setting, flush=True)
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **setting}
-        subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, check=True, stderr=subprocess.DEVNULL
+        )

@@ -1,4 +1,5 @@
-"""A hook of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored outputs and pictures. None is run."""
+"""A hook of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored
+outputs and pictures. None is run."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ FOLDER = Path(__file__).parents[1] / "tutorials"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds `tutorials/NAME.md` for each notebook, and what it shows."""
     for path in sorted(FOLDER.glob("*.ipynb")):
-        text, resources = MarkdownExporter(config=Config(TOGETHER)).from_filename(str(path), resources={"unique_key": path.stem})
+        text, resources = MarkdownExporter(config=Config(TOGETHER)).from_filename(
+            str(path), resources={"unique_key": path.stem}
+        )
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=links(text)))
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, f"tutorials/{name}", content=content))
@@ -27,7 +30,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def links(text: str) -> str:
-    """Links between notebooks become links between their pages. Files that are no pages of the site are named instead."""
+    """Links between notebooks become links between their pages. Files that are no pages of the site
+    are named instead."""
     text = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", text)
     text = text.replace("](../docs/", "](../")
-    return re.sub(r"\[([^\]]+)\]\(\.\./([\w.-]*/README\.md)\)", r"\1 (`\2` in the repository)", text)
+    return re.sub(
+        r"\[([^\]]+)\]\(\.\./([\w.-]*/README\.md)\)", r"\1 (`\2` in the repository)", text
+    )

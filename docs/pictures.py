@@ -1,7 +1,9 @@
-"""Draws the pictures of these pages, from the graph of MobileNet's training step that the package carries: `python docs/pictures.py`.
+"""Draws the pictures of these pages, from the graph of MobileNet's training step that the package
+carries: `python docs/pictures.py`.
 
-Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture docs/images/measured.svg`, and `images/dtr.svg`, by
-`checkmate bench dtr --plot docs/images/dtr.svg`.
+Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture
+docs/images/measured.svg`, and `images/dtr.svg`, by `checkmate bench dtr --plot
+docs/images/dtr.svg`.
 """
 
 from __future__ import annotations
@@ -31,12 +33,20 @@ def draw(graph: DFGraph, result: SolveResult) -> dict[str, plot.Picture]:
 
 
 def curve(graph: DFGraph) -> plot.Picture:
-    """Returns the picture of many budgets: what is known from others, and ours, asked for the memory of each of their plans, too."""
-    others = {name: [solve(graph, budget, solver=name, time_limit_s=2, throw=False) for budget in CURVE] for name in OTHERS}
-    peaks = {result.peak_bytes for found in others.values() for result in found if result.peak_bytes}
+    """Returns the picture of many budgets: what is known from others, and ours, asked for the
+    memory of each of their plans, too."""
+    others = {
+        name: [solve(graph, budget, solver=name, time_limit_s=2, throw=False) for budget in CURVE]
+        for name in OTHERS
+    }
+    peaks = {
+        result.peak_bytes for found in others.values() for result in found if result.peak_bytes
+    }
     solvers = {"auto": solve_curve(graph, [*CURVE, *peaks], time_limit_s=2).results, **others}
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
-    return plot.budget_curve(solvers, floor_bytes=floor(graph).bytes, plain_bytes=plain, name=graph.name)
+    return plot.budget_curve(
+        solvers, floor_bytes=floor(graph).bytes, plain_bytes=plain, name=graph.name
+    )
 
 
 if __name__ == "__main__":

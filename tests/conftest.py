@@ -1,10 +1,12 @@
-"""Shared by all tests. That this file is here also puts `tests/` on the path, so that tests can import `strategies` and `oracles`.
+"""Shared by all tests. That this file is here also puts `tests/` on the path, so that tests can
+import `strategies` and `oracles`.
 
-The settings of TensorFlow make a run exact and its memory counted: the CPU gets the allocator that GPUs have; one thread and
-deterministic ops make equal programs give equal bits; without Grappler and oneDNN the plain step is not fused, which is
-what "the model's own numbers" means.
+The settings of TensorFlow make a run exact and its memory counted: the CPU gets the allocator that
+GPUs have; one thread and deterministic ops make equal programs give equal bits; without Grappler
+and oneDNN the plain step is not fused, which is what "the model's own numbers" means.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,13 +15,23 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples on every run: a test that fails, fails again. A loaded machine is no reason to fail.
+# The same examples on every run: a test that fails, fails again. A loaded machine is no reason to
+# fail.
 settings.register_profile(
-    "checkmate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "checkmate",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("checkmate")
 
-sys.path.insert(0, str(Path(__file__).parent / "solvers"))  # test_laws uses the oracle of test_formulation
+# Machine code of the annealer, apart for each state of its sources: numba looks at one of the files
+# only.
+_SOURCES = sorted((Path(__file__).parents[1] / "checkmate" / "solvers" / "annealing").glob("*.py"))
+_DIGEST = hashlib.sha256(b"".join(file.read_bytes() for file in _SOURCES)).hexdigest()[:12]
+os.environ["NUMBA_CACHE_DIR"] = str(
+    Path(__file__).parents[1] / ".pytest_cache" / f"numba-{_DIGEST}"
+)
 
 # TensorFlow reads these when it is imported.
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -31,14 +43,20 @@ OWN_PROCESS = "CHECKMATE_TEST_OWN_PROCESS"
 def pytest_pyfunc_call(pyfuncitem):
     """Runs a test marked `own_process` in a process of its own.
 
-    What the allocator loses hangs on how its pool is cut, and that on all that ran before. Here nothing did, in whichever order tests run.
+    What the allocator loses hangs on how its pool is cut, and that on all that ran before. Here
+    nothing did, in whichever order tests run.
     """
     if OWN_PROCESS in os.environ or not pyfuncitem.get_closest_marker("own_process"):
         return None
     options = ["-n", "0", "-p", "no:cacheprovider", "--timeout", "0"]  # this test's own limit holds
     command = [sys.executable, "-m", "pytest", *options, pyfuncitem.nodeid]
     done = subprocess.run(
-        command, cwd=pyfuncitem.config.rootpath, env=os.environ | {OWN_PROCESS: "1"}, capture_output=True, text=True, check=False
+        command,
+        cwd=pyfuncitem.config.rootpath,
+        env=os.environ | {OWN_PROCESS: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
@@ -47,12 +65,15 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Called with an object, the outputs that a notebook's cell shows for it: by type, "text/html" or "image/png"."""
+    """Called with an object, the outputs that a notebook's cell shows for it: by type, "text/html"
+    or "image/png"."""
     import IPython.display
     from IPython.core.formatters import DisplayFormatter
 
     shown = []
-    monkeypatch.setattr(IPython.display, "display", lambda each: shown.append(DisplayFormatter().format(each)[0]))
+    monkeypatch.setattr(
+        IPython.display, "display", lambda each: shown.append(DisplayFormatter().format(each)[0])
+    )
 
     def outputs(found):
         shown.clear()
@@ -60,7 +81,9 @@ def notebook(monkeypatch):
             found._ipython_display_()
         else:
             IPython.display.display(found)
-        return [{kind: data for kind, data in each.items() if kind != "text/plain"} for each in shown]
+        return [
+            {kind: data for kind, data in each.items() if kind != "text/plain"} for each in shown
+        ]
 
     return outputs
 

@@ -1,4 +1,5 @@
-"""Hypothesis strategies for graphs and budgets, and the training graphs by rule from which larger tests are made."""
+"""Hypothesis strategies for graphs and budgets, and the training graphs by rule from which larger
+tests are made."""
 
 from __future__ import annotations
 
@@ -21,17 +22,23 @@ def training_chain(
     updates: bool = False,
     fixed_bytes: int = 0,
 ) -> DFGraph:
-    """A chain of forward ops, their backward ops in reverse, and, if asked, a gradient and an update of the variables per layer.
+    """A chain of forward ops, their backward ops in reverse, and, if asked, a gradient and an
+    update of the variables per layer.
 
-    Backward op k reads the gradient from above and the inputs and output of forward op k. The result does not depend on chance.
+    Backward op k reads the gradient from above and the inputs and output of forward op k. The
+    result does not depend on chance.
 
     Args:
-      skip: Every so many layers the layer also reads the one `skip` before it, like the blocks of a ResNet; 0 for none.
+      skip: Every so many layers the layer also reads the one `skip` before it, like the blocks of a
+        ResNet; 0 for none.
       costs: Cost of the forward ops, repeated in turn. A backward op costs twice its forward op.
-      sizes: Output bytes of the forward ops, repeated in turn. The gradient of a value is as large as the value.
-      gradient_bytes: Size of each layer's parameter gradient. They appear with `updates`, and may not be recomputed.
-      updates: After each backward op come a parameter gradient and an update that reads it, stands where a traced optimizer
-        would put it, overwrites the variable that the layer's two ops read, and may run only once.
+      sizes: Output bytes of the forward ops, repeated in turn. The gradient of a value is as large
+        as the value.
+      gradient_bytes: Size of each layer's parameter gradient. They appear with `updates`, and may
+        not be recomputed.
+      updates: After each backward op come a parameter gradient and an update that reads it, stands
+        where a traced optimizer would put it, overwrites the variable that the layer's two ops
+        read, and may run only once.
     """
     ops: list[Op] = []
     index: dict[str, int] = {}
@@ -48,17 +55,39 @@ def training_chain(
             inputs[k] = sorted({k - skip, k - 1})
         for d in inputs[k]:
             readers[d].append(k)
-        add(f"f{k}", [f"f{d}" for d in inputs[k]], cost=costs[k % len(costs)], output_bytes=sizes[k % len(sizes)])
+        add(
+            f"f{k}",
+            [f"f{d}" for d in inputs[k]],
+            cost=costs[k % len(costs)],
+            output_bytes=sizes[k % len(sizes)],
+        )
     add("loss", [f"f{layers - 1}"], cost=costs[0] / 2, output_bytes=1)
     outputs = [index["loss"]]
     for k in reversed(range(layers)):
         above = [f"b{reader}" for reader in readers[k]] or ["loss"]
-        facts = {"cost": 2 * costs[k % len(costs)], "output_bytes": sizes[k % len(sizes)], "is_backward": True}
+        facts = {
+            "cost": 2 * costs[k % len(costs)],
+            "output_bytes": sizes[k % len(sizes)],
+            "is_backward": True,
+        }
         add(f"b{k}", [*above, f"f{k}", *(f"f{d}" for d in inputs[k])], **facts)
         if updates:
-            add(f"g{k}", [f"b{k}", *(f"f{d}" for d in inputs[k])], output_bytes=gradient_bytes, is_backward=True, recomputable=False)
+            add(
+                f"g{k}",
+                [f"b{k}", *(f"f{d}" for d in inputs[k])],
+                output_bytes=gradient_bytes,
+                is_backward=True,
+                recomputable=False,
+            )
             read_variable = (index[f"f{k}"], index[f"b{k}"])
-            add(f"u{k}", [f"g{k}"], cost=0.1, is_backward=True, recomputable=False, overwrites=read_variable)
+            add(
+                f"u{k}",
+                [f"g{k}"],
+                cost=0.1,
+                is_backward=True,
+                recomputable=False,
+                overwrites=read_variable,
+            )
             outputs.append(index[f"u{k}"])
     if not updates:
         outputs.append(index["b0"])
@@ -66,7 +95,8 @@ def training_chain(
 
 
 def leaky_relu_grad(*, bytes_each: int = 16, read_again: bool = False, **facts) -> DFGraph:
-    """Two values that are made before, and an op that may write over either of them; `facts` change that.
+    """Two values that are made before, and an op that may write over either of them; `facts` change
+    that.
 
     Args:
       read_again: One of the two, which cost 5 to make, is read once more at the end.
@@ -80,7 +110,8 @@ def leaky_relu_grad(*, bytes_each: int = 16, read_again: bool = False, **facts) 
 
 @st.composite
 def graphs(draw, max_ops: int = 7, min_ops: int = 1) -> DFGraph:
-    """Any small graph: several users, zero bytes, zero costs, workspace, ops that run once, order-only edges, overwrites, ops in place."""
+    """Any small graph: several users, zero bytes, zero costs, workspace, ops that run once,
+    order-only edges, overwrites, ops in place."""
     few = st.integers(0, 3)
     ops = []
     for i in range(draw(st.integers(min_ops, max_ops))):
@@ -104,15 +135,22 @@ def graphs(draw, max_ops: int = 7, min_ops: int = 1) -> DFGraph:
 
 @st.composite
 def in_place(draw, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """The same ops, about half of which may take over the memory of some of their deps that are large enough."""
+    """The same ops, about half of which may take over the memory of some of their deps that are
+    large enough."""
     large_enough = [[d for d in op.deps if ops[d].output_bytes >= op.output_bytes] for op in ops]
-    chosen = [draw(st.lists(st.sampled_from(deps), unique=True)) if deps and draw(st.booleans()) else [] for deps in large_enough]
-    return tuple(replace(op, in_place=tuple(sorted(deps))) for op, deps in zip(ops, chosen, strict=True))
+    chosen = [
+        draw(st.lists(st.sampled_from(deps), unique=True)) if deps and draw(st.booleans()) else []
+        for deps in large_enough
+    ]
+    return tuple(
+        replace(op, in_place=tuple(sorted(deps))) for op, deps in zip(ops, chosen, strict=True)
+    )
 
 
 @st.composite
 def training_chains(draw, max_layers: int = 3) -> DFGraph:
-    """Small training graphs by the rule of `training_chain`; `max_layers=3` without updates has at most 7 ops."""
+    """Small training graphs by the rule of `training_chain`; `max_layers=3` without updates has at
+    most 7 ops."""
     layers = draw(st.integers(1, max_layers))
     return training_chain(
         layers,
@@ -132,21 +170,28 @@ def training_chains_in_place(draw, max_layers: int = 3) -> DFGraph:
 
 @st.composite
 def problems(draw, graph_strategy: st.SearchStrategy[DFGraph] | None = None) -> tuple[DFGraph, int]:
-    """A graph and a budget between its floor and the plain step's peak: the range in which there is something to find."""
+    """A graph and a budget between its floor and the plain step's peak: the range in which there is
+    something to find."""
     graph = draw(graphs() if graph_strategy is None else graph_strategy)
     lowest = max(1, floor(graph).bytes)
-    return graph, draw(st.integers(lowest, max(lowest, replay(graph, Plan.keep_all(graph)).peak_bytes)))
+    return graph, draw(
+        st.integers(lowest, max(lowest, replay(graph, Plan.keep_all(graph)).peak_bytes))
+    )
 
 
 def tangled(n: int, *, seed: int = 0) -> DFGraph:
-    """A random graph of about sqrt(n) layers and 6 edges per op, most of them from a layer close above, to any op of it: little can be freed early.
+    """A random graph of about sqrt(n) layers and 6 edges per op, most of them from a layer close
+    above, to any op of it: little can be freed early.
 
     Costs and sizes are whole numbers from 1 to 100. What nobody reads is an output.
     """
     chance = random.Random(seed)
     edges, width = 6 * n, max(2, round(n**0.5))
     layer = [min(i // width, (n - 1) // width) for i in range(n)]
-    deps: list[set[int]] = [{chance.choice([d for d in range(n) if layer[d] == layer[i] - 1])} if layer[i] else set() for i in range(n)]
+    deps: list[set[int]] = [
+        {chance.choice([d for d in range(n) if layer[d] == layer[i] - 1])} if layer[i] else set()
+        for i in range(n)
+    ]
     total, attempts = sum(map(len, deps)), 100 * edges
     while total < edges and attempts:
         attempts -= 1
@@ -157,6 +202,9 @@ def tangled(n: int, *, seed: int = 0) -> DFGraph:
         if layer[d] < layer[i] and d not in deps[i]:
             deps[i].add(d)
             total += 1
-    ops = [Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100)) for i in range(n)]
+    ops = [
+        Op(f"op{i}", tuple(sorted(deps[i])), chance.randint(1, 100), chance.randint(1, 100))
+        for i in range(n)
+    ]
     read = set().union(*deps)
     return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"tangled{n}")

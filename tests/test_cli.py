@@ -47,7 +47,10 @@ def test_version():
     assert checkmate.__version__ in found.output
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"], ["bench", "nothing"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"], ["bench", "nothing"]],
+)
 def test_what_cannot_be_read_is_status_2(arguments):
     found = invoke(*arguments)
     assert found.exit_code == 2
@@ -65,7 +68,9 @@ def test_the_module_is_the_command_and_needs_no_tensorflow():
         "print([name for name in ('tensorflow', 'keras') if name in sys.modules])\n"
     )
     root = Path(checkmate.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
+    )
     assert "Usage" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -93,14 +98,19 @@ def trainings(monkeypatch):
 
 
 def test_demo_within_the_budget(trainings):
-    calls = trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB, [2.0, 1.5 + 1e-6], 1.25, int(1.5 * GIB)))
+    calls = trainings(
+        trained(3 * GIB, [2.0, 1.5]), trained(GIB, [2.0, 1.5 + 1e-6], 1.25, int(1.5 * GIB))
+    )
     found = invoke("demo", "--model", "unet", "--budget", "50%", "--steps", "2")
     assert found.exit_code == 0
-    assert calls == [("checkmate.bench.demo", ["unet", "2", "50%"]), ("checkmate.bench.demo", ["unet", "2"])]
+    assert calls == [
+        ("checkmate.bench.demo", ["unet", "2", "50%"]),
+        ("checkmate.bench.demo", ["unet", "2"]),
+    ]
     said = " ".join(found.output.split())
     assert (
-        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (33%), at 1.25 times the step time, with the same losses."
-        in said
+        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (33%), at 1.25"
+        " times the step time, with the same losses." in said
     )
 
 
@@ -133,7 +143,11 @@ def test_demo_with_other_losses(trainings, losses):
 
 
 @pytest.mark.parametrize(
-    "error", [checkmate.CheckmateError("it broke"), checkmate.InfeasibleBudgetError("it broke", budget_bytes=1, floor_bytes=2)]
+    "error",
+    [
+        checkmate.CheckmateError("it broke"),
+        checkmate.InfeasibleBudgetError("it broke", budget_bytes=1, floor_bytes=2),
+    ],
 )
 def test_a_refusal_is_a_sentence_and_status_1(monkeypatch, error):
     def fail(*arguments, **options):
@@ -157,9 +171,18 @@ def test_a_bug_is_no_refusal(monkeypatch):
 def test_bench_steps(monkeypatch):
     plain = {"trace_s": 2.0, "peak_bytes": 2 * GIB, "fixed_bytes": GIB, "predicted_bytes": 2 * GIB}
     planned = {
-        "peak_bytes": GIB, "step_s": 1.1, "plain_s": 1.0, "predicted_bytes": GIB, "predicted_slowdown": 1.2, "overhead": 1.05, "gap": 0.0, "recomputed": 7, "ops": 90,
-        "planning_s": 5.0, "phases": {"solving": 0.5, "tracing": 1.5},
-    }  # fmt: skip
+        "peak_bytes": GIB,
+        "step_s": 1.1,
+        "plain_s": 1.0,
+        "predicted_bytes": GIB,
+        "predicted_slowdown": 1.2,
+        "overhead": 1.05,
+        "gap": 0.0,
+        "recomputed": 7,
+        "ops": 90,
+        "planning_s": 5.0,
+        "phases": {"solving": 0.5, "tracing": 1.5},
+    }
     calls = []
 
     def fresh_process(module, arguments, **options):
@@ -173,7 +196,11 @@ def test_bench_steps(monkeypatch):
     monkeypatch.setattr(steps, "fresh_process", fresh_process)
     found = invoke("bench", "steps", "unet", "vgg16", "--budgets", "50%,10%", "--steps", "3")
     assert found.exit_code == 0
-    expected = [[name, "3", *rest] for name in ("unet", "vgg16") for rest in ([], [str(2 * GIB)], [str(GIB + 2 * GIB // 10)])]
+    expected = [
+        [name, "3", *rest]
+        for name in ("unet", "vgg16")
+        for rest in ([], [str(2 * GIB)], [str(GIB + 2 * GIB // 10)])
+    ]
     assert calls == [("checkmate.bench.steps", arguments) for arguments in expected]
     for shown in ("1024 of 2048", "0.500", "1.100", "+5.00%", "7 of 90", "2.50", "No plan fits"):
         assert shown in found.output
@@ -187,8 +214,14 @@ def module(tmp_path, monkeypatch, text):
 
 
 def test_a_fresh_process_answers_with_its_last_line(tmp_path, monkeypatch):
-    text = "import json, os, sys\nprint('talk')\nprint(json.dumps([sys.argv[1:], os.environ['TF_CPU_ALLOCATOR_USE_BFC']]))"
-    assert process.fresh_process(module(tmp_path, monkeypatch, text), ["a", "b"]) == [["a", "b"], "true"]
+    text = (
+        "import json, os, sys\nprint('talk')\nprint(json.dumps([sys.argv[1:],"
+        " os.environ['TF_CPU_ALLOCATOR_USE_BFC']]))"
+    )
+    assert process.fresh_process(module(tmp_path, monkeypatch, text), ["a", "b"]) == [
+        ["a", "b"],
+        "true",
+    ]
 
 
 def test_a_fresh_process_that_fails_says_why(tmp_path, monkeypatch):
@@ -197,8 +230,13 @@ def test_a_fresh_process_that_fails_says_why(tmp_path, monkeypatch):
         process.fresh_process(name, [])
 
 
-def test_what_the_library_refuses_in_a_fresh_process_is_told_in_its_own_words(tmp_path, monkeypatch):
-    text = "import checkmate\nprint('talk')\nraise checkmate.GraphError('It has no end.\\nGive it one.')"
+def test_what_the_library_refuses_in_a_fresh_process_is_told_in_its_own_words(
+    tmp_path, monkeypatch
+):
+    text = (
+        "import checkmate\nprint('talk')\nraise checkmate.GraphError('It has no end.\\nGive it"
+        " one.')"
+    )
     with pytest.raises(checkmate.CheckmateError) as caught:
         process.fresh_process(module(tmp_path, monkeypatch, text), [])
     assert str(caught.value) == "It has no end.\nGive it one."

@@ -1,4 +1,5 @@
-"""The pages in docs/: built without a warning and without the network, complete, and with examples that run."""
+"""The pages in docs/: built without a warning and without the network, complete, and with examples
+that run."""
 
 import ast
 import html
@@ -21,7 +22,11 @@ from checkmate.solvers.solve import SOLVERS
 ROOT = Path(checkmate.__file__).parents[1]
 DOCS = ROOT / "docs"
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
-ERRORS = [name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, checkmate.CheckmateError)]
+ERRORS = [
+    name
+    for name, one in vars(errors).items()
+    if inspect.isclass(one) and issubclass(one, checkmate.CheckmateError)
+]
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="needs the checkout")
 
@@ -40,20 +45,29 @@ class Loaded(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         if tag in ("script", "link", "img", "iframe", "source"):
-            self.found += [value or "" for key, value in attributes if key in ("src", "href") and ("rel", "canonical") not in attributes]
+            self.found += [
+                value or ""
+                for key, value in attributes
+                if key in ("src", "href") and ("rel", "canonical") not in attributes
+            ]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built pages. Strict: a warning is an error. Whatever asks for the network gets no answer."""
+    """The built pages. Strict: a warning is an error. Whatever asks for the network gets no
+    answer."""
     for module in ("mkdocs", "material", "mkdocstrings", "nbconvert"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install -e '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    nowhere = dict.fromkeys(
+        ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"
+    )
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return folder
@@ -67,7 +81,9 @@ def test_pages_load_nothing_from_elsewhere(site):
         assert found
         assert not [address for address in found if re.match(r"(https?:)?//", address)], path
     for path in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import )[\"']?https?:", path.read_text(encoding="utf-8")), path
+        assert not re.search(r"(url\(|@import )[\"']?https?:", path.read_text(encoding="utf-8")), (
+            path
+        )
 
 
 def public_names():
@@ -86,26 +102,38 @@ def test_public_names_are_in_the_api(site, last):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_every_error_has_its_cure(name):
-    """A heading of its own, and something under it; an error that is new here fails until somebody has written what to do."""
-    found = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", page("troubleshooting.md"), re.MULTILINE | re.DOTALL)
+    """A heading of its own, and something under it; an error that is new here fails until somebody
+    has written what to do."""
+    found = re.search(
+        rf"^### {name}\n(.*?)(?=^##|\Z)", page("troubleshooting.md"), re.MULTILINE | re.DOTALL
+    )
     assert found, f"docs/troubleshooting.md has no heading for {name}"
     assert len(found[1].split()) >= 12
 
 
 def test_no_error_is_made_up():
-    assert set(re.findall(r"^### (\w+Error)$", page("troubleshooting.md"), re.MULTILINE)) == set(ERRORS)
+    assert set(re.findall(r"^### (\w+Error)$", page("troubleshooting.md"), re.MULTILINE)) == set(
+        ERRORS
+    )
 
 
 def test_the_table_of_solvers_is_whole():
     text = page("solvers.md")
     table = text[text.index("| name | method |") : text.index("`solve(..., reorder=True)`")]
-    named = {name for row in table.splitlines() if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named = {
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
     assert named == set(SOLVERS)
 
 
 def test_the_examples_of_solvers_run(capsys):
     names: dict = {}
-    for example in re.findall(r"^```python\n(.*?)^```$", page("solvers.md"), re.MULTILINE | re.DOTALL):
+    for example in re.findall(
+        r"^```python\n(.*?)^```$", page("solvers.md"), re.MULTILINE | re.DOTALL
+    ):
         exec(example, names)
     expected = re.findall(r"print\(.*  # (.*)", page("solvers.md"))
     assert capsys.readouterr().out.splitlines() == expected
@@ -115,9 +143,14 @@ def test_the_examples_of_solvers_run(capsys):
 def test_commands_of_the_pages_exist():
     from checkmate.cli import main
 
-    text = "\n".join(path.read_text(encoding="utf-8") for path in (*DOCS.rglob("*.md"), ROOT / "README.md"))
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in (*DOCS.rglob("*.md"), ROOT / "README.md")
+    )
     commands = set(
-        re.findall(r"checkmate ((?:bench )?[a-z-]+)(?= |`|$)", "\n".join(re.findall(r"^(?: {4}checkmate .*|checkmate .*)$", text, re.M)))
+        re.findall(
+            r"checkmate ((?:bench )?[a-z-]+)(?= |`|$)",
+            "\n".join(re.findall(r"^(?: {4}checkmate .*|checkmate .*)$", text, re.M)),
+        )
     )
     assert {"demo", "plan", "show", "doctor"} <= commands
     for command in commands:
@@ -125,7 +158,9 @@ def test_commands_of_the_pages_exist():
         assert first in main.commands, command
         if rest and first == "bench":
             assert rest[0] in main.commands["bench"].commands, command
-    assert set(main.commands) == set(re.findall(r"^    checkmate ([a-z]+)", page("command-line.md"), re.MULTILINE))
+    assert set(main.commands) == set(
+        re.findall(r"^    checkmate ([a-z]+)", page("command-line.md"), re.MULTILINE)
+    )
     table = page("command-line.md").split("## Benchmarks")[1]
     assert set(re.findall(r"`([a-z-]+)`", table)) == set(main.commands["bench"].commands)
 
@@ -139,7 +174,9 @@ def test_every_page_is_reachable():
 
 def test_every_notebook_is_in_the_list():
     assert NOTEBOOKS
-    assert [path.name for path in NOTEBOOKS if f"(tutorials/{path.stem}.md)" not in page("tutorials.md")] == []
+    assert [
+        path.name for path in NOTEBOOKS if f"(tutorials/{path.stem}.md)" not in page("tutorials.md")
+    ] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -151,7 +188,9 @@ def test_a_notebook_is_a_page_with_all_it_shows(site, path):
         if cell["cell_type"] != "code":
             continue
         assert " ".join("".join(cell["source"]).split()) in words
-        printed = "".join("".join(each["text"]) for each in cell["outputs"] if each["output_type"] == "stream")
+        printed = "".join(
+            "".join(each["text"]) for each in cell["outputs"] if each["output_type"] == "stream"
+        )
         assert html.escape(printed.strip(), quote=False) in shown  # as one block, every space kept
         pictures += sum("image/png" in each.get("data", {}) for each in cell["outputs"])
     found = re.findall(rf'<img [^>]*src="\.\./({path.stem}[^"]*\.png)"', shown)
@@ -160,7 +199,11 @@ def test_a_notebook_is_a_page_with_all_it_shows(site, path):
 
 
 def test_pictures_of_the_pages_are_there_and_drawn_by_the_script():
-    used = {name for path in DOCS.rglob("*.md") for name in re.findall(r"\(images/([\w-]+\.svg)\)", path.read_text(encoding="utf-8"))}
+    used = {
+        name
+        for path in DOCS.rglob("*.md")
+        for name in re.findall(r"\(images/([\w-]+\.svg)\)", path.read_text(encoding="utf-8"))
+    }
     assert used == {path.name for path in (DOCS / "images").glob("*.svg")}
     assert used
 
@@ -173,11 +216,21 @@ def test_the_script_draws_each_picture():
 
     graph = training_chain(12, sizes=(2**20, 2**21))
     drawn = {**script.draw(graph, checkmate.solve(graph, "60%")), "curve": script.curve(graph)}
-    assert {f"{name}.svg" for name in drawn} | {"measured.svg", "dtr.svg"} == {path.name for path in (DOCS / "images").glob("*.svg")}
+    assert {f"{name}.svg" for name in drawn} | {"measured.svg", "dtr.svg"} == {
+        path.name for path in (DOCS / "images").glob("*.svg")
+    }
     for name, picture in drawn.items():
         assert picture.figure.axes, name
 
 
 def test_the_version_is_in_the_changelog_and_the_citation():
-    assert re.search(rf"^## {re.escape(checkmate.__version__)}$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert re.search(rf"^version: {re.escape(checkmate.__version__)}$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        rf"^## {re.escape(checkmate.__version__)}$",
+        (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert re.search(
+        rf"^version: {re.escape(checkmate.__version__)}$",
+        (ROOT / "CITATION.cff").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )

@@ -1,4 +1,5 @@
-"""What a newcomer meets first: the metadata, the README's commands and examples, the public names."""
+"""What a newcomer meets first: the metadata, the README's commands and examples, the public
+names."""
 
 import ast
 import inspect
@@ -19,13 +20,19 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="needs the checkout"
 
 def block(mark: str) -> str:
     """The fenced block of the README that follows `<!-- mark -->`."""
-    found = re.findall(rf"^<!-- {re.escape(mark)} -->\n```\w+\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        rf"^<!-- {re.escape(mark)} -->\n```\w+\n(.*?)^```$",
+        README.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     assert len(found) == 1, mark
     return found[0]
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> str:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=cwd).stdout
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=cwd
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +40,18 @@ def metadata():
     """What setup.py says, as setuptools understands it."""
     name, version, commands, required, python_requires = python(
         "-c",
-        "import distutils.core, sys, setuptools; sys.argv = ['setup.py', '--version']\n"
-        "d = distutils.core.run_setup('setup.py', stop_after='init')\n"
-        "print(d.get_name(), d.get_version(), d.entry_points['console_scripts'], d.install_requires, d.python_requires, sep='\\n')",
+        "import distutils.core, sys, setuptools; sys.argv = ['setup.py', '--version']\nd ="
+        " distutils.core.run_setup('setup.py', stop_after='init')\nprint(d.get_name(),"
+        " d.get_version(), d.entry_points['console_scripts'], d.install_requires,"
+        " d.python_requires, sep='\\n')",
     ).splitlines()[-5:]
-    return {"name": name, "version": version, "commands": commands, "required": required, "python": python_requires}
+    return {
+        "name": name,
+        "version": version,
+        "commands": commands,
+        "required": required,
+        "python": python_requires,
+    }
 
 
 def test_version_is_written_in_one_place(metadata):
@@ -61,8 +75,8 @@ def test_what_the_wheel_holds(tmp_path):
 
 
 def test_every_import_is_required(metadata):
-    """Packages that the library imports are in install_requires, except those that come with TensorFlow or with the extra "gpu", and
-    IPython, which is imported when it calls."""
+    """Packages that the library imports are in install_requires, except those that come with
+    TensorFlow or with the extra "gpu", and IPython, which is imported when it calls."""
     imported = set()
     for path in (ROOT / "checkmate").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -79,7 +93,11 @@ def test_the_readme_s_test_command_is_what_ci_runs():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     function = script[script.index("readme_command()") : script.index("\n}\n") + 3]
     extracted = subprocess.run(
-        ["bash", "-c", f"{function}readme_command test"], capture_output=True, text=True, check=True, cwd=ROOT
+        ["bash", "-c", f"{function}readme_command test"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     ).stdout
     assert extracted == block("command: test")
     assert 'bash -euo pipefail -c "$command"' in script
@@ -104,7 +122,11 @@ def test_the_readme_s_training_example():
     import numpy as np
 
     images, labels = np.ones((6, 8, 8, 3), np.float32), np.arange(6) % 3
-    layers = [keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+    layers = [
+        keras.layers.Conv2D(4, 3, activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
     names = {
         "model": keras.Sequential([keras.Input((8, 8, 3)), *layers]),
         "loss": keras.losses.SparseCategoricalCrossentropy(),
@@ -117,7 +139,9 @@ def test_the_readme_s_training_example():
     assert np.isfinite(float(names["loss_value"]))
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "checkmate" / "README.md"], ids=["README.md", "checkmate/README.md"])
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "checkmate" / "README.md"], ids=["README.md", "checkmate/README.md"]
+)
 def test_links_and_files_of_the_pages_exist(page):
     text = page.read_text(encoding="utf-8")
     linked = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
@@ -131,7 +155,11 @@ def test_links_and_files_of_the_pages_exist(page):
 
 def test_the_map_names_every_file():
     text = (ROOT / "checkmate" / "README.md").read_text(encoding="utf-8")
-    missing = [path.name for path in (ROOT / "checkmate").rglob("*.py") if path.name != "__init__.py" and path.name not in text]
+    missing = [
+        path.name
+        for path in (ROOT / "checkmate").rglob("*.py")
+        if path.name != "__init__.py" and path.name not in text
+    ]
     assert not missing
 
 

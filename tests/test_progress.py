@@ -69,7 +69,8 @@ def test_nothing_is_shown_when_it_is_not_wanted(terminal):
 
 
 def printing(tree):
-    """Lines of calls of print outside of `if __name__ == "__main__"`, where a module is a process of its own."""
+    """Lines of calls of print outside of `if __name__ == "__main__"`, where a module is a process
+    of its own."""
     for node in tree.body:
         if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
             continue
@@ -78,7 +79,9 @@ def printing(tree):
                 yield each.lineno
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_the_library_prints_nothing(path):
     assert not list(printing(ast.parse(path.read_text(encoding="utf-8"))))
 

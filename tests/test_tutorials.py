@@ -1,6 +1,8 @@
-"""The notebooks of `tutorials/`: what is stored is whole, and a fresh run of each ends well and shows the same kinds of things.
+"""The notebooks of `tutorials/`: what is stored is whole, and a fresh run of each ends well and
+shows the same kinds of things.
 
-`python tests/test_tutorials.py [FILE ...]` stores a new run. Figures in the text are to be brought up to date by hand.
+`python tests/test_tutorials.py [FILE ...]` stores a new run. Figures in the text are to be brought
+up to date by hand.
 """
 
 import json
@@ -36,9 +38,13 @@ def cells(path, kind):
 
 
 def kinds(cell):
-    """What a cell shows, in order: streams by name, all else by the types it comes in; that a step is slow on a busy machine is left out."""
+    """What a cell shows, in order: streams by name, all else by the types it comes in; that a step
+    is slow on a busy machine is left out."""
     outputs = [each for each in cell.outputs if SLOW not in each.get("text", "")]
-    shown = [each["name"] if each.output_type == "stream" else tuple(sorted(each.get("data", ()))) for each in outputs]
+    shown = [
+        each["name"] if each.output_type == "stream" else tuple(sorted(each.get("data", ())))
+        for each in outputs
+    ]
     return [kind for kind, _ in groupby(shown)]  # how much of a stream comes at a time is chance
 
 
@@ -58,7 +64,9 @@ def test_stored_outputs_are_those_of_one_run(path):
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [each for cell in code for each in cell.outputs]
     assert any(each.output_type == "stream" for each in outputs)
-    assert not [each for each in outputs if each.output_type == "error" or each.get("name") == "stderr"]
+    assert not [
+        each for each in outputs if each.output_type == "error" or each.get("name") == "stderr"
+    ]
 
 
 @of_each
@@ -94,7 +102,8 @@ def test_links_lead_somewhere(path):
 
 @of_each
 def test_a_fresh_run(path, tmp_path, monkeypatch):
-    """In an empty folder, with nothing measured before. What is shown differs in figures only, and nothing is warned of."""
+    """In an empty folder, with nothing measured before. What is shown differs in figures only, and
+    nothing is warned of."""
     for name in ("CHECKMATE_CACHE_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     folder = tmp_path / "run"
@@ -108,9 +117,17 @@ def test_a_fresh_run(path, tmp_path, monkeypatch):
 def run(path, folder):
     """The notebook with the outputs of a new run, in a fresh kernel that finds this checkout."""
     notebook = nbformat.read(path, as_version=4)
-    quiet = ["--IPKernelApp.capture_fd_output=False"]  # what libraries write to the terminal, past Python, is not the notebook's
+    # What libraries write to the terminal, past Python, is not the notebook's.
+    quiet = ["--IPKernelApp.capture_fd_output=False"]
     resources = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=300, extra_arguments=quiet, resources=resources, record_timing=False, coalesce_streams=True)
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        extra_arguments=quiet,
+        resources=resources,
+        record_timing=False,
+        coalesce_streams=True,
+    )
     search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return client.execute(env={**os.environ, "PYTHONPATH": search})
 

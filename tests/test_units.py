@@ -23,7 +23,26 @@ def test_read(amount, count):
 
 @pytest.mark.parametrize(
     "amount",
-    ["", "GiB", "6 GiBs", "six", "-1", -1, 0, "0 GiB", float("nan"), float("inf"), 2**63, "1e30", True, None, [], "5..1", "1 2", b"1"],
+    [
+        "",
+        "GiB",
+        "6 GiBs",
+        "six",
+        "-1",
+        -1,
+        0,
+        "0 GiB",
+        float("nan"),
+        float("inf"),
+        2**63,
+        "1e30",
+        True,
+        None,
+        [],
+        "5..1",
+        "1 2",
+        b"1",
+    ],
 )
 def test_refused(amount):
     with pytest.raises(BudgetError) as caught:
@@ -52,7 +71,14 @@ def test_what_is_shown_reads_back_close(count):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1.5 * 2**30, "1.50 GiB"), (2**51, "2048.00 TiB")]
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1.5 * 2**30, "1.50 GiB"),
+        (2**51, "2048.00 TiB"),
+    ],
 )
 def test_shown(count, text):
     assert format_bytes(count) == text

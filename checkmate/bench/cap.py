@@ -1,7 +1,9 @@
-"""`checkmate bench cap`: the largest batch under one memory cap, plain and planned, each trained for real.
+"""`checkmate bench cap`: the largest batch under one memory cap, plain and planned, each trained
+for real.
 
-The cap is the allocator's own (`TF_CPU_BFC_MEM_LIMIT_IN_MB`): a step that needs more dies with ResourceExhaustedError, or crashes in a
-kernel of TensorFlow that does not look whether it got memory. So both are found by trying, each batch in a fresh process.
+The cap is the allocator's own (`TF_CPU_BFC_MEM_LIMIT_IN_MB`): a step that needs more dies with
+ResourceExhaustedError, or crashes in a kernel of TensorFlow that does not look whether it got
+memory. So both are found by trying, each batch in a fresh process.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from typing import Any
 
 from checkmate.bench.process import ProcessDiedError, fresh_process
 
-COLUMNS = ("model", "cap MiB", "plain batch", "planned batch", "times", "s per example, plain", "planned", "ratio")
+COLUMNS = (
+    "model",
+    "cap MiB",
+    "plain batch",
+    "planned batch",
+    "times",
+    "s per example, plain",
+    "planned",
+    "ratio",
+)
 
 CLOSE = 20
 """The largest batch is known to one part of so many."""
@@ -24,13 +35,16 @@ CLOSE = 20
 def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
     """Largest batches and times of both kinds of step.
 
-    Keys: model, cap_bytes, plain and planned; the last two are None where no batch fits, else have batch, step_s (median), trained.
+    Keys: model, cap_bytes, plain and planned; the last two are None where no batch fits, else have
+    batch, step_s (median), trained.
     """
 
     def trying(kind: str) -> Callable[[int], dict[str, Any]]:
         def trained(batch: int) -> dict[str, Any]:
             try:
-                return fresh_process("checkmate.bench.cap", [name, kind, str(steps), str(batch)], cap_bytes=cap_bytes)
+                return fresh_process(
+                    "checkmate.bench.cap", [name, kind, str(steps), str(batch)], cap_bytes=cap_bytes
+                )
             except ProcessDiedError:
                 return {"trained": False, "batch": batch}
 
@@ -42,7 +56,8 @@ def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
 
 
 def _largest(trained: Callable[[int], dict[str, Any]], batch: int) -> dict[str, Any] | None:
-    """What was found for the largest batch that trains, when all smaller ones do; the first that is tried is given."""
+    """What was found for the largest batch that trains, when all smaller ones do; the first that is
+    tried is given."""
     best: dict[str, Any] | None = None
     low, high = 0, None
     while batch > low and (high is None or high - low > max(1, low // CLOSE)):
@@ -58,15 +73,25 @@ def _largest(trained: Callable[[int], dict[str, Any]], batch: int) -> dict[str, 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     plain, planned = row["plain"], row["planned"]
-    start = (row["model"], str(row["cap_bytes"] >> 20), *(str(each["batch"]) if each else "none" for each in (plain, planned)))
+    start = (
+        row["model"],
+        str(row["cap_bytes"] >> 20),
+        *(str(each["batch"]) if each else "none" for each in (plain, planned)),
+    )
     times = [each["step_s"] / each["batch"] if each else 0.0 for each in (plain, planned)]
     if not plain or not planned:
         return (*start, "-", *(f"{each:.3f}" if each else "-" for each in times), "-")
-    return (*start, f"{planned['batch'] / plain['batch']:.2f}", *(f"{each:.3f}" for each in times), f"{times[1] / times[0]:.2f}")
+    return (
+        *start,
+        f"{planned['batch'] / plain['batch']:.2f}",
+        *(f"{each:.3f}" for each in times),
+        f"{times[1] / times[0]:.2f}",
+    )
 
 
 def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
-    """Trains a workload on a batch of this size in this process, plain or planned for the memory that there is."""
+    """Trains a workload on a batch of this size in this process, plain or planned for the memory
+    that there is."""
     import keras
     import tensorflow as tf
 
@@ -80,14 +105,20 @@ def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
     try:
         work = workload(name, batch)
         if kind == "planned":
-            step = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="auto")
+            step = checkmate.tf2.compile(
+                work.model, work.loss, optimizer, work.inputs, work.labels, budget="auto"
+            )
         else:
             step = plain_step(work, optimizer)
         for _ in range(steps):
             started = time.perf_counter()
             float(step(work.inputs, work.labels)[1])
             seconds.append(time.perf_counter() - started)
-    except (tf.errors.ResourceExhaustedError, checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
+    except (
+        tf.errors.ResourceExhaustedError,
+        checkmate.InfeasibleBudgetError,
+        checkmate.NoPlanFoundError,
+    ):
         return {"trained": False, "batch": batch}
     return {"trained": True, "batch": batch, "step_s": statistics.median(seconds[1:] or seconds)}
 

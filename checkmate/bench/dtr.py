@@ -1,8 +1,10 @@
-"""`checkmate bench dtr`: what DTR costs within budgets, per heuristic, against the best plan known; and its theorems, run.
+"""`checkmate bench dtr`: what DTR costs within budgets, per heuristic, against the best plan known;
+and its theorems, run.
 
-A budget is a share of the plain step's peak, fixed bytes included. "best" is what `solve(solver="snapshot")` finds and "bound" what it
-proves within three seconds, for graphs of up to `PLANNED_OPS` ops. "below 2x" is the smallest budget of a grid of 5 % down to which a
-heuristic never thrashes or runs out of memory.
+A budget is a share of the plain step's peak, fixed bytes included. "best" is what
+`solve(solver="snapshot")` finds and "bound" what it proves within three seconds, for graphs of up
+to `PLANNED_OPS` ops. "below 2x" is the smallest budget of a grid of 5 % down to which a heuristic
+never thrashes or runs out of memory.
 """
 
 from __future__ import annotations
@@ -43,12 +45,19 @@ def load_graph(name: str) -> DFGraph:
 
 
 def measure(
-    names: Sequence[str], shares: Sequence[int], heuristics: Sequence[str], *, time_limit_s: float = 3, picture: str | None = None
+    names: Sequence[str],
+    shares: Sequence[int],
+    heuristics: Sequence[str],
+    *,
+    time_limit_s: float = 3,
+    picture: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What was found: for a graph a row per heuristic, then the best plans, then what is proven of any. The first is drawn into `picture`.
+    """What was found: for a graph a row per heuristic, then the best plans, then what is proven of
+    any. The first is drawn into `picture`.
 
-    Keys: graph, ops, heuristic (or "best", "bound"), overhead (by budget, as "90%"; in its place "oom" or "thrashed", or None for no plan), and of
-    heuristics below_2x (the smallest share of the peak, in percent, down to which every run ends below twice the plain cost).
+    Keys: graph, ops, heuristic (or "best", "bound"), overhead (by budget, as "90%"; in its place
+    "oom" or "thrashed", or None for no plan), and of heuristics below_2x (the smallest share of the
+    peak, in percent, down to which every run ends below twice the plain cost).
     """
     for name in names:
         graph = load_graph(name)
@@ -57,29 +66,60 @@ def measure(
         lines: dict[str, list[DTRRun]] = {}
         best: dict[int, float] = {}
         for heuristic in heuristics:
-            runs = lines[heuristic] = [simulate(program, f"{share}%", heuristic=heuristic) for share in shares]
-            overheads = {f"{share}%": _overhead(run) for share, run in zip(shares, runs, strict=True)}
-            yield {**of_graph, "heuristic": heuristic, "overhead": overheads, "below_2x": reach(program, heuristic)}
+            runs = lines[heuristic] = [
+                simulate(program, f"{share}%", heuristic=heuristic) for share in shares
+            ]
+            overheads = {
+                f"{share}%": _overhead(run) for share, run in zip(shares, runs, strict=True)
+            }
+            yield {
+                **of_graph,
+                "heuristic": heuristic,
+                "overhead": overheads,
+                "below_2x": reach(program, heuristic),
+            }
         if len(graph) <= PLANNED_OPS:
             results = {
-                f"{share}%": solve(graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False) for share in shares
+                f"{share}%": solve(
+                    graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False
+                )
+                for share in shares
             }
-            yield {**of_graph, "heuristic": "best", "overhead": {share: result.overhead for share, result in results.items()}}
-            bounds = {share: result.bound / (graph.total_cost or 1) for share, result in results.items()}
+            yield {
+                **of_graph,
+                "heuristic": "best",
+                "overhead": {share: result.overhead for share, result in results.items()},
+            }
+            bounds = {
+                share: result.bound / (graph.total_cost or 1) for share, result in results.items()
+            }
             yield {**of_graph, "heuristic": "bound", "overhead": bounds}
-            best = {result.budget_bytes: result.overhead for result in results.values() if result.overhead is not None}
+            best = {
+                result.budget_bytes: result.overhead
+                for result in results.values()
+                if result.overhead is not None
+            }
         if picture and name == names[0]:
-            online_curve(lines, plain_bytes=program.plain_peak_bytes, best=best, name=f"DTR of {name}").save(picture)
+            online_curve(
+                lines, plain_bytes=program.plain_peak_bytes, best=best, name=f"DTR of {name}"
+            ).save(picture)
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of `measure` under `columns`."""
     reached = f"{row['below_2x']}%" if "below_2x" in row else ""
-    return (row["graph"], str(row["ops"]), row["heuristic"], *map(_cell, row["overhead"].values()), reached)
+    return (
+        row["graph"],
+        str(row["ops"]),
+        row["heuristic"],
+        *map(_cell, row["overhead"].values()),
+        reached,
+    )
 
 
 def reach(program: Program, heuristic: str) -> int:
-    """Down to which share of the peak, in percent, every run of the grid ends below twice the plain cost."""
+    """Down to which share of the peak, in percent, every run of the grid ends below twice the plain
+    cost."""
     reached = 100
     for share in GRID:
         if simulate(program, f"{share}%", heuristic=heuristic).status is not DTRStatus.OK:
@@ -91,15 +131,24 @@ def reach(program: Program, heuristic: str) -> int:
 def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterator[dict[str, Any]]:
     """Theorem 3.1, run: a chain within 2 sqrt(N). What is found is drawn into the file `picture`.
 
-    Keys: theorem, layers, budget (values), and e* and dtr_eq: the ops run over the 2 N of the plain step, or how the run ended.
+    Keys: theorem, layers, budget (values), and e* and dtr_eq: the ops run over the 2 N of the plain
+    step, or how the run ended.
     """
     lines: dict[str, list[tuple[int, float]]] = {"e*": [], "dtr_eq": []}
     for n in layers:
         program, budget = linear_network(n), square_root_budget(n)
-        runs = [simulate(program, budget, heuristic=heuristic, deallocation="banish") for heuristic in (E_STAR, "dtr_eq")]
+        runs = [
+            simulate(program, budget, heuristic=heuristic, deallocation="banish")
+            for heuristic in (E_STAR, "dtr_eq")
+        ]
         for points, run in zip(lines.values(), runs, strict=True):
             points.append((n, run.overhead))
-        yield {"theorem": "3.1", "layers": n, "budget": budget, **dict(zip(lines, map(_overhead, runs), strict=True))}
+        yield {
+            "theorem": "3.1",
+            "layers": n,
+            "budget": budget,
+            **dict(zip(lines, map(_overhead, runs), strict=True)),
+        }
     if picture:
         growth_curve(lines, name="DTR on a chain of N layers within 2 sqrt(N) values").save(picture)
 
@@ -110,7 +159,8 @@ def chain_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def duels(ops: int = 200, budgets: Sequence[int] = (4, 8, 16)) -> Iterator[dict[str, Any]]:
-    """Theorem 3.2, run. Keys: theorem, heuristic, ops, ratio (ops run over ops needed, by budget, as "4")."""
+    """Theorem 3.2, run. Keys: theorem, heuristic, ops, ratio (ops run over ops needed, by budget,
+    as "4")."""
     for name in ("dtr", "dtr_eq", "local", "lru", "msps"):
         ratios = {str(budget): adversary(HEURISTICS[name], ops, budget).ratio for budget in budgets}
         yield {"theorem": "3.2", "heuristic": name, "ops": ops, "ratio": ratios}

@@ -1,9 +1,11 @@
-"""`checkmate bench dtr-eager`: training steps in eager TensorFlow, plain and under `checkmate.tf2.dtr`, on one CPU core or a GPU.
+"""`checkmate bench dtr-eager`: training steps in eager TensorFlow, plain and under
+`checkmate.tf2.dtr`, on one CPU core or a GPU.
 
-A step is forward and backward pass. For each workload a fresh process measures the plain step's peak by the allocator's count, and another
-runs, for each budget, the same steps plain and under the context in turn, so that a slow moment of the machine hits both. Budgets are
-shares of the plain peak, variables and data included. Two baselines: the plain tape, and the context without a budget, which already
-releases more and adds partial gradients up earlier.
+A step is forward and backward pass. For each workload a fresh process measures the plain step's
+peak by the allocator's count, and another runs, for each budget, the same steps plain and under the
+context in turn, so that a slow moment of the machine hits both. Budgets are shares of the plain
+peak, variables and data included. Two baselines: the plain tape, and the context without a budget,
+which already releases more and adds partial gradients up earlier.
 """
 
 from __future__ import annotations
@@ -20,20 +22,42 @@ from checkmate.bench.process import fresh_process
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
-COLUMNS = ("workload", "budget", "peak MiB", "/ plain", "step ms", "/ plain", "cost", "gradients", "state", "above")
+COLUMNS = (
+    "workload",
+    "budget",
+    "peak MiB",
+    "/ plain",
+    "step ms",
+    "/ plain",
+    "cost",
+    "gradients",
+    "state",
+    "above",
+)
 NAMES = ("mlp", "mlp32", "cnn", "lstm", "treelstm", "unrolled", "attention")
 TREE_COLUMNS = ("nodes", "plain", "dtr")
-TREE_ENDS = {"ResourceExhausted": "out of memory", "overhead limit": "thrashing", "must be at least": "does not fit"}
+TREE_ENDS = {
+    "ResourceExhausted": "out of memory",
+    "overhead limit": "thrashing",
+    "must be at least": "does not fit",
+}
 CAP_MIB = 96
-POOL_SHARE, TREE_SHARE = 0.95, 0.75  # of the cap: what is taken in one piece, and the budget; the rest is for holes that no tensor fits
+POOL_SHARE, TREE_SHARE = (
+    0.95,
+    0.75,
+    # Of the cap: what is taken in one piece, and the budget; the rest is for holes that no tensor
+    # fits.
+)
 MIB = 2**20
 
 
 def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
     """What was found, one row for the plain tape, one for no budget and one per budget.
 
-    Keys: workload, budget (as asked), budget_bytes (None without), peak_bytes, plain_peak_bytes, step_s, plain_s (timed in turn with step_s),
-    slowdown (the median of their ratios), cost (evaluations' cost over the plain step's), difference (of the gradients, as a share of the largest), state_equal; or error.
+    Keys: workload, budget (as asked), budget_bytes (None without), peak_bytes, plain_peak_bytes,
+    step_s, plain_s (timed in turn with step_s), slowdown (the median of their ratios), cost
+    (evaluations' cost over the plain step's), difference (of the gradients, as a share of the
+    largest), state_equal; or error.
     """
     plain = fresh_process("checkmate.bench.eager", [name, str(steps)])
     of_plain = {"plain_peak_bytes": plain["peak_bytes"]}
@@ -42,7 +66,11 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
         limit = None if budget == "none" else parse_bytes(budget, percent_of=plain["peak_bytes"])
         asked = {"workload": name, "budget": budget, "budget_bytes": limit}
         try:
-            yield {**asked, **fresh_process("checkmate.bench.eager", [name, str(steps), str(limit or 0)]), **of_plain}
+            yield {
+                **asked,
+                **fresh_process("checkmate.bench.eager", [name, str(steps), str(limit or 0)]),
+                **of_plain,
+            }
         except CheckmateError as error:
             yield {**asked, "error": str(error).strip().splitlines()[-1]}
 
@@ -51,7 +79,12 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
         return (row["workload"], row["budget"], row["error"][:150])
-    start = (row["workload"], row["budget"], f"{row['peak_bytes'] / MIB:.1f}", f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}")
+    start = (
+        row["workload"],
+        row["budget"],
+        f"{row['peak_bytes'] / MIB:.1f}",
+        f"{row['peak_bytes'] / row['plain_peak_bytes']:.3f}",
+    )
     if "plain_s" not in row:
         return (*start, f"{row['step_s'] * 1e3:.0f}", "1.00")
     return (
@@ -61,24 +94,39 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['cost']:.2f}",
         "equal" if row["difference"] == 0 else f"{row['difference']:.1e}",
         "equal" if row["state_equal"] else "differs",
-        f"{max(0, row['peak_bytes'] - row['budget_bytes']) / MIB:.1f}" if row["budget_bytes"] else "",
+        f"{max(0, row['peak_bytes'] - row['budget_bytes']) / MIB:.1f}"
+        if row["budget_bytes"]
+        else "",
     )
 
 
-def trees(sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256)) -> Iterator[dict[str, Any]]:
-    """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of `CAP_MIB`: plain, and under the context.
+def trees(
+    sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256),
+) -> Iterator[dict[str, Any]]:
+    """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of
+    `CAP_MIB`: plain, and under the context.
 
-    Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or what ended it; None where a smaller tree has failed already.
+    Keys: nodes, cap_bytes, and plain and dtr: seconds of a step, or what ended it; None where a
+    smaller tree has failed already.
     """
     failed: set[str] = set()
     for leaves in sizes:
-        row: dict[str, Any] = {"nodes": 2 * leaves - 1, "cap_bytes": CAP_MIB << 20, "plain": None, "dtr": None}
+        row: dict[str, Any] = {
+            "nodes": 2 * leaves - 1,
+            "cap_bytes": CAP_MIB << 20,
+            "plain": None,
+            "dtr": None,
+        }
         for kind in sorted({"plain", "dtr"} - failed):
             try:
-                row[kind] = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20)
+                row[kind] = fresh_process(
+                    "checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20
+                )
             except CheckmateError as error:
                 found = str(error)
-                row[kind] = next((reason for sign, reason in TREE_ENDS.items() if sign in found), found[-80:])
+                row[kind] = next(
+                    (reason for sign, reason in TREE_ENDS.items() if sign in found), found[-80:]
+                )
                 failed.add(kind)
         yield row
         if len(failed) == 2:
@@ -87,13 +135,20 @@ def trees(sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256)) -> I
 
 def tree_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of `trees` under `TREE_COLUMNS`."""
-    return (str(row["nodes"]), *(f"{found:.1f} s" if isinstance(found, float) else found or "" for found in (row["plain"], row["dtr"])))
+    return (
+        str(row["nodes"]),
+        *(
+            f"{found:.1f} s" if isinstance(found, float) else found or ""
+            for found in (row["plain"], row["dtr"])
+        ),
+    )
 
 
 def run_tree(kind: str, leaves: int) -> float:
     """Seconds of one training step on a random tree, the first one.
 
-    Both kinds take their memory in one piece before anything else does: a pool grown piece by piece is too ragged for large tensors.
+    Both kinds take their memory in one piece before anything else does: a pool grown piece by piece
+    is too ragged for large tensors.
     """
     import tensorflow as tf
 
@@ -114,7 +169,8 @@ def run_tree(kind: str, leaves: int) -> float:
 
 
 def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
-    """Runs a workload plain, or plain and under the context in turn, in this process, and returns the figures."""
+    """Runs a workload plain, or plain and under the context in turn, in this process, and returns
+    the figures."""
     import numpy as np
     import tensorflow as tf
 
@@ -143,12 +199,17 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         return seconds, gradients
 
     def values(gradients: list[Any]) -> list[Any]:
-        return [np.array(tf.convert_to_tensor(gradient)) for gradient in gradients] + [np.array(variable) for variable in state]
+        return [np.array(tf.convert_to_tensor(gradient)) for gradient in gradients] + [
+            np.array(variable) for variable in state
+        ]
 
     if budget_bytes is None:
         tf.config.experimental.reset_memory_stats(device)
         times = [step()[0] for _ in range(steps + 1)][1:]
-        return {"peak_bytes": tf.config.experimental.get_memory_info(device)["peak"], "step_s": statistics.median(times)}
+        return {
+            "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
+            "step_s": statistics.median(times),
+        }
     context = tf2.dtr(budget_bytes or None)
     gradients: list[Any] = []
     plain_values, pairs, peak = values(step()[1]), [], 0
@@ -159,7 +220,11 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         with context:
             step()  # every new shape is sized once per context
             seconds, gradients = step()
-        peak = max(peak, context.stats.peak_bytes) if budget_bytes else tf.config.experimental.get_memory_info(device)["peak"]
+        peak = (
+            max(peak, context.stats.peak_bytes)
+            if budget_bytes
+            else tf.config.experimental.get_memory_info(device)["peak"]
+        )
         pairs.append((plain_s, seconds))
     found = values(gradients)
     count = len(variables)
@@ -170,8 +235,14 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         "step_s": statistics.median(pair[1] for pair in pairs[1:]),
         "slowdown": statistics.median(after / before for before, after in pairs[1:]),
         "cost": context.stats.overhead,
-        "difference": max(float(np.max(np.abs(a - b))) for a, b in zip(plain_values[:count], found[:count], strict=True)) / scale,
-        "state_equal": all(np.array_equal(a, b) for a, b in zip(plain_values[count:], found[count:], strict=True)),
+        "difference": max(
+            float(np.max(np.abs(a - b)))
+            for a, b in zip(plain_values[:count], found[:count], strict=True)
+        )
+        / scale,
+        "state_equal": all(
+            np.array_equal(a, b) for a, b in zip(plain_values[count:], found[count:], strict=True)
+        ),
     }
 
 
@@ -179,4 +250,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "tree":
         print(json.dumps(run_tree(sys.argv[2], int(sys.argv[3]))))
         sys.exit()
-    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))
+    print(
+        json.dumps(
+            run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+        )
+    )

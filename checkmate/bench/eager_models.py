@@ -1,6 +1,8 @@
-"""Eager workloads for `checkmate bench dtr-eager`: what each step does is decided by Python as it runs.
+"""Eager workloads for `checkmate bench dtr-eager`: what each step does is decided by Python as it
+runs.
 
-Each is a function without arguments that returns (the variables, a function that computes the loss, the variables with all state).
+Each is a function without arguments that returns (the variables, a function that computes the loss,
+the variables with all state).
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ Workload = tuple[list[Any], Callable[[], Any], list[Any]]
 def mlp(batch: int = 4096, width: int = 128, depth: int = 16) -> Workload:
     """Dense layers of one width."""
     layers = keras.layers
-    model = keras.Sequential([layers.Input((width,)), *(layers.Dense(width, activation="relu") for _ in range(depth)), layers.Dense(10)])
+    model = keras.Sequential(
+        [
+            layers.Input((width,)),
+            *(layers.Dense(width, activation="relu") for _ in range(depth)),
+            layers.Dense(10),
+        ]
+    )
     return _classifier(model, tf.random.stateless_normal((batch, width), (1, 2)))
 
 
@@ -30,20 +38,28 @@ def cnn(batch: int = 32, size: int = 48, blocks: int = 4, channels: int = 32) ->
     layers = keras.layers
     x = inputs = keras.Input((size, size, 3))
     for k in range(blocks):
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)))
+        x = layers.ReLU()(
+            layers.BatchNormalization()(
+                layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)
+            )
+        )
         x = layers.Dropout(0.2, seed=k)(x)
         x = layers.MaxPooling2D()(x) if k % 2 else x
     model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
     return _classifier(model, tf.random.stateless_normal((batch, size, size, 3), (1, 2)))
 
 
-def attention(batch: int = 16, length: int = 64, width: int = 128, heads: int = 4, depth: int = 3) -> Workload:
+def attention(
+    batch: int = 16, length: int = 64, width: int = 128, heads: int = 4, depth: int = 3
+) -> Workload:
     """A Keras Functional model: pre-norm transformer encoder with dropout."""
     layers = keras.layers
     x = inputs = keras.Input((length, width))
     for k in range(depth):
         y = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(heads, width // heads, dropout=0.1, seed=k)(y, y)])
+        x = layers.Add()(
+            [x, layers.MultiHeadAttention(heads, width // heads, dropout=0.1, seed=k)(y, y)]
+        )
         y = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
         x = layers.Add()([x, layers.Dropout(0.1, seed=k)(layers.Dense(width)(y))])
     model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
@@ -71,7 +87,8 @@ def lstm(steps: int = 48, batch: int = 256, width: int = 256) -> Workload:
 
 
 def tree_lstm(leaves: int = 48, batch: int = 128, width: int = 256, seed: int = 0) -> Workload:
-    """A binary TreeLSTM (Tai et al., 2015) on a random tree of `leaves` leaves, that is 2 * `leaves` - 1 nodes."""
+    """A binary TreeLSTM (Tai et al., 2015) on a random tree of `leaves` leaves, that is 2 *
+    `leaves` - 1 nodes."""
     draw = random.Random(seed)
 
     def grown(count: int) -> Any:
@@ -103,7 +120,8 @@ def tree_lstm(leaves: int = 48, batch: int = 128, width: int = 256, seed: int = 
 
 
 def unrolled(steps: int = 8, batch: int = 512, width: int = 256) -> Workload:
-    """The loss after steps of gradient descent, differentiated with respect to where they start and how long they are."""
+    """The loss after steps of gradient descent, differentiated with respect to where they start and
+    how long they are."""
     first = tf.Variable(tf.random.stateless_normal((width, width), (1, 0)) / width**0.5)
     second = tf.Variable(tf.random.stateless_normal((width, width), (1, 1)) / width**0.5)
     rate = tf.Variable(0.05)
@@ -135,7 +153,11 @@ def _dense(inputs: int, units: int) -> keras.layers.Layer:
 def _classifier(model: keras.Model, inputs: tf.Tensor) -> Workload:
     labels = tf.range(inputs.shape[0]) % 10
     error = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return model.trainable_variables, lambda: error(labels, model(inputs, training=True)), model.variables
+    return (
+        model.trainable_variables,
+        lambda: error(labels, model(inputs, training=True)),
+        model.variables,
+    )
 
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {

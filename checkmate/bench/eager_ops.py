@@ -1,7 +1,9 @@
-"""`checkmate bench dtr-eager --ops`: what an op costs under `checkmate.tf2.dtr` where nothing is evicted.
+"""`checkmate bench dtr-eager --ops`: what an op costs under `checkmate.tf2.dtr` where nothing is
+evicted.
 
-A chain of matrix products under a tape, forward and backward; the backward pass runs as many ops as the forward pass. In each round every
-kind takes a step in turn, on one thread, so that a slow moment of the machine hits all; differences and ratios are medians over the rounds.
+A chain of matrix products under a tape, forward and backward; the backward pass runs as many ops as
+the forward pass. In each round every kind takes a step in turn, on one thread, so that a slow
+moment of the machine hits all; differences and ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ FAR = "8GiB"
 
 
 def measure(widths: tuple[int, ...] = WIDTHS) -> Iterator[dict[str, Any]]:
-    """What was found, for each width of the matrices one row for the forward and one for the backward pass.
+    """What was found, for each width of the matrices one row for the forward and one for the
+    backward pass.
 
-    Keys: width, pass; plain_s, seconds of an op under a plain tape; none_s and far_s, what it took more without a budget and with one that is
-    far away; none and far, the ratios of the whole.
+    Keys: width, pass; plain_s, seconds of an op under a plain tape; none_s and far_s, what it took
+    more without a budget and with one that is far away; none and far, the ratios of the whole.
     """
     for width in widths:
         rounds = fresh_process("checkmate.bench.eager_ops", [str(width)])
@@ -32,7 +35,9 @@ def measure(widths: tuple[int, ...] = WIDTHS) -> Iterator[dict[str, Any]]:
             plain = [each["plain"][part] for each in rounds]
             row = {"width": width, "pass": label, "plain_s": statistics.median(plain)}
             for kind in ("none", "far"):
-                pairs = [(before, each[kind][part]) for before, each in zip(plain, rounds, strict=True)]
+                pairs = [
+                    (before, each[kind][part]) for before, each in zip(plain, rounds, strict=True)
+                ]
                 row[f"{kind}_s"] = statistics.median(after - before for before, after in pairs)
                 row[kind] = statistics.median(after / before for before, after in pairs)
             yield row
@@ -41,11 +46,19 @@ def measure(widths: tuple[int, ...] = WIDTHS) -> Iterator[dict[str, Any]]:
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     start = (str(row["width"]), row["pass"], f"{row['plain_s'] * 1e6:.0f}")
-    return (*start, *(cell for kind in ("none", "far") for cell in (f"{row[f'{kind}_s'] * 1e6:.1f}", f"{row[kind] - 1:+.1%}")))
+    return (
+        *start,
+        *(
+            cell
+            for kind in ("none", "far")
+            for cell in (f"{row[f'{kind}_s'] * 1e6:.1f}", f"{row[kind] - 1:+.1%}")
+        ),
+    )
 
 
 def run(width: int, *, seconds: float = 12, ops: int = 100) -> list[dict[str, tuple[float, float]]]:
-    """For each round and kind the thread's seconds per op of the forward and of the backward pass, over `seconds` or at least nine rounds."""
+    """For each round and kind the thread's seconds per op of the forward and of the backward pass,
+    over `seconds` or at least nine rounds."""
     import tensorflow as tf
 
     from checkmate import tf2

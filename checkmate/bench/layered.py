@@ -1,8 +1,10 @@
-"""`checkmate bench layered`: re-ordering and recomputation on random layered graphs, which have no backward pass.
+"""`checkmate bench layered`: re-ordering and recomputation on random layered graphs, which have no
+backward pass.
 
-Graphs by the rule of `problems.layered`: of the kind, with the numbers of ops and edges, of those in the tables of MOCCASIN (Bartan et al.,
-ICML 2023) and FastSA ("A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023), but not the same graphs. So the
-published figures beside ours say what is usual on this kind, not who is better on one instance.
+Graphs by the rule of `problems.layered`: of the kind, with the numbers of ops and edges, of those
+in the tables of MOCCASIN (Bartan et al., ICML 2023) and FastSA ("A fast heuristic to optimize
+time-space tradeoff for large models", NeurIPS 2023), but not the same graphs. So the published
+figures beside ours say what is usual on this kind, not who is better on one instance.
 """
 
 from __future__ import annotations
@@ -12,41 +14,73 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checkmate.bench.problems import layered
-from checkmate.core.memory import replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import replay
 from checkmate.solvers.result import SolveStatus
 from checkmate.solvers.solve import solve
 
-COLUMNS = ("ops", "edges", "budget", "overhead", "bound", "given order", "peak/budget", "recomputed", "s", "FastSA")
+COLUMNS = (
+    "ops",
+    "edges",
+    "budget",
+    "overhead",
+    "bound",
+    "given order",
+    "peak/budget",
+    "recomputed",
+    "s",
+    "FastSA",
+)
 SIZES = (100, 250, 500, 1000)
 PERCENT = (90, 80, 70)
 FAST_SA = {
-    100: ("0.0", "0.3", "2.2 (over)"), 250: ("0.0", "0.0", "2.6"), 500: ("0.03", "2.3", "4.8 (over)"), 1000: ("0.4", "2.5", "7.4")
-}  # fmt: skip
-"""Overheads in percent that FastSA's table 1 gives for its graphs of these sizes, at 90, 80 and 70 % of the peak of the given order."""
+    100: ("0.0", "0.3", "2.2 (over)"),
+    250: ("0.0", "0.0", "2.6"),
+    500: ("0.03", "2.3", "4.8 (over)"),
+    1000: ("0.4", "2.5", "7.4"),
+}
+"""Overheads in percent that FastSA's table 1 gives for its graphs of these sizes, at 90, 80 and 70
+% of the peak of the given order."""
 
 
-def measure(sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_limit_s: float = 60) -> Iterator[dict[str, Any]]:
+def measure(
+    sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_limit_s: float = 60
+) -> Iterator[dict[str, Any]]:
     """What was found for each size and budget.
 
-    Keys: ops, edges, percent (of the plain step's peak), budget_bytes, status, overhead and peak_bytes and recomputed (None without a plan),
-    bound and given_order_bound (in plain steps; the latter is proven of plans without re-ordering), seconds, fast_sa.
+    Keys: ops, edges, percent (of the plain step's peak), budget_bytes, status, overhead and
+    peak_bytes and recomputed (None without a plan), bound and given_order_bound (in plain steps;
+    the latter is proven of plans without re-ordering), seconds, fast_sa.
     """
     for n in sizes:
         graph = layered(n, seed=seed)
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
         for percent, published in zip(PERCENT, FAST_SA.get(n, ("",) * len(PERCENT)), strict=True):
             started = time.perf_counter()
-            result = solve(graph, peak * percent // 100, solver=solver, reorder=True, time_limit_s=time_limit_s, throw=False)
+            result = solve(
+                graph,
+                peak * percent // 100,
+                solver=solver,
+                reorder=True,
+                time_limit_s=time_limit_s,
+                throw=False,
+            )
             if result.status is SolveStatus.INTERRUPTED:
                 raise KeyboardInterrupt
             yield {
-                "ops": n, "edges": len(graph.edges), "percent": percent, "budget_bytes": result.budget_bytes, "status": result.status.name,
-                "overhead": result.overhead, "bound": result.bound / graph.total_cost,
-                "given_order_bound": (result.given_order_bound or 0) / graph.total_cost, "peak_bytes": result.peak_bytes,
+                "ops": n,
+                "edges": len(graph.edges),
+                "percent": percent,
+                "budget_bytes": result.budget_bytes,
+                "status": result.status.name,
+                "overhead": result.overhead,
+                "bound": result.bound / graph.total_cost,
+                "given_order_bound": (result.given_order_bound or 0) / graph.total_cost,
+                "peak_bytes": result.peak_bytes,
                 "recomputed": sum(result.plan.recomputed.values()) if result.plan else None,
-                "seconds": time.perf_counter() - started, "fast_sa": published,
-            }  # fmt: skip
+                "seconds": time.perf_counter() - started,
+                "fast_sa": published,
+            }
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -54,7 +88,11 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     bounds = [f"{100 * (row[key] - 1):.2f} %" for key in ("bound", "given_order_bound")]
     found = ("none", "-", "-")
     if row["overhead"] is not None:
-        found = (f"{100 * (row['overhead'] - 1):.2f} %", f"{row['peak_bytes'] / row['budget_bytes']:.4f}", str(row["recomputed"]))
+        found = (
+            f"{100 * (row['overhead'] - 1):.2f} %",
+            f"{row['peak_bytes'] / row['budget_bytes']:.4f}",
+            str(row["recomputed"]),
+        )
     return (
         str(row["ops"]),
         str(row["edges"]),

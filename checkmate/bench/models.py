@@ -1,4 +1,5 @@
-"""The models that benchmarks and the demo train, on made-up batches: one function per model, returning what a step needs."""
+"""The models that benchmarks and the demo train, on made-up batches: one function per model,
+returning what a step needs."""
 
 from __future__ import annotations
 
@@ -14,19 +15,31 @@ from checkmate.tf2.models import Workload
 
 def application(name: str, *, batch: int, size: int = 224, classes: int = 1000) -> Workload:
     """A model of keras.applications by its class name, untrained, on random images."""
-    model = getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=classes)
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(size, size, 3), classes=classes
+    )
     images = tf.random.stateless_normal((batch, size, size, 3), seed=(1, 2))
     labels = tf.random.stateless_uniform((batch,), seed=(3, 4), maxval=classes, dtype=tf.int32)
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
 
 
-def unet(*, batch: int, size: int = 160, classes: int = 10, widths: tuple[int, ...] = (32, 64, 128, 256, 512)) -> Workload:
+def unet(
+    *,
+    batch: int,
+    size: int = 160,
+    classes: int = 10,
+    widths: tuple[int, ...] = (32, 64, 128, 256, 512),
+) -> Workload:
     """A U-Net (Ronneberger et al., 2015) with BatchNormalization and a prediction per pixel."""
     layers = keras.layers
 
     def block(x, width):
         for _ in range(2):
-            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same", use_bias=False)(x)))
+            x = layers.ReLU()(
+                layers.BatchNormalization()(
+                    layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
+                )
+            )
         return x
 
     inputs = keras.Input((size, size, 3))
@@ -37,10 +50,14 @@ def unet(*, batch: int, size: int = 160, classes: int = 10, widths: tuple[int, .
         x = layers.MaxPooling2D()(x)
     x = block(x, widths[-1])
     for width, skip in zip(widths[-2::-1], reversed(skips), strict=True):
-        x = block(layers.Concatenate()([layers.Conv2DTranspose(width, 2, strides=2)(x), skip]), width)
+        x = block(
+            layers.Concatenate()([layers.Conv2DTranspose(width, 2, strides=2)(x), skip]), width
+        )
     model = keras.Model(inputs, layers.Conv2D(classes, 1, activation="softmax")(x), name="unet")
     images = tf.random.stateless_normal((batch, size, size, 3), seed=(1, 2))
-    labels = tf.random.stateless_uniform((batch, size, size), seed=(3, 4), maxval=classes, dtype=tf.int32)
+    labels = tf.random.stateless_uniform(
+        (batch, size, size), seed=(3, 4), maxval=classes, dtype=tf.int32
+    )
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
 
 
@@ -55,7 +72,8 @@ def transformer(
     approximate: bool = False,
     causal: bool = False,
 ) -> Workload:
-    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a prediction per token.
+    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a
+    prediction per token.
 
     Args:
       approximate: Use the GELU of tanh.
@@ -66,28 +84,43 @@ def transformer(
     x = layers.Embedding(words, width)(tokens)
     for _ in range(depth):
         y = layers.LayerNormalization()(x)
-        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=causal)
+        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(
+            y, y, use_causal_mask=causal
+        )
         x = layers.Add()([x, layers.Dropout(0.1)(y)])
         y = layers.LayerNormalization()(x)
-        y = layers.Dense(4 * width, activation=partial(keras.activations.gelu, approximate=approximate))(y)
+        y = layers.Dense(
+            4 * width, activation=partial(keras.activations.gelu, approximate=approximate)
+        )(y)
         x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
-    model = keras.Model(tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer")
+    model = keras.Model(
+        tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer"
+    )
     inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
     labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
-    return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
+    return Workload(
+        model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels
+    )
 
 
-def lstm(*, batch: int, length: int = 64, width: int = 128, depth: int = 4, words: int = 1000) -> Workload:
-    """Stacked LSTMs (Hochreiter & Schmidhuber, 1997) between dense layers, with a prediction per token."""
+def lstm(
+    *, batch: int, length: int = 64, width: int = 128, depth: int = 4, words: int = 1000
+) -> Workload:
+    """Stacked LSTMs (Hochreiter & Schmidhuber, 1997) between dense layers, with a prediction per
+    token."""
     layers = keras.layers
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(words, width)(tokens)
     for _ in range(depth):
-        x = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(layers.LSTM(width, return_sequences=True)(x)))
+        x = layers.Dense(width)(
+            layers.Dense(4 * width, activation="gelu")(layers.LSTM(width, return_sequences=True)(x))
+        )
     model = keras.Model(tokens, layers.Dense(words)(x), name="lstm")
     inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
     labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
-    return Workload(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels)
+    return Workload(
+        model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels
+    )
 
 
 _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {

@@ -1,4 +1,5 @@
-"""Fresh processes for measurements: nothing of an earlier run in the allocator, and the allocator that GPUs have on the CPU, too."""
+"""Fresh processes for measurements: nothing of an earlier run in the allocator, and the allocator
+that GPUs have on the CPU, too."""
 
 from __future__ import annotations
 
@@ -17,26 +18,36 @@ class ProcessDiedError(CheckmateError):
     """A signal ended the process, as a crash inside of TensorFlow does."""
 
 
-def fresh_process(module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600) -> Any:
+def fresh_process(
+    module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600
+) -> Any:
     """Runs `python -m module arguments` and returns the JSON value it printed last.
 
     Args:
-      cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None for the machine's memory.
+      cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None
+        for the machine's memory.
 
     Raises:
       ProcessDiedError: A signal ended it.
-      CheckmateError: It failed or took longer than `timeout_s`; with what the library refused there, or the end of what it said.
+      CheckmateError: It failed or took longer than `timeout_s`; with what the library refused
+        there, or the end of what it said.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
     if cap_bytes is not None:
         environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(cap_bytes >> 20)
     command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise CheckmateError(f"`{' '.join(command[1:])}` was stopped after {timeout_s:.0f} s.") from error
+        raise CheckmateError(
+            f"`{' '.join(command[1:])}` was stopped after {timeout_s:.0f} s."
+        ) from error
     if done.returncode:
-        refused = re.search(r"^checkmate\.errors\.\w+: (.*)\Z", done.stderr.strip(), re.MULTILINE | re.DOTALL)
+        refused = re.search(
+            r"^checkmate\.errors\.\w+: (.*)\Z", done.stderr.strip(), re.MULTILINE | re.DOTALL
+        )
         if refused:
             raise CheckmateError(refused[1])
         tail = "\n".join(done.stderr.strip().splitlines()[-6:])

@@ -1,8 +1,8 @@
 """`checkmate bench refusals`: what a refusal says is then done, and has to work.
 
-Each model of the zoo is asked to train in far too little memory. The smallest budget that the refusal names is then given: in the same
-process, and in another one, where a loop trains and the allocator counts. What is said to be needed at least must not be more than what
-that loop takes.
+Each model of the zoo is asked to train in far too little memory. The smallest budget that the
+refusal names is then given: in the same process, and in another one, where a loop trains and the
+allocator counts. What is said to be needed at least must not be more than what that loop takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from checkmate.bench import zoo
 from checkmate.bench.process import fresh_process
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 
-COLUMNS = ("model", "asked MiB", "refused", "at least MiB", "named MiB", "accepted here", "accepted anew", "took MiB", "holds")
+COLUMNS = (
+    "model",
+    "asked MiB",
+    "refused",
+    "at least MiB",
+    "named MiB",
+    "accepted here",
+    "accepted anew",
+    "took MiB",
+    "holds",
+)
 SHARE = 0.3
 """Of the plain step's measured peak, which is asked for."""
 
@@ -26,16 +36,19 @@ MIB = 2**20
 def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
     """A row for each model chosen, or for all.
 
-    Keys: model, asked_bytes, refused ("proven", "not found", or "no" for what has a plan), least_bytes (what is proven to be needed),
-    named_bytes (the smallest budget that the refusal names), here (that budget accepted in the same process), peak_bytes (what a loop in
-    another process took within it), error (what was said there instead).
+    Keys: model, asked_bytes, refused ("proven", "not found", or "no" for what has a plan),
+    least_bytes (what is proven to be needed), named_bytes (the smallest budget that the refusal
+    names), here (that budget accepted in the same process), peak_bytes (what a loop in another
+    process took within it), error (what was said there instead).
     """
     for name in chosen or zoo.names():
         row = {"model": name}
         try:
             row |= fresh_process("checkmate.bench.refusals", [name, str(steps)])
             if row.get("named_bytes"):
-                row |= fresh_process("checkmate.bench.refusals", [name, str(steps), str(row["named_bytes"])])
+                row |= fresh_process(
+                    "checkmate.bench.refusals", [name, str(steps), str(row["named_bytes"])]
+                )
         except CheckmateError as error:
             row["error"] = str(error).strip().splitlines()[-1]
         yield row
@@ -46,7 +59,9 @@ def holds(row: dict[str, Any]) -> bool:
     if "error" in row or row["refused"] == "no":
         return "error" not in row
     named = row["named_bytes"]
-    return named is None or (row["here"] and (row["least_bytes"] or 0) <= row["peak_bytes"] <= named)
+    return named is None or (
+        row["here"] and (row["least_bytes"] or 0) <= row["peak_bytes"] <= named
+    )
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -84,7 +99,10 @@ def refusal(name: str, steps: int) -> dict[str, Any]:
         planned(traced, name, batch, budget)
         return {"asked_bytes": budget, "refused": "no", "least_bytes": None, "named_bytes": None}
     except (InfeasibleBudgetError, NoPlanFoundError) as error:
-        refused, named = ("proven" if isinstance(error, InfeasibleBudgetError) else "not found"), error.smallest_budget_bytes
+        refused, named = (
+            ("proven" if isinstance(error, InfeasibleBudgetError) else "not found"),
+            error.smallest_budget_bytes,
+        )
         least = error.floor_bytes if isinstance(error, InfeasibleBudgetError) else None
     found = {"asked_bytes": budget, "refused": refused, "least_bytes": least, "named_bytes": named}
     return found if named is None else found | {"here": _accepted(traced, name, batch, named)}
@@ -108,13 +126,19 @@ def planned(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -> 
     """The step within a budget; a refusal says what would fit."""
     import tensorflow as tf
 
+    from checkmate.tf2.compile import PlannedStep
     from checkmate.tf2.planning.planner import Planner
-    from checkmate.tf2.step import PlannedStep
 
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
-    return PlannedStep(Planner(step, name, budget_bytes, "auto", "profile", None, False), specs, batch)
+    return PlannedStep(
+        Planner(step, name, budget_bytes, "auto", "profile", None, False), specs, batch
+    )
 
 
 if __name__ == "__main__":
     model, count, *named = sys.argv[1:]
-    print(json.dumps(trained(model, int(count), int(named[0])) if named else refusal(model, int(count))))
+    print(
+        json.dumps(
+            trained(model, int(count), int(named[0])) if named else refusal(model, int(count))
+        )
+    )

@@ -1,12 +1,16 @@
-"""`checkmate bench rivals`: what others offer against memory, beside ours: plain, XLA, Keras's rematerialization, planned at some budgets.
+"""`checkmate bench rivals`: what others offer against memory, beside ours: plain, XLA, Keras's
+rematerialization, planned at some budgets.
 
-Each method trains in a process of its own. Memory is the allocator's peak above the resting level (variables, optimizer slots, the batch).
-Then plain steps are timed in turn with the method's, so that a slow moment of the machine hits both. Losses are compared step by step with those
-of the plain step from the same seed: a method whose losses differ by more than rounding trains something else.
+Each method trains in a process of its own. Memory is the allocator's peak above the resting level
+(variables, optimizer slots, the batch). Then plain steps are timed in turn with the method's, so
+that a slow moment of the machine hits both. Losses are compared step by step with those of the
+plain step from the same seed: a method whose losses differ by more than rounding trains something
+else.
 
-Keras's `RematScope` acts on the layers built in it. `keras.remat` by hand is what its users do who know their model: the model is cut, where
-one value alone connects what is before and after, into segments of equal memory, each recomputed in the backward pass; sqrt(n) of them, as in
-Chen et al., 2016.
+Keras's `RematScope` acts on the layers built in it. `keras.remat` by hand is what its users do who
+know their model: the model is cut, where one value alone connects what is before and after, into
+segments of equal memory, each recomputed in the backward pass; sqrt(n) of them, as in Chen et al.,
+2016.
 """
 
 from __future__ import annotations
@@ -25,22 +29,45 @@ from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "transformer")
-METHODS = ("xla", "remat full", "remat activations", "remat larger_than", "remat layers", "remat by hand")
+METHODS = (
+    "xla",
+    "remat full",
+    "remat activations",
+    "remat larger_than",
+    "remat layers",
+    "remat by hand",
+)
 """Rivals, by name; budgets such as "60%" name ours."""
 
-COLUMNS = ("model", "method", "peak MiB", "/ plain", "step s", "/ plain", "losses off by", "first call s")
+COLUMNS = (
+    "model",
+    "method",
+    "peak MiB",
+    "/ plain",
+    "step s",
+    "/ plain",
+    "losses off by",
+    "first call s",
+)
 LARGE = 2**18
-"""Elements from which on RematScope(mode="larger_than") recomputes an output: 1 MiB of float32. Lower thresholds give the same outcome."""
+"""Elements from which on RematScope(mode="larger_than") recomputes an output: 1 MiB of float32.
+Lower thresholds give the same outcome."""
 
 MIB = 2**20
 
 
-def measure(name: str, methods: Sequence[str], budgets: str, steps: int) -> Iterator[dict[str, Any]]:
-    """One row per method: peak_bytes, plain_bytes, step_s, plain_s, loss_difference and first_call_s, or why it could not be run."""
+def measure(
+    name: str, methods: Sequence[str], budgets: str, steps: int
+) -> Iterator[dict[str, Any]]:
+    """One row per method: peak_bytes, plain_bytes, step_s, plain_s, loss_difference and
+    first_call_s, or why it could not be run."""
     module = "checkmate.bench.rivals"
     plain = fresh_process(module, [name, "plain", str(steps)])
     yield {"model": name, "method": "plain", **_beside(plain, plain), "step_s": plain["plain_s"]}
-    shares = {budget: plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"]) for budget in budgets.split(",")}
+    shares = {
+        budget: plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"])
+        for budget in budgets.split(",")
+    }
     for method in (*methods, *shares):
         row = {"model": name, "method": f"ours, {method}" if method in shares else method}
         try:
@@ -53,7 +80,11 @@ def measure(name: str, methods: Sequence[str], budgets: str, steps: int) -> Iter
 
 def _beside(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     pairs = zip(plain["losses"], found["losses"], strict=True)
-    return {**found, "plain_bytes": plain["peak_bytes"], "loss_difference": max(abs(a - b) / abs(a) for a, b in pairs)}
+    return {
+        **found,
+        "plain_bytes": plain["peak_bytes"],
+        "loss_difference": max(abs(a - b) / abs(a) for a, b in pairs),
+    }
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -85,7 +116,9 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
 
     def one(step: Any, work: Any) -> tuple[float, int, float]:
         started = time.perf_counter()
-        loss, before, peak = devices.peak_above(device, lambda: float(step(work.inputs, work.labels)[1]))
+        loss, before, peak = devices.peak_above(
+            device, lambda: float(step(work.inputs, work.labels)[1])
+        )
         return time.perf_counter() - started, peak - before, loss
 
     keras.config.disable_traceback_filtering()  # the last line of an error is then its cause
@@ -95,10 +128,15 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
     optimizer = keras.optimizers.Adam(1e-4)
     started = time.perf_counter()
     if method.isdecimal():
-        step: Callable[..., Any] = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=int(method))
+        step: Callable[..., Any] = checkmate.tf2.compile(
+            work.model, work.loss, optimizer, work.inputs, work.labels, budget=int(method)
+        )
     else:
         step = plain_step(
-            work, optimizer, forward=in_segments(work.model) if method == "remat by hand" else None, jit_compile=method == "xla"
+            work,
+            optimizer,
+            forward=in_segments(work.model) if method == "remat by hand" else None,
+            jit_compile=method == "xla",
         )
     first = one(step, work)
     found: dict[str, Any] = {"first_call_s": time.perf_counter() - started}
@@ -106,13 +144,23 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
     found |= {"peak_bytes": max(peak for _, peak, _ in ran), "losses": [loss for _, _, loss in ran]}
     if method == "plain":
         found["plain_s"] = statistics.median(seconds for seconds, _, _ in ran[1:] or ran)
-        report = checkmate.tf2.compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%").report()
+        report = checkmate.tf2.compile(
+            work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%"
+        ).report()
         resident = report.fixed_bytes + report.outside_bytes
-        return {**found, "fixed_bytes": resident, "predicted_bytes": report.plain_peak_bytes - resident}
+        return {
+            **found,
+            "fixed_bytes": resident,
+            "predicted_bytes": report.plain_peak_bytes - resident,
+        }
     other = workload(name)
     plain = plain_step(other, keras.optimizers.Adam(1e-4))
     pairs = [(one(plain, other)[0], one(step, work)[0]) for _ in range(steps + 1)][1:]
-    return {**found, "plain_s": statistics.median(pair[0] for pair in pairs), "step_s": statistics.median(pair[1] for pair in pairs)}
+    return {
+        **found,
+        "plain_s": statistics.median(pair[0] for pair in pairs),
+        "step_s": statistics.median(pair[1] for pair in pairs),
+    }
 
 
 def _scope(name: str, method: str) -> AbstractContextManager:
@@ -121,9 +169,17 @@ def _scope(name: str, method: str) -> AbstractContextManager:
 
     from checkmate.bench.models import workload
 
-    if method == "remat layers":  # those that Keras's scope can recompute: it cannot pass `training` on, see its tf.recompute_grad
+    if (
+        method == "remat layers"
+        # Those that Keras's scope can recompute: it cannot pass `training` on, see its
+        # tf.recompute_grad.
+    ):
         layers = workload(name, 1).model.layers
-        names = [layer.name for layer in layers if not layer._call_has_training_arg and not isinstance(layer, keras.layers.InputLayer)]
+        names = [
+            layer.name
+            for layer in layers
+            if not layer._call_has_training_arg and not isinstance(layer, keras.layers.InputLayer)
+        ]
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         return keras.RematScope(mode="list_of_layers", layer_names=names)
@@ -133,7 +189,8 @@ def _scope(name: str, method: str) -> AbstractContextManager:
 
 
 def in_segments(model: Any) -> Callable[[Any], Any]:
-    """Returns the forward pass of a functional model in segments of about equal memory, each under `keras.remat`."""
+    """Returns the forward pass of a functional model in segments of about equal memory, each under
+    `keras.remat`."""
     import keras
 
     cuts = articulation_layers(model)
@@ -146,7 +203,11 @@ def in_segments(model: Any) -> Callable[[Any], Any]:
             at = int(total * wanted / sum(sizes))
             ends.append(layer.output)
     starts = [model.input, *ends]
-    parts = [keras.Model(start, end) for start, end in zip(starts, [*ends, model.output], strict=True) if start is not end]
+    parts = [
+        keras.Model(start, end)
+        for start, end in zip(starts, [*ends, model.output], strict=True)
+        if start is not end
+    ]
 
     def forward(inputs: Any) -> Any:
         for part in parts[:-1]:
@@ -170,7 +231,10 @@ def articulation_layers(model: Any) -> list[Any]:
     """Layers of a functional model whose output is all that later layers read."""
     place = {layer: k for k, layer in enumerate(model.layers)}
     last_use = {
-        layer: max((place[node.operation] for node in layer._outbound_nodes if node.operation in place), default=len(place))
+        layer: max(
+            (place[node.operation] for node in layer._outbound_nodes if node.operation in place),
+            default=len(place),
+        )
         for layer in place
     }
     found, open_until = [], 0

@@ -1,7 +1,9 @@
-"""`checkmate bench workers`: two workers of a MultiWorkerMirroredStrategy on this machine, plain and planned.
+"""`checkmate bench workers`: two workers of a MultiWorkerMirroredStrategy on this machine, plain
+and planned.
 
-Twenty steps of a small convolutional net with BatchNormalization and Dropout, each worker on its half of every batch. The losses are compared
-step by step, and each worker's memory, as its allocator counts it in training, with the budget.
+Twenty steps of a small convolutional net with BatchNormalization and Dropout, each worker on its
+half of every batch. The losses are compared step by step, and each worker's memory, as its
+allocator counts it in training, with the budget.
 """
 
 from __future__ import annotations
@@ -16,16 +18,25 @@ from typing import Any
 
 from checkmate.errors import CheckmateError
 
-COLUMNS = ("graph optimizer", "worker", "losses differ by", "plain MiB", "planned MiB", "budget MiB", "recomputed")
+COLUMNS = (
+    "graph optimizer",
+    "worker",
+    "losses differ by",
+    "plain MiB",
+    "planned MiB",
+    "budget MiB",
+    "recomputed",
+)
 WORKERS, STEPS, BATCH, SIZE, EXAMPLES = 2, 20, 16, 64, 256
 MIB = 2**20
 
 
 def measure(budget: str) -> Iterator[dict[str, Any]]:
-    """What was found, a row for each worker, with TensorFlow's graph optimizer and without, which fuses ops of both steps differently.
+    """What was found, a row for each worker, with TensorFlow's graph optimizer and without, which
+    fuses ops of both steps differently.
 
-    Keys: optimized (whether with it), worker, difference (the largest of a loss, as a share of it), plain_bytes and planned_bytes (peaks over
-    all steps but the first), budget_bytes, recomputed.
+    Keys: optimized (whether with it), worker, difference (the largest of a loss, as a share of it),
+    plain_bytes and planned_bytes (peaks over all steps but the first), budget_bytes, recomputed.
     """
     for optimized in (True, False):
         plain, planned = (_cluster(optimized, each) for each in ("", budget))
@@ -33,7 +44,9 @@ def measure(budget: str) -> Iterator[dict[str, Any]]:
             yield {
                 "optimized": optimized,
                 "worker": k,
-                "difference": max(abs(x - y) / abs(x) for x, y in zip(a["losses"], b["losses"], strict=True)),
+                "difference": max(
+                    abs(x - y) / abs(x) for x, y in zip(a["losses"], b["losses"], strict=True)
+                ),
                 "plain_bytes": a["peak_bytes"],
                 "planned_bytes": b["peak_bytes"],
                 "budget_bytes": b["budget_bytes"],
@@ -58,9 +71,18 @@ def _cluster(optimized: bool, budget: str, *, timeout_s: float = 900) -> list[di
     workers = []
     for k in range(WORKERS):
         tasks = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(tasks), "TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = {
+            **os.environ,
+            "TF_CONFIG": json.dumps(tasks),
+            "TF_CPU_ALLOCATOR_USE_BFC": "true",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
         command = [sys.executable, "-m", "checkmate.bench.workers", str(int(optimized)), budget]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        workers.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
     found = []
     try:
         for k, worker in enumerate(workers):
@@ -99,20 +121,30 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
     with strategy.scope():
         inputs = x = keras.Input((SIZE, SIZE, 3))
         for width in (32, 32, 64, 64):
-            x = keras.layers.BatchNormalization()(keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(x))
+            x = keras.layers.BatchNormalization()(
+                keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
+            )
             x = keras.layers.Dropout(0.1)(keras.layers.ReLU()(x))
-        model = keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+        model = keras.Model(
+            inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
+        )
         optimizer = keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
 
     def step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(labels, model(images, training=True), from_logits=True)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                labels, model(images, training=True), from_logits=True
+            )
             loss = tf.reduce_mean(losses) / WORKERS
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    planned = checkmate.tf2.function(step, budget=budget, strategy=strategy, optimizer=optimizer) if budget else None
+    planned = (
+        checkmate.tf2.function(step, budget=budget, strategy=strategy, optimizer=optimizer)
+        if budget
+        else None
+    )
     run = planned or tf.function(lambda *batch: strategy.run(step, args=batch))
     chance = np.random.default_rng(0)
     images = chance.normal(size=(EXAMPLES, SIZE, SIZE, 3)).astype("float32")
@@ -120,7 +152,13 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
     losses, device, task = [], "CPU:0", strategy.cluster_resolver.task_id
     for k in range(STEPS):
         own = (np.arange(BATCH) + (k * WORKERS + task) * BATCH) % EXAMPLES
-        losses.append(float(strategy.reduce("SUM", run(tf.constant(images[own]), tf.constant(labels[own])), axis=None)))
+        losses.append(
+            float(
+                strategy.reduce(
+                    "SUM", run(tf.constant(images[own]), tf.constant(labels[own])), axis=None
+                )
+            )
+        )
         if not k:  # the first one plans
             tf.config.experimental.reset_memory_stats(device)
     return {

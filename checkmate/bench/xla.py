@@ -1,12 +1,16 @@
-"""`checkmate bench xla`: can recomputation survive XLA? A chain of dense layers, every second value recomputed, in six ways.
+"""`checkmate bench xla`: can recomputation survive XLA? A chain of dense layers, every second value
+recomputed, in six ways.
 
-The chain is the case that suits recomputation best: all layers alike, nothing but activations in memory. Each pair of layers keeps its input
-only and computes itself again when its gradient arrives. `tf.recompute_grad` makes the second evaluation depend on that gradient by arithmetic.
-XLA may see through that and merge what is computed twice, unless an optimization barrier (the HLO op `opt-barrier`) tells the two apart. It
-is put on the kept input alone, or on the kept input and the arriving gradient together, so that the second evaluation cannot begin before.
+The chain is the case that suits recomputation best: all layers alike, nothing but activations in
+memory. Each pair of layers keeps its input only and computes itself again when its gradient
+arrives. `tf.recompute_grad` makes the second evaluation depend on that gradient by arithmetic. XLA
+may see through that and merge what is computed twice, unless an optimization barrier (the HLO op
+`opt-barrier`) tells the two apart. It is put on the kept input alone, or on the kept input and the
+arriving gradient together, so that the second evaluation cannot begin before.
 
-Memory is the allocator's peak above the resting level, compiled temporaries included. `tanh` is how many of them the compiled program has:
-as many as there are layers means that the recomputation was merged away, half as many again or more that it was kept.
+Memory is the allocator's peak above the resting level, compiled temporaries included. `tanh` is how
+many of them the compiled program has: as many as there are layers means that the recomputation was
+merged away, half as many again or more that it was kept.
 """
 
 from __future__ import annotations
@@ -26,14 +30,22 @@ from checkmate.errors import UnsupportedError
 PRIVATE = ("tensorflow.compiler.tf2xla.ops.gen_xla_ops", "xla_optimization_barrier")
 """What is used of TensorFlow that is not public: the op of the barrier has no public name."""
 
-WAYS = ("plain", "recompute_grad", "plain, XLA", "recompute_grad, XLA", "barrier on input, XLA", "barrier on input and gradient, XLA")
+WAYS = (
+    "plain",
+    "recompute_grad",
+    "plain, XLA",
+    "recompute_grad, XLA",
+    "barrier on input, XLA",
+    "barrier on input and gradient, XLA",
+)
 COLUMNS = ("way", "peak MiB", "/ plain", "step s", "tanh", "barriers")
 LAYERS, WIDTH, BATCH, STEPS = 8, 256, 4096, 5
 MIB = 2**20
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """One row per way: peak_bytes, plain_bytes, step_s, and of the compiled program tanh and barriers (None without XLA)."""
+    """One row per way: peak_bytes, plain_bytes, step_s, and of the compiled program tanh and
+    barriers (None without XLA)."""
     plain = None
     for way in WAYS:
         row = fresh_process("checkmate.bench.xla", [way])
@@ -44,7 +56,13 @@ def measure() -> Iterator[dict[str, Any]]:
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     counts = ("-" if row[key] is None else str(row[key]) for key in ("tanh", "barriers"))
-    return (row["way"], f"{row['peak_bytes'] / MIB:.0f}", f"{row['peak_bytes'] / row['plain_bytes']:.2f}", f"{row['step_s']:.3f}", *counts)
+    return (
+        row["way"],
+        f"{row['peak_bytes'] / MIB:.0f}",
+        f"{row['peak_bytes'] / row['plain_bytes']:.2f}",
+        f"{row['step_s']:.3f}",
+        *counts,
+    )
 
 
 def train(way: str) -> dict[str, Any]:
@@ -53,7 +71,10 @@ def train(way: str) -> dict[str, Any]:
 
     from checkmate.tf2 import device as devices
 
-    weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, k)) / WIDTH**0.5) for k in range(LAYERS)]
+    weights = [
+        tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, k)) / WIDTH**0.5)
+        for k in range(LAYERS)
+    ]
     batch = tf.random.stateless_normal((BATCH, WIDTH), (2, 3))
     network = _chain(weights, way.removesuffix(", XLA"))
     compiled = way.endswith("XLA")
@@ -72,10 +93,18 @@ def train(way: str) -> dict[str, Any]:
         seconds.append(time.perf_counter() - started)
         peak = max(peak, highest - resting)
         del result  # it would be part of what rests
-    found = {"peak_bytes": peak, "step_s": statistics.median(seconds), "tanh": None, "barriers": None}
+    found = {
+        "peak_bytes": peak,
+        "step_s": statistics.median(seconds),
+        "tanh": None,
+        "barriers": None,
+    }
     if compiled:
         program = step.experimental_get_compiler_ir(batch)(stage="optimized_hlo")
-        found |= {"tanh": len(re.findall(r" tanh\(", program)), "barriers": len(re.findall(r" opt-barrier\(", program))}
+        found |= {
+            "tanh": len(re.findall(r" tanh\(", program)),
+            "barriers": len(re.findall(r" opt-barrier\(", program)),
+        }
     return found
 
 
@@ -92,7 +121,9 @@ def _chain(weights: list[Any], way: str) -> Callable:
         @tf.custom_gradient
         def forward(x: tf.Tensor) -> Any:
             def backward(gradient: tf.Tensor, variables: Any = ()) -> Any:
-                again, arriving = _barrier(x, gradient) if "gradient" in way else (*_barrier(x), gradient)
+                again, arriving = (
+                    _barrier(x, gradient) if "gradient" in way else (*_barrier(x), gradient)
+                )
                 with tf.GradientTape() as tape:
                     tape.watch(again)
                     y = pair(again, k)
@@ -103,9 +134,10 @@ def _chain(weights: list[Any], way: str) -> Callable:
 
         return forward
 
-    wrap = {"plain": lambda k: lambda x: pair(x, k), "recompute_grad": lambda k: tf.recompute_grad(lambda x: pair(x, k))}.get(
-        way, behind_a_barrier
-    )
+    wrap = {
+        "plain": lambda k: lambda x: pair(x, k),
+        "recompute_grad": lambda k: tf.recompute_grad(lambda x: pair(x, k)),
+    }.get(way, behind_a_barrier)
 
     def network(x: tf.Tensor) -> tf.Tensor:
         for k in range(0, LAYERS, 2):
@@ -120,7 +152,9 @@ def _barrier(*tensors: Any) -> list[Any]:
     try:
         barrier = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        raise UnsupportedError(f"This TensorFlow has no {module}.{name}; `bench xla` needs it for its last rows.") from None
+        raise UnsupportedError(
+            f"This TensorFlow has no {module}.{name}; `bench xla` needs it for its last rows."
+        ) from None
     return barrier(list(tensors))
 
 

@@ -1,8 +1,9 @@
 """`checkmate bench zoo`: does every model train under a budget, and what does each save?
 
-Each model trains plain and planned, in a process of its own each, and the allocator counts everything that is resident. The budget is a
-share of the plain step's measured peak, or where that has no plan the lowest of a few larger shares that has one. `verify` compares the
-planned step with the plain one. What fails is a row, too.
+Each model trains plain and planned, in a process of its own each, and the allocator counts
+everything that is resident. The budget is a share of the plain step's measured peak, or where that
+has no plan the lowest of a few larger shares that has one. `verify` compares the planned step with
+the plain one. What fails is a row, too.
 """
 
 from __future__ import annotations
@@ -16,18 +17,42 @@ from typing import Any
 
 from checkmate.bench.process import fresh_process
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import floor, replay
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.solve import solve
 
-COLUMNS = ("model", "plain MiB", "budget", "measured MiB", "within", "values", "recomputed", "at 1.10x", "at 1.30x", "tracing s", "all s")
+COLUMNS = (
+    "model",
+    "plain MiB",
+    "budget",
+    "measured MiB",
+    "within",
+    "values",
+    "recomputed",
+    "at 1.10x",
+    "at 1.30x",
+    "tracing s",
+    "all s",
+)
 
 APPLICATIONS = {
-    "MobileNet": (128, 8), "MobileNetV2": (128, 8), "MobileNetV3Small": (128, 8), "MobileNetV3Large": (128, 8), "ResNet50": (96, 4),
-    "ResNet50V2": (96, 4), "DenseNet121": (96, 4), "EfficientNetB0": (96, 4), "EfficientNetV2B0": (96, 4), "InceptionV3": (128, 4),
-    "Xception": (128, 4), "VGG16": (96, 4), "VGG19": (96, 4), "ConvNeXtTiny": (96, 4), "NASNetMobile": (96, 4),
-}  # fmt: skip
+    "MobileNet": (128, 8),
+    "MobileNetV2": (128, 8),
+    "MobileNetV3Small": (128, 8),
+    "MobileNetV3Large": (128, 8),
+    "ResNet50": (96, 4),
+    "ResNet50V2": (96, 4),
+    "DenseNet121": (96, 4),
+    "EfficientNetB0": (96, 4),
+    "EfficientNetV2B0": (96, 4),
+    "InceptionV3": (128, 4),
+    "Xception": (128, 4),
+    "VGG16": (96, 4),
+    "VGG19": (96, 4),
+    "ConvNeXtTiny": (96, 4),
+    "NASNetMobile": (96, 4),
+}
 """Class in keras.applications -> pixels of an image's side, examples in a batch."""
 
 FACTORS = (1.1, 1.3)
@@ -48,14 +73,21 @@ def models() -> dict[str, Callable[[], Any]]:
     from checkmate.bench.models import application, lstm, transformer, unet
 
     applications = {
-        name.lower(): partial(application, name, size=size, batch=batch, classes=100) for name, (size, batch) in APPLICATIONS.items()
+        name.lower(): partial(application, name, size=size, batch=batch, classes=100)
+        for name, (size, batch) in APPLICATIONS.items()
     }
     usual = {
         "unet": partial(unet, batch=2, size=96),
         "encoder": partial(transformer, batch=8, length=64, depth=4),
         "lstm": partial(lstm, batch=16, length=32, depth=2),
     }
-    return {**usual, **zoo_models.MODELS, **zoo_layers.MODELS, **zoo_programs.MODELS, **applications}
+    return {
+        **usual,
+        **zoo_models.MODELS,
+        **zoo_layers.MODELS,
+        **zoo_programs.MODELS,
+        **applications,
+    }
 
 
 def names() -> tuple[str, ...]:
@@ -68,7 +100,11 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         plain = fresh_process("checkmate.bench.zoo", [name, str(steps)])
-        row = {"model": name, **plain, **fresh_process("checkmate.bench.zoo", [name, str(steps), str(plain["plain_bytes"])])}
+        row = {
+            "model": name,
+            **plain,
+            **fresh_process("checkmate.bench.zoo", [name, str(steps), str(plain["plain_bytes"])]),
+        }
     except CheckmateError as error:
         row = {"model": name, "error": str(error).strip().splitlines()[-1]}
     return row | {"seconds": time.perf_counter() - started}
@@ -104,7 +140,13 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
         "budget_bytes": planned.budget_bytes,
         "peak_bytes": peak,
         "predicted_bytes": report.expected_peak_bytes,
-        "values": "bits" if not unequal else "rounding" if all(each.is_rounding for each in unequal) else "DIFFERENT",
+        "values": (
+            "bits"
+            if not unequal
+            else "rounding"
+            if all(each.is_rounding for each in unequal)
+            else "DIFFERENT"
+        ),
         "verified": str(found),
         "not_run": len(found.not_run),
         "run_again": len(found.run_again),
@@ -117,8 +159,11 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     }
 
 
-def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 1) -> dict[str, float]:
-    """The smallest budget found whose plan costs at most `factor` times the plain step, as a share of what that needs."""
+def smallest_budgets(
+    graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 1
+) -> dict[str, float]:
+    """The smallest budget found whose plan costs at most `factor` times the plain step, as a share
+    of what that needs."""
     plain, cost = replay(graph, Plan.keep_all(graph)).peak_bytes, graph.total_cost
     found, lowest = [(plain, cost)], floor(graph).bytes
     shares = {}
@@ -140,7 +185,13 @@ def smallest_budgets(graph: DFGraph, factors: Sequence[float], *, time_limit_s: 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
-        return (row["model"], "FAILED", row["error"][:100], *[""] * (len(COLUMNS) - 4), f"{row['seconds']:.0f}")
+        return (
+            row["model"],
+            "FAILED",
+            row["error"][:100],
+            *[""] * (len(COLUMNS) - 4),
+            f"{row['seconds']:.0f}",
+        )
     within = row["peak_bytes"] <= row["budget_bytes"]
     return (
         row["model"],
@@ -171,11 +222,13 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     import keras
 
     from checkmate.bench.zoo_programs import Task
-    from checkmate.tf2.step import training_step
+    from checkmate.tf2.compile import training_step
 
     keras.utils.set_random_seed(0)
     if name not in models():
-        raise CheckmateError(f"There is no model {name!r} in the zoo. Known: {', '.join(models())}.")
+        raise CheckmateError(
+            f"There is no model {name!r} in the zoo. Known: {', '.join(models())}."
+        )
     work = models()[name]()
     if isinstance(work, Task):
         return work.step, work.batch
@@ -183,13 +236,28 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     return step, (work.inputs, work.labels)
 
 
-def _lowest(traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int, batch: tuple[Any, ...]) -> Any:
+def _lowest(
+    traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int, batch: tuple[Any, ...]
+) -> Any:
     """The planned step for the lowest of `SHARES` that has a plan."""
+    from checkmate.tf2.compile import PlannedStep
     from checkmate.tf2.planning.planner import Planner
-    from checkmate.tf2.step import PlannedStep
 
     def planned(share: float, explains: bool = False) -> PlannedStep:
-        return PlannedStep(Planner(traced, name, int(share * plain_bytes), "auto", "profile", None, False, explains=explains), specs, batch)
+        return PlannedStep(
+            Planner(
+                traced,
+                name,
+                int(share * plain_bytes),
+                "auto",
+                "profile",
+                None,
+                False,
+                explains=explains,
+            ),
+            specs,
+            batch,
+        )
 
     least = 0  # what was proven to be needed
     for share in SHARES[:-1]:
@@ -227,4 +295,10 @@ def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     model, count, *peak = sys.argv[1:]
-    print(json.dumps(train_planned(model, int(count), int(peak[0])) if peak else train_plain(model, int(count))))
+    print(
+        json.dumps(
+            train_planned(model, int(count), int(peak[0]))
+            if peak
+            else train_plain(model, int(count))
+        )
+    )

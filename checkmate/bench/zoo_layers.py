@@ -1,4 +1,5 @@
-"""What else models are made of: a small one for each kind of layer, of number and of optimizer that training has to get right."""
+"""What else models are made of: a small one for each kind of layer, of number and of optimizer that
+training has to get right."""
 
 from __future__ import annotations
 
@@ -12,13 +13,21 @@ from checkmate.bench.zoo_models import CROSS_ENTROPY, normal, whole
 from checkmate.tf2.models import Workload
 
 
-def on_images(layers: list[Any], *, name: str, batch: int = 8, size: int = 48, optimizer: Any = "adam") -> Workload:
+def on_images(
+    layers: list[Any], *, name: str, batch: int = 8, size: int = 48, optimizer: Any = "adam"
+) -> Workload:
     """Layers on images, pooled into a class."""
-    model = keras.Sequential([keras.Input((size, size, 3)), *layers, L.GlobalAveragePooling2D(), L.Dense(10)], name=name)
-    return Workload(model, CROSS_ENTROPY, normal(batch, size, size, 3), whole(batch, below=10), optimizer)
+    model = keras.Sequential(
+        [keras.Input((size, size, 3)), *layers, L.GlobalAveragePooling2D(), L.Dense(10)], name=name
+    )
+    return Workload(
+        model, CROSS_ENTROPY, normal(batch, size, size, 3), whole(batch, below=10), optimizer
+    )
 
 
-def on_vectors(layers: list[Any], *, name: str, batch: int = 1024, optimizer: Any = "adam") -> Workload:
+def on_vectors(
+    layers: list[Any], *, name: str, batch: int = 1024, optimizer: Any = "adam"
+) -> Workload:
     """Layers on vectors, and a class."""
     model = keras.Sequential([keras.Input((64,)), *layers, L.Dense(10)], name=name)
     return Workload(model, CROSS_ENTROPY, normal(batch, 64), whole(batch, below=10), optimizer)
@@ -28,65 +37,109 @@ def conv_lstm(batch: int = 4) -> Workload:
     """ConvLSTM2D and BatchNormalization on a film."""
     film = keras.Input((6, 24, 24, 2))
     x = L.BatchNormalization()(L.ConvLSTM2D(12, 3, padding="same", return_sequences=True)(film))
-    x = L.Conv3D(8, 3, padding="same", activation="relu")(L.ConvLSTM2D(12, 3, padding="same", return_sequences=True)(x))
+    x = L.Conv3D(8, 3, padding="same", activation="relu")(
+        L.ConvLSTM2D(12, 3, padding="same", return_sequences=True)(x)
+    )
     model = keras.Model(film, L.Conv3D(2, 3, padding="same")(x), name="conv_lstm")
     return Workload(model, "mse", normal(batch, 6, 24, 24, 2), normal(batch, 6, 24, 24, 2, seed=5))
 
 
 def time_distributed(batch: int = 8) -> Workload:
     """The same convolutions on every image of a film, then an LSTM."""
-    tower = keras.Sequential([keras.Input((32, 32, 3)), L.Conv2D(16, 3, activation="relu"), L.MaxPooling2D(), L.Conv2D(16, 3), L.Flatten()])
+    tower = keras.Sequential(
+        [
+            keras.Input((32, 32, 3)),
+            L.Conv2D(16, 3, activation="relu"),
+            L.MaxPooling2D(),
+            L.Conv2D(16, 3),
+            L.Flatten(),
+        ]
+    )
     film = keras.Input((5, 32, 32, 3))
-    model = keras.Model(film, L.Dense(10)(L.LSTM(32)(L.TimeDistributed(tower)(film))), name="time_distributed")
+    model = keras.Model(
+        film, L.Dense(10)(L.LSTM(32)(L.TimeDistributed(tower)(film))), name="time_distributed"
+    )
     return Workload(model, CROSS_ENTROPY, normal(batch, 5, 32, 32, 3), whole(batch, below=10))
 
 
 def normalizations() -> Workload:
     """Separable and depthwise convolutions with group, spectral, unit and layer normalization."""
     layers = [
-        L.SpectralNormalization(L.Conv2D(16, 3, padding="same")), L.ELU(), L.SeparableConv2D(32, 3, padding="same"), L.GroupNormalization(8),
-        L.DepthwiseConv2D(3, padding="same", depth_multiplier=2), L.LayerNormalization(), L.Activation("mish"), L.UnitNormalization(),
-        L.Conv2D(32, 3, padding="same", groups=4), L.BatchNormalization(renorm=False), L.Activation("hard_swish"), L.AveragePooling2D(2),
-    ]  # fmt: skip
+        L.SpectralNormalization(L.Conv2D(16, 3, padding="same")),
+        L.ELU(),
+        L.SeparableConv2D(32, 3, padding="same"),
+        L.GroupNormalization(8),
+        L.DepthwiseConv2D(3, padding="same", depth_multiplier=2),
+        L.LayerNormalization(),
+        L.Activation("mish"),
+        L.UnitNormalization(),
+        L.Conv2D(32, 3, padding="same", groups=4),
+        L.BatchNormalization(renorm=False),
+        L.Activation("hard_swish"),
+        L.AveragePooling2D(2),
+    ]
     return on_images(layers, name="normalizations")
 
 
 def conv3d(batch: int = 2) -> Workload:
     """A volumetric autoencoder."""
     volume = keras.Input((16, 32, 32, 1))
-    x = L.MaxPooling3D()(L.BatchNormalization()(L.Conv3D(16, 3, padding="same", activation="relu")(volume)))
+    x = L.MaxPooling3D()(
+        L.BatchNormalization()(L.Conv3D(16, 3, padding="same", activation="relu")(volume))
+    )
     x = L.Conv3D(32, 3, padding="same", activation="relu")(x)
-    x = L.Conv3D(16, 3, padding="same", activation="relu")(L.UpSampling3D()(L.Conv3DTranspose(16, 3, padding="same")(x)))
-    model = keras.Model(volume, L.Conv3D(1, 1)(L.ZeroPadding3D(1)(L.Cropping3D(1)(x))), name="conv3d")
-    return Workload(model, "mae", normal(batch, 16, 32, 32, 1), normal(batch, 16, 32, 32, 1, seed=5))
+    x = L.Conv3D(16, 3, padding="same", activation="relu")(
+        L.UpSampling3D()(L.Conv3DTranspose(16, 3, padding="same")(x))
+    )
+    model = keras.Model(
+        volume, L.Conv3D(1, 1)(L.ZeroPadding3D(1)(L.Cropping3D(1)(x))), name="conv3d"
+    )
+    return Workload(
+        model, "mae", normal(batch, 16, 32, 32, 1), normal(batch, 16, 32, 32, 1, seed=5)
+    )
 
 
 def conv1d(batch: int = 8) -> Workload:
-    """Dilated causal convolutions with gates and skips (van den Oord et al., 2016), and Conv1DTranspose."""
+    """Dilated causal convolutions with gates and skips (van den Oord et al., 2016), and
+    Conv1DTranspose."""
     sound = keras.Input((512, 1))
     x, skips = L.Conv1D(32, 3, padding="causal")(sound), []
     for rate in (1, 2, 4):
         gate = L.Conv1D(32, 2, dilation_rate=rate, padding="causal", activation="sigmoid")(x)
-        y = L.Multiply()([gate, L.Conv1D(32, 2, dilation_rate=rate, padding="causal", activation="tanh")(x)])
+        y = L.Multiply()(
+            [gate, L.Conv1D(32, 2, dilation_rate=rate, padding="causal", activation="tanh")(x)]
+        )
         skips.append(L.Conv1D(32, 1)(y))
         x = L.Add()([x, skips[-1]])
     x = L.Conv1DTranspose(16, 4, 2, padding="same")(L.MaxPooling1D()(L.ReLU()(L.Add()(skips))))
-    model = keras.Model(sound, L.Conv1D(1, 1)(L.SeparableConv1D(16, 3, padding="same")(x)), name="conv1d")
-    return Workload(model, keras.losses.LogCosh(), normal(batch, 512, 1), normal(batch, 512, 1, seed=5))
+    model = keras.Model(
+        sound, L.Conv1D(1, 1)(L.SeparableConv1D(16, 3, padding="same")(x)), name="conv1d"
+    )
+    return Workload(
+        model, keras.losses.LogCosh(), normal(batch, 512, 1), normal(batch, 512, 1, seed=5)
+    )
 
 
 def shapes(batch: int = 64) -> Workload:
-    """Layers that move numbers about: Lambda, Permute, RepeatVector, Dot, Reshape, cropping, padding, slices, stacks, Masking."""
+    """Layers that move numbers about: Lambda, Permute, RepeatVector, Dot, Reshape, cropping,
+    padding, slices, stacks, Masking."""
     sequence = keras.Input((20, 16))
     x = L.Masking()(sequence)
     x = L.Lambda(lambda x: x - tf.reduce_mean(x, 1, keepdims=True))(x)
     y = L.Permute((2, 1))(L.ZeroPadding1D(2)(L.Cropping1D(2)(x)))
     z = L.Dot(axes=(2, 1))([x, y])
     z = L.Concatenate()(
-        [z, L.RepeatVector(20)(L.GlobalAveragePooling1D()(x)), keras.ops.flip(x, 1), keras.ops.stack([x, x + 1], -1)[..., 0]]
+        [
+            z,
+            L.RepeatVector(20)(L.GlobalAveragePooling1D()(x)),
+            keras.ops.flip(x, 1),
+            keras.ops.stack([x, x + 1], -1)[..., 0],
+        ]
     )
     z = L.Activation("softmax")(L.Reshape((40, -1))(L.Dense(64)(z)))
-    z = keras.ops.concatenate([part * k for k, part in enumerate(keras.ops.split(z, 4, axis=1), start=1)], axis=-1)
+    z = keras.ops.concatenate(
+        [part * k for k, part in enumerate(keras.ops.split(z, 4, axis=1), start=1)], axis=-1
+    )
     z = keras.ops.where(z > 0.01, z, keras.ops.sqrt(keras.ops.abs(z) + 1e-3))
     model = keras.Model(sequence, L.Dense(10)(L.Flatten()(L.AveragePooling1D(2)(z))), name="shapes")
     return Workload(model, CROSS_ENTROPY, normal(batch, 20, 16), whole(batch, below=10))
@@ -101,7 +154,13 @@ def stateful_rnn(batch: int = 32) -> Workload:
     x = L.Dense(256, activation="tanh")(x)
     x = L.LSTM(16, unroll=True, dropout=0.1, recurrent_dropout=0.1)(x)
     model = keras.Model(sequence, L.Dense(10)(x), name="stateful_rnn")
-    return Workload(model, CROSS_ENTROPY, normal(batch, 16, 8), whole(batch, below=10), keras.optimizers.Adam(clipnorm=1.0))
+    return Workload(
+        model,
+        CROSS_ENTROPY,
+        normal(batch, 16, 8),
+        whole(batch, below=10),
+        keras.optimizers.Adam(clipnorm=1.0),
+    )
 
 
 def stacked_cells(batch: int = 32) -> Workload:
@@ -119,15 +178,25 @@ def stacked_cells(batch: int = 32) -> Workload:
             return state, [state]
 
     sequence = keras.Input((20, 16))
-    x = L.RNN([L.LSTMCell(32), Cell(), L.GRUCell(16)], return_sequences=True)(L.Dense(128, activation="relu")(sequence))
-    model = keras.Model(sequence, L.Dense(10)(L.SimpleRNN(16, go_backwards=True)(L.Dense(128, activation="relu")(x))), name="stacked_cells")
+    x = L.RNN([L.LSTMCell(32), Cell(), L.GRUCell(16)], return_sequences=True)(
+        L.Dense(128, activation="relu")(sequence)
+    )
+    model = keras.Model(
+        sequence,
+        L.Dense(10)(L.SimpleRNN(16, go_backwards=True)(L.Dense(128, activation="relu")(x))),
+        name="stacked_cells",
+    )
     return Workload(model, CROSS_ENTROPY, normal(batch, 20, 16), whole(batch, below=10))
 
 
 def mixed_float16() -> Workload:
     """Half precision with a scaled loss."""
     with _policy("mixed_float16"):
-        return on_images(convolutions(), name="mixed_float16", optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
+        return on_images(
+            convolutions(),
+            name="mixed_float16",
+            optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+        )
 
 
 def mixed_bfloat16() -> Workload:
@@ -144,7 +213,11 @@ def float64() -> Workload:
 
 def convolutions() -> list[Any]:
     """Three convolutions with BatchNormalization."""
-    return [layer for width in (16, 32, 32) for layer in (L.Conv2D(width, 3, padding="same"), L.BatchNormalization(), L.ReLU())]
+    return [
+        layer
+        for width in (16, 32, 32)
+        for layer in (L.Conv2D(width, 3, padding="same"), L.BatchNormalization(), L.ReLU())
+    ]
 
 
 class _policy:
@@ -165,22 +238,39 @@ def preprocessing() -> Workload:
     """Random crops, flips, turns and contrasts within the model, and normalization."""
     normalization = L.Normalization(mean=[0.1, 0.2, 0.3], variance=[1.0, 2.0, 3.0])
     layers = [
-        L.Rescaling(0.5, 0.1), normalization, L.RandomFlip(seed=1), L.RandomRotation(0.1, seed=2), L.RandomTranslation(0.1, 0.1, seed=3),
-        L.RandomZoom(0.1, seed=4), L.RandomContrast(0.1, seed=5), L.RandomCrop(40, 40, seed=6), *convolutions(), L.GaussianNoise(0.1, seed=7),
-        L.GaussianDropout(0.1, seed=8), L.AlphaDropout(0.1, seed=9),
-    ]  # fmt: skip
+        L.Rescaling(0.5, 0.1),
+        normalization,
+        L.RandomFlip(seed=1),
+        L.RandomRotation(0.1, seed=2),
+        L.RandomTranslation(0.1, 0.1, seed=3),
+        L.RandomZoom(0.1, seed=4),
+        L.RandomContrast(0.1, seed=5),
+        L.RandomCrop(40, 40, seed=6),
+        *convolutions(),
+        L.GaussianNoise(0.1, seed=7),
+        L.GaussianDropout(0.1, seed=8),
+        L.AlphaDropout(0.1, seed=9),
+    ]
     return on_images(layers, name="preprocessing", size=48)
 
 
 def regularized() -> Workload:
-    """Regularizers of weights and activities, constraints, and an optimizer that clips, averages and accumulates."""
-    options = {"kernel_regularizer": keras.regularizers.L1L2(1e-4, 1e-4), "kernel_constraint": keras.constraints.MaxNorm(2.0)}
+    """Regularizers of weights and activities, constraints, and an optimizer that clips, averages
+    and accumulates."""
+    options = {
+        "kernel_regularizer": keras.regularizers.L1L2(1e-4, 1e-4),
+        "kernel_constraint": keras.constraints.MaxNorm(2.0),
+    }
     layers = [
-        L.Dense(128, activation="relu", **options), L.ActivityRegularization(1e-5, 1e-5),
+        L.Dense(128, activation="relu", **options),
+        L.ActivityRegularization(1e-5, 1e-5),
         L.Dense(128, activation="selu", bias_regularizer="l2", kernel_constraint="unit_norm"),
-        L.Dense(128, kernel_regularizer=keras.regularizers.OrthogonalRegularizer(1e-3)), L.Activation("softplus"),
-    ]  # fmt: skip
-    optimizer = keras.optimizers.Adam(global_clipnorm=1.0, use_ema=True, gradient_accumulation_steps=2, weight_decay=1e-3)
+        L.Dense(128, kernel_regularizer=keras.regularizers.OrthogonalRegularizer(1e-3)),
+        L.Activation("softplus"),
+    ]
+    optimizer = keras.optimizers.Adam(
+        global_clipnorm=1.0, use_ema=True, gradient_accumulation_steps=2, weight_decay=1e-3
+    )
     return on_vectors(layers, name="regularized", optimizer=optimizer)
 
 
@@ -203,22 +293,48 @@ def bag_of_words(batch: int = 256) -> Workload:
     x = L.GlobalAveragePooling1D()(L.Embedding(1000, 64, mask_zero=True)(words))
     one_hot = L.CategoryEncoding(8, output_mode="one_hot")(kind)
     buckets = L.Embedding(6, 4)(L.Discretization(bin_boundaries=[-1.0, 0.0, 0.5, 1.0])(count))
-    x = L.Concatenate()([x, one_hot, L.Flatten()(buckets), L.Flatten()(L.Embedding(16, 8)(L.Hashing(16)(kind)))])
+    x = L.Concatenate()(
+        [x, one_hot, L.Flatten()(buckets), L.Flatten()(L.Embedding(16, 8)(L.Hashing(16)(kind)))]
+    )
     x = L.Dense(256, activation="relu")(L.Dense(256, activation="relu")(x))
-    model = keras.Model({"words": words, "kind": kind, "count": count}, L.Dense(10)(x), name="bag_of_words")
-    data = {"words": whole(batch, 50, below=1000, dtype=tf.int64), "kind": whole(batch, below=8), "count": normal(batch, 1)}
+    model = keras.Model(
+        {"words": words, "kind": kind, "count": count}, L.Dense(10)(x), name="bag_of_words"
+    )
+    data = {
+        "words": whole(batch, 50, below=1000, dtype=tf.int64),
+        "kind": whole(batch, below=8),
+        "count": normal(batch, 1),
+    }
     return Workload(model, CROSS_ENTROPY, data, whole(batch, below=10, dtype=tf.int64), "ftrl")
 
 
 def text(batch: int = 64) -> Workload:
     """Sentences as strings: words looked up within the model, then convolutions and pooling."""
-    words = ["the", "of", "and", "to", "in", "is", "was", "it", "for", "as", "with", "that", "be", "by", "on"]
+    words = [
+        "the",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "was",
+        "it",
+        "for",
+        "as",
+        "with",
+        "that",
+        "be",
+        "by",
+        "on",
+    ]
     sentences = keras.Input((), dtype="string")
     x = L.TextVectorization(vocabulary=words, output_sequence_length=40)(sentences)
     x = L.Conv1D(64, 3, padding="same", activation="relu")(L.Embedding(len(words) + 2, 64)(x))
     x = L.Conv1D(64, 3, padding="same", activation="relu")(L.SpatialDropout1D(0.1)(x))
     model = keras.Model(sentences, L.Dense(2)(L.GlobalMaxPooling1D()(x)), name="text")
-    data = tf.constant([" ".join(words[(k + j) % len(words)] for j in range(20 + k % 20)) for k in range(batch)])
+    data = tf.constant(
+        [" ".join(words[(k + j) % len(words)] for j in range(20 + k % 20)) for k in range(batch)]
+    )
     return Workload(model, CROSS_ENTROPY, data, whole(batch, below=2))
 
 
@@ -227,9 +343,14 @@ def fourier(batch: int = 16) -> Workload:
     tokens = keras.Input((64,), dtype="int32")
     x = L.Embedding(200, 64)(tokens)
     for _ in range(2):
-        x = L.LayerNormalization()(x + L.Lambda(lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))))(x))
         x = L.LayerNormalization()(
-            x + L.EinsumDense("bld,de->ble", (None, 64))(L.EinsumDense("bld,de->ble", (None, 256), activation="gelu")(x))
+            x + L.Lambda(lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))))(x)
+        )
+        x = L.LayerNormalization()(
+            x
+            + L.EinsumDense("bld,de->ble", (None, 64))(
+                L.EinsumDense("bld,de->ble", (None, 256), activation="gelu")(x)
+            )
         )
     return Workload(
         keras.Model(tokens, L.Dense(200)(x), name="fourier"),
@@ -242,8 +363,23 @@ def fourier(batch: int = 16) -> Workload:
 MODELS = {
     each.__name__: each
     for each in (
-        conv_lstm, time_distributed, normalizations, conv3d, conv1d, shapes, stateful_rnn, stacked_cells, mixed_float16, mixed_bfloat16,
-        float64, preprocessing, regularized, frozen, bag_of_words, text, fourier,
+        conv_lstm,
+        time_distributed,
+        normalizations,
+        conv3d,
+        conv1d,
+        shapes,
+        stateful_rnn,
+        stacked_cells,
+        mixed_float16,
+        mixed_bfloat16,
+        float64,
+        preprocessing,
+        regularized,
+        frozen,
+        bag_of_words,
+        text,
+        fourier,
     )
-}  # fmt: skip
+}
 """Name -> what makes the workload."""

@@ -1,4 +1,5 @@
-"""What models do besides stacking layers: branches, loops, gradients of their own, variables written on the way, steps that are no model's."""
+"""What models do besides stacking layers: branches, loops, gradients of their own, variables
+written on the way, steps that are no model's."""
 
 from __future__ import annotations
 
@@ -53,10 +54,15 @@ def branching(batch: int = 1024) -> Workload:
 
 
 class Recomputed(L.Layer):
-    """Two dense layers under tf.recompute_grad, and one whose gradient is reversed by tf.custom_gradient."""
+    """Two dense layers under tf.recompute_grad, and one whose gradient is reversed by
+    tf.custom_gradient."""
 
     def build(self, shape: Any) -> None:  # noqa: D102
-        self.up, self.down, self.side = L.Dense(256, activation="gelu"), L.Dense(shape[-1]), L.Dense(shape[-1])
+        self.up, self.down, self.side = (
+            L.Dense(256, activation="gelu"),
+            L.Dense(shape[-1]),
+            L.Dense(shape[-1]),
+        )
         self.up.build(shape)
         self.down.build((*shape[:-1], 256))
         self.side.build(shape)
@@ -74,13 +80,23 @@ class Recomputed(L.Layer):
 
             return x * tf.sigmoid(x), gradient
 
-        return x + tf.recompute_grad(lambda x: self.down(self.up(x)))(x) + self.side(swish(reversed_gradient(x)))
+        return (
+            x
+            + tf.recompute_grad(lambda x: self.down(self.up(x)))(x)
+            + self.side(swish(reversed_gradient(x)))
+        )
 
 
 def custom_gradients() -> Workload:
     """Gradients that people write themselves."""
     return on_vectors(
-        [L.Dense(96), Recomputed(), Recomputed(), L.Lambda(lambda x: x + tf.stop_gradient(tf.round(x) - x))], name="custom_gradients"
+        [
+            L.Dense(96),
+            Recomputed(),
+            Recomputed(),
+            L.Lambda(lambda x: x + tf.stop_gradient(tf.round(x) - x)),
+        ],
+        name="custom_gradients",
     )
 
 
@@ -91,42 +107,64 @@ class Loops(L.Layer):
         self.kernel = self.add_weight(shape=(shape[-1], shape[-1]), initializer="orthogonal")
 
     def call(self, x: Any) -> Any:  # noqa: D102
-        x = tf.cond(tf.reduce_mean(x) > 0.1, lambda: tf.sin(x @ self.kernel), lambda: x @ self.kernel + 1.0)
-        _, x = tf.while_loop(lambda k, _: k < 3, lambda k, x: (k + 1, tf.tanh(x @ self.kernel)), (0, x))
+        x = tf.cond(
+            tf.reduce_mean(x) > 0.1, lambda: tf.sin(x @ self.kernel), lambda: x @ self.kernel + 1.0
+        )
+        _, x = tf.while_loop(
+            lambda k, _: k < 3, lambda k, x: (k + 1, tf.tanh(x @ self.kernel)), (0, x)
+        )
         mapped = tf.map_fn(lambda row: tf.cumsum(row), x)
-        scanned = tf.scan(lambda total, row: 0.9 * total + row, x, initializer=tf.zeros(x.shape[-1]))
+        scanned = tf.scan(
+            lambda total, row: 0.9 * total + row, x, initializer=tf.zeros(x.shape[-1])
+        )
         return x + 0.1 * mapped + scanned
 
 
 def loops(batch: int = 128) -> Workload:
     """Control flow of TensorFlow's own within dense layers."""
-    return on_vectors([L.Dense(128, activation="gelu"), L.Dense(128, activation="gelu"), L.Dense(64), Loops()], name="loops", batch=batch)
+    return on_vectors(
+        [L.Dense(128, activation="gelu"), L.Dense(128, activation="gelu"), L.Dense(64), Loops()],
+        name="loops",
+        batch=batch,
+    )
 
 
 class Codebook(L.Layer):
-    """Vectors replaced by the nearest of a codebook, which moves with an average of its own (van den Oord et al., 2017)."""
+    """Vectors replaced by the nearest of a codebook, which moves with an average of its own (van
+    den Oord et al., 2017)."""
 
     def build(self, shape: Any) -> None:  # noqa: D102
         self.codes = self.add_weight(shape=(32, shape[-1]), initializer="normal", trainable=False)
 
     def call(self, x: Any) -> Any:  # noqa: D102
         flat = tf.reshape(x, [-1, x.shape[-1]])
-        distances = tf.reduce_sum(flat**2, 1, keepdims=True) - 2 * flat @ tf.transpose(self.codes) + tf.reduce_sum(self.codes**2, 1)
+        distances = (
+            tf.reduce_sum(flat**2, 1, keepdims=True)
+            - 2 * flat @ tf.transpose(self.codes)
+            + tf.reduce_sum(self.codes**2, 1)
+        )
         nearest = tf.one_hot(tf.argmin(distances, 1), 32)
         quantized = tf.reshape(nearest @ self.codes, tf.shape(x))
         self.add_loss(tf.reduce_mean((tf.stop_gradient(quantized) - x) ** 2))
-        means = tf.math.divide_no_nan(tf.transpose(nearest) @ flat, tf.reduce_sum(nearest, 0)[:, None])
+        means = tf.math.divide_no_nan(
+            tf.transpose(nearest) @ flat, tf.reduce_sum(nearest, 0)[:, None]
+        )
         self.codes.assign(0.9 * self.codes + 0.1 * tf.stop_gradient(means))
         return x + tf.stop_gradient(quantized - x)
 
 
 def codebook() -> Workload:
     """Variables that the forward pass reads and writes."""
-    return on_images([L.Conv2D(32, 3, padding="same", activation="relu"), Codebook(), *convolutions()], name="codebook", batch=4)
+    return on_images(
+        [L.Conv2D(32, 3, padding="same", activation="relu"), Codebook(), *convolutions()],
+        name="codebook",
+        batch=4,
+    )
 
 
 def linear_algebra(batch: int = 256) -> Workload:
-    """Cholesky factors, solves, determinants, sorting and segments in the loss: a Gaussian with full covariance per example."""
+    """Cholesky factors, solves, determinants, sorting and segments in the loss: a Gaussian with
+    full covariance per example."""
     vectors = keras.Input((32,))
     x = L.Dense(256, activation="tanh")(L.Dense(256, activation="tanh")(vectors))
     model = keras.Model(vectors, [L.Dense(8)(x), L.Dense(64)(x)], name="linear_algebra")
@@ -136,8 +174,12 @@ def linear_algebra(batch: int = 256) -> Workload:
         covariance = square @ tf.transpose(square, [0, 2, 1]) + 2.0 * tf.eye(8)
         factor = tf.linalg.cholesky(covariance)
         scaled = tf.linalg.triangular_solve(factor, (labels - mean)[..., None])
-        each = 0.5 * tf.reduce_sum(scaled**2, [1, 2]) + tf.reduce_sum(tf.math.log(tf.linalg.diag_part(factor)), 1)
-        return tf.reduce_mean(tf.sort(each)[: batch - 8]) + 1e-3 * tf.reduce_mean(tf.linalg.slogdet(covariance)[1])
+        each = 0.5 * tf.reduce_sum(scaled**2, [1, 2]) + tf.reduce_sum(
+            tf.math.log(tf.linalg.diag_part(factor)), 1
+        )
+        return tf.reduce_mean(tf.sort(each)[: batch - 8]) + 1e-3 * tf.reduce_mean(
+            tf.linalg.slogdet(covariance)[1]
+        )
 
     return Workload(model, loss, normal(batch, 32), normal(batch, 8, seed=5))
 
@@ -151,7 +193,9 @@ def dynamic_shapes(batch: int = 256) -> Workload:
     def loss(labels: Any, found: Any) -> Any:
         positive = tf.boolean_mask(found, labels > 0)
         hard = tf.gather_nd(found, tf.where(found > 0.5))
-        return tf.reduce_mean(tf.square(positive - 1.0)) + 0.1 * tf.reduce_sum(hard) / tf.cast(tf.size(hard) + 1, tf.float32)
+        return tf.reduce_mean(tf.square(positive - 1.0)) + 0.1 * tf.reduce_sum(hard) / tf.cast(
+            tf.size(hard) + 1, tf.float32
+        )
 
     return Workload(model, loss, normal(batch, 64), normal(batch, 64, seed=5))
 
@@ -162,8 +206,17 @@ def python_calls(batch: int = 1024) -> Workload:
     def table(x: Any) -> Any:
         return np.sign(x).astype("float32")
 
-    layer = L.Lambda(lambda x: x * tf.stop_gradient(tf.ensure_shape(tf.numpy_function(table, [x], tf.float32), x.shape)))
-    return on_vectors([L.Dense(128, activation="relu"), layer, L.Dense(128, activation="relu")], name="python_calls", batch=batch)
+    layer = L.Lambda(
+        lambda x: (
+            x
+            * tf.stop_gradient(tf.ensure_shape(tf.numpy_function(table, [x], tf.float32), x.shape))
+        )
+    )
+    return on_vectors(
+        [L.Dense(128, activation="relu"), layer, L.Dense(128, activation="relu")],
+        name="python_calls",
+        batch=batch,
+    )
 
 
 class Network(tf.Module):
@@ -171,7 +224,9 @@ class Network(tf.Module):
 
     def __init__(self, widths: tuple[int, ...] = (64, 256, 256, 256, 10)):
         super().__init__()
-        self.weights = [tf.Variable(0.1 * normal(a, b, seed=a + b)) for a, b in itertools.pairwise(widths)]
+        self.weights = [
+            tf.Variable(0.1 * normal(a, b, seed=a + b)) for a, b in itertools.pairwise(widths)
+        ]
         self.mean = tf.Variable(tf.zeros(widths[1]), trainable=False)
 
     @tf.Module.with_name_scope
@@ -180,7 +235,9 @@ class Network(tf.Module):
             x = x @ weight
             if k == 0:
                 self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
-                x = tf.nn.relu(x - self.mean) + 0.1 * tf.random.stateless_normal(tf.shape(x), seed=(1, 2))
+                x = tf.nn.relu(x - self.mean) + 0.1 * tf.random.stateless_normal(
+                    tf.shape(x), seed=(1, 2)
+                )
             elif k + 1 < len(self.weights):
                 x = tf.nn.gelu(x)
         return x
@@ -192,8 +249,12 @@ def module(batch: int = 1024) -> Task:
 
     def step(inputs: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, network(inputs)))
-        for variable, gradient in zip(network.weights, tape.gradient(loss, network.weights), strict=True):
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels, network(inputs))
+            )
+        for variable, gradient in zip(
+            network.weights, tape.gradient(loss, network.weights), strict=True
+        ):
             variable.assign_sub(0.1 * gradient)
         return loss
 
@@ -201,7 +262,8 @@ def module(batch: int = 1024) -> Task:
 
 
 def gan(batch: int = 256) -> Task:
-    """Two networks, two optimizers, and a penalty on gradients of gradients (Gulrajani et al., 2017)."""
+    """Two networks, two optimizers, and a penalty on gradients of gradients (Gulrajani et al.,
+    2017)."""
     relu = {"padding": "same", "activation": "relu"}
     maker = keras.Sequential(
         [
@@ -212,7 +274,15 @@ def gan(batch: int = 256) -> Task:
             L.Conv2DTranspose(1, 3, 2, padding="same"),
         ]
     )
-    judge = keras.Sequential([keras.Input((28, 28, 1)), L.Conv2D(32, 3, 2, **relu), L.Conv2D(32, 3, 2, **relu), L.Flatten(), L.Dense(1)])
+    judge = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            L.Conv2D(32, 3, 2, **relu),
+            L.Conv2D(32, 3, 2, **relu),
+            L.Flatten(),
+            L.Dense(1),
+        ]
+    )
     optimizers = [keras.optimizers.Adam(1e-4, beta_1=0.5), keras.optimizers.Adam(1e-4, beta_1=0.5)]
     for optimizer, network in zip(optimizers, (maker, judge), strict=True):
         optimizer.build(network.trainable_variables)
@@ -230,10 +300,14 @@ def gan(batch: int = 256) -> Task:
                 - tf.reduce_mean(judge(images, training=True))
                 + 10 * tf.reduce_mean((slope - 1) ** 2)
             )
-        optimizers[1].apply(tape.gradient(judged, judge.trainable_variables), judge.trainable_variables)
+        optimizers[1].apply(
+            tape.gradient(judged, judge.trainable_variables), judge.trainable_variables
+        )
         with tf.GradientTape() as tape:
             fooled = -tf.reduce_mean(judge(maker(noise, training=True), training=True))
-        optimizers[0].apply(tape.gradient(fooled, maker.trainable_variables), maker.trainable_variables)
+        optimizers[0].apply(
+            tape.gradient(fooled, maker.trainable_variables), maker.trainable_variables
+        )
         return {"judge": judged, "maker": fooled}
 
     return Task(step, (normal(batch, 28, 28, 1), normal(batch, 16, seed=5)))
@@ -243,12 +317,19 @@ def keras2_images(batch: int = 8) -> Task:
     """Convolutions, BatchNormalization and Dropout of Keras 2 (the package tf_keras)."""
     layers = _keras2().layers
     blocks = [
-        [layers.Conv2D(w, 3, padding="same", use_bias=False), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.1)]
+        [
+            layers.Conv2D(w, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dropout(0.1),
+        ]
         for w in (16, 16, 16, 16)
     ]
     top = [layers.GlobalAveragePooling2D(), layers.Dense(10)]
     return _keras2_task(
-        [layers.Input((48, 48, 3)), *itertools.chain.from_iterable(blocks), *top], normal(batch, 48, 48, 3), whole(batch, below=10)
+        [layers.Input((48, 48, 3)), *itertools.chain.from_iterable(blocks), *top],
+        normal(batch, 48, 48, 3),
+        whole(batch, below=10),
     )
 
 
@@ -256,9 +337,13 @@ def keras2_lstm(batch: int = 32) -> Task:
     """An LSTM and a bidirectional GRU of Keras 2 between dense layers."""
     layers = _keras2().layers
     stack = [
-        layers.Input((32, 16)), layers.Dense(256, activation="tanh"), layers.LSTM(32, return_sequences=True), layers.Dense(256, activation="tanh"),
-        layers.Bidirectional(layers.GRU(32)), layers.Dense(10),
-    ]  # fmt: skip
+        layers.Input((32, 16)),
+        layers.Dense(256, activation="tanh"),
+        layers.LSTM(32, return_sequences=True),
+        layers.Dense(256, activation="tanh"),
+        layers.Bidirectional(layers.GRU(32)),
+        layers.Dense(10),
+    ]
     return _keras2_task(stack, normal(batch, 32, 16), whole(batch, below=10))
 
 
@@ -266,7 +351,10 @@ def _keras2() -> Any:
     try:
         tf_keras = importlib.import_module("tf_keras")  # nothing that we require
     except ImportError as error:
-        raise CheckmateError("The package tf_keras, which has Keras 2, is not installed. Install it to train its models.") from error
+        raise CheckmateError(
+            "The package tf_keras, which has Keras 2, is not installed. Install it to train its"
+            " models."
+        ) from error
     tf_keras.utils.set_random_seed(0)
     return tf_keras
 
@@ -280,8 +368,16 @@ def _keras2_task(layers: list[Any], inputs: Any, labels: Any) -> Task:
     def step(inputs: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             found = model(inputs, training=True)
-            loss = tf.reduce_mean(keras2.losses.sparse_categorical_crossentropy(labels, found, from_logits=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+            loss = tf.reduce_mean(
+                keras2.losses.sparse_categorical_crossentropy(labels, found, from_logits=True)
+            )
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
+        )
         return found, loss
 
     return Task(step, (inputs, labels))
@@ -290,8 +386,17 @@ def _keras2_task(layers: list[Any], inputs: Any, labels: Any) -> Task:
 MODELS = {
     each.__name__: each
     for each in (
-        branching, custom_gradients, loops, codebook, linear_algebra, dynamic_shapes, python_calls, module, gan,
-        keras2_images, keras2_lstm,
+        branching,
+        custom_gradients,
+        loops,
+        codebook,
+        linear_algebra,
+        dynamic_shapes,
+        python_calls,
+        module,
+        gan,
+        keras2_images,
+        keras2_lstm,
     )
-}  # fmt: skip
+}
 """Name -> what makes the workload or the task."""

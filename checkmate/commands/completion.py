@@ -13,7 +13,8 @@ PROGRAM = "checkmate"
 def completion_command(shell: str) -> None:
     """Print completions for a shell.
 
-    What is printed makes SHELL complete the commands and options of checkmate. Example: checkmate completion bash >> ~/.bashrc
+    What is printed makes SHELL complete the commands and options of checkmate. Example: checkmate
+    completion bash >> ~/.bashrc
     """
     from checkmate.cli import main
 

@@ -20,14 +20,22 @@ from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
 PACKAGES = {
-    "tensorflow": "tensorflow", "keras": "keras", "numpy": "numpy", "scipy": "scipy", "networkx": "networkx", "numba": "numba",
+    "tensorflow": "tensorflow",
+    "keras": "keras",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "networkx": "networkx",
+    "numba": "numba",
     "matplotlib": "matplotlib",
-}  # fmt: skip
+}
 """Module -> name on the package index, of what everything needs."""
 
 SOLVERS = {
     "cylp": ("cylp", "milp, lp_rounding, lp_bound"),
-    "ortools": ("ortools", "milp_scip, milp_highs, milp_cp_sat, retention, lp_bound_glop, lp_bound_pdlp"),
+    "ortools": (
+        "ortools",
+        "milp_scip, milp_highs, milp_cp_sat, retention, lp_bound_glop, lp_bound_pdlp",
+    ),
 }
 """Module of a solver package -> its name on the package index, and the solvers that need it."""
 
@@ -37,7 +45,8 @@ class Finding:
     """One line of the diagnosis.
 
     Attributes:
-      state: "ok"; "missing", when something that everything needs is not there; "note", when something works less well than it could.
+      state: "ok"; "missing", when something that everything needs is not there; "note", when
+        something works less well than it could.
       cure: What to do about it.
     """
 
@@ -54,7 +63,8 @@ def doctor_command(as_json: bool) -> None:
 
     Versions, solvers, devices, memory, and whether the allocator reports what is in use.
 
-    Exit status 0 if nothing that is needed is missing, else 1. With --json, one object per line: what, state, found, cure.
+    Exit status 0 if nothing that is needed is missing, else 1. With --json, one object per line:
+    what, state, found, cure.
     """
     with Progress("doctor") as progress, progress.phase("looking around"):
         findings = list(examine())
@@ -68,13 +78,20 @@ def doctor_command(as_json: bool) -> None:
         out = console()
         for finding in findings:
             if finding.cure:
-                out.print(f"{finding.what}: {finding.cure}", highlight=False, markup=False, soft_wrap=not out.is_terminal)
+                out.print(
+                    f"{finding.what}: {finding.cure}",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=not out.is_terminal,
+                )
     sys.exit(int(any(finding.state == "missing" for finding in findings)))
 
 
 def examine() -> Iterator[Finding]:
     """Looks at one thing after the other."""
-    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding(
+        "Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     for module, name in PACKAGES.items():
         yield _package(module, name, "missing", f"pip install {name}")
     for module, (name, solvers) in SOLVERS.items():
@@ -102,21 +119,37 @@ def _devices() -> Iterator[Finding]:
 
         backend = devices.keras_backend()
     if backend != "tensorflow":
-        yield Finding("Keras backend", "missing", backend, "Set KERAS_BACKEND=tensorflow before Keras is imported.")
+        yield Finding(
+            "Keras backend",
+            "missing",
+            backend,
+            "Set KERAS_BACKEND=tensorflow before Keras is imported.",
+        )
     training = devices.training_device()
-    yield Finding("training device", "ok", f"{training}: {devices.describe(training)}", _gpu_cure(training))
+    yield Finding(
+        "training device", "ok", f"{training}: {devices.describe(training)}", _gpu_cure(training)
+    )
     try:
         yield Finding("free memory", "ok", format_bytes(devices.free_bytes(training)))
     except ImportError as error:
-        yield Finding("free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'")
+        yield Finding(
+            "free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'"
+        )
     if devices.allocator_reports(training):
         yield Finding("allocator", "ok", "tells what is in use: plans are checked by running them")
     else:
         cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
-        yield Finding("allocator", "note", "does not tell what is in use: peaks are predicted, not checked", cure)
+        yield Finding(
+            "allocator",
+            "note",
+            "does not tell what is in use: peaks are predicted, not checked",
+            cure,
+        )
 
 
 def _gpu_cure(training: str) -> str:
     if training.startswith("GPU") or not os.path.exists("/proc/driver/nvidia"):
         return ""
-    return "There is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tensorflow[and-cuda]'"
+    return (
+        "There is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tensorflow[and-cuda]'"
+    )

@@ -1,9 +1,12 @@
-"""What `solve`, `plan` and `show` share: how results are told as JSON and as a table, and which exit status they mean.
+"""What `solve`, `plan` and `show` share: how results are told as JSON and as a table, and which
+exit status they mean.
 
-`--json` prints one JSON object per line and budget, with at least the keys `KEYS`. Bytes are whole numbers, `seconds` is how long the search
-took, `cost` and `bound` are in the unit of the graph's costs, `overhead` is the plan's cost over that of the plain step, and `gap` is
-cost / bound - 1. What does not exist is null: without a plan that is cost, overhead, gap and peak_bytes. `status` is a name of
-`SolveStatus`, and `bound_covers` says of which plans the bound speaks. Exit status: 0 where every budget has a plan, 1 where one has none, 2 where the command cannot be understood.
+`--json` prints one JSON object per line and budget, with at least the keys `KEYS`. Bytes are whole
+numbers, `seconds` is how long the search took, `cost` and `bound` are in the unit of the graph's
+costs, `overhead` is the plan's cost over that of the plain step, and `gap` is cost / bound - 1.
+What does not exist is null: without a plan that is cost, overhead, gap and peak_bytes. `status` is
+a name of `SolveStatus`, and `bound_covers` says of which plans the bound speaks. Exit status: 0
+where every budget has a plan, 1 where one has none, 2 where the command cannot be understood.
 """
 
 from __future__ import annotations
@@ -22,15 +25,26 @@ from checkmate.commands.options import each_budget
 from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import floor, replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
 from checkmate.units import format_bytes
 
-KEYS = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "budget_bytes", "floor_bytes", "seconds", "solver")
+KEYS = (
+    "status",
+    "cost",
+    "overhead",
+    "bound",
+    "gap",
+    "peak_bytes",
+    "budget_bytes",
+    "floor_bytes",
+    "seconds",
+    "solver",
+)
 """Of the JSON of every plan, in this order."""
 
 COLUMNS = ("peak", "extra time", "gap", "recomputed")
@@ -73,17 +87,30 @@ def solve_each(
     graph_file: str,
     save: Callable[..., None] = save_plan,
 ) -> list[Found]:
-    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by `save(plan, path, graph=, **facts)`.
+    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by
+    `save(plan, path, graph=, **facts)`.
 
-    Ctrl-C ends the search for a budget with the best plan so far, and leaves out the budgets after it.
+    Ctrl-C ends the search for a budget with the best plan so far, and leaves out the budgets after
+    it.
     """
     found = []
     plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
     for budget, budget_bytes in each_budget(budgets, percent_of=plain_peak):
         with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
-            one = _solve_one(graph, budget, budget_bytes, progress, solver=solver, time_limit_s=time_limit_s, reorder=reorder)
+            one = _solve_one(
+                graph,
+                budget,
+                budget_bytes,
+                progress,
+                solver=solver,
+                time_limit_s=time_limit_s,
+                reorder=reorder,
+            )
         if one.plan is not None and folder is not None:
-            file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
+            file = (
+                folder
+                / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
+            )
             save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
             one = Found(one.budget, one.facts, one.plan, one.message, file)
         found.append(one)
@@ -92,7 +119,9 @@ def solve_each(
     return found
 
 
-def _solve_one(graph: DFGraph, budget: str, budget_bytes: int, progress: Progress, *, solver: str, **how: Any) -> Found:
+def _solve_one(
+    graph: DFGraph, budget: str, budget_bytes: int, progress: Progress, *, solver: str, **how: Any
+) -> Found:
     lowest = floor(graph).bytes
     started = time.monotonic()
     try:
@@ -100,19 +129,38 @@ def _solve_one(graph: DFGraph, budget: str, budget_bytes: int, progress: Progres
     except (InfeasibleBudgetError, NoPlanFoundError, KeyboardInterrupt) as error:
         status = next(status for kind, status in WITHOUT_A_PLAN.items() if isinstance(error, kind))
         facts: dict[str, Any] = dict.fromkeys(KEYS) | {"status": status.name}
-        facts |= {"budget_bytes": budget_bytes, "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0))}
-        facts |= {"bound": getattr(error, "bound", None), "seconds": time.monotonic() - started, "solver": solver}
-        return Found(budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}.")
+        facts |= {
+            "budget_bytes": budget_bytes,
+            "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0)),
+        }
+        facts |= {
+            "bound": getattr(error, "bound", None),
+            "seconds": time.monotonic() - started,
+            "solver": solver,
+        }
+        return Found(
+            budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}."
+        )
     return Found(budget, facts_of(result, lowest), result.plan)
 
 
 def facts_of(result: SolveResult, floor_bytes: int) -> dict[str, Any]:
     """The values of `KEYS`."""
     values = (
-        result.status.name, result.cost, result.overhead, result.bound, result.gap, result.peak_bytes, result.budget_bytes, floor_bytes,
-        result.stats.seconds, result.stats.solver,
-    )  # fmt: skip
-    return {key: _finite(value) for key, value in zip(KEYS, values, strict=True)} | {"bound_covers": result.bound_covers}
+        result.status.name,
+        result.cost,
+        result.overhead,
+        result.bound,
+        result.gap,
+        result.peak_bytes,
+        result.budget_bytes,
+        floor_bytes,
+        result.stats.seconds,
+        result.stats.solver,
+    )
+    return {key: _finite(value) for key, value in zip(KEYS, values, strict=True)} | {
+        "bound_covers": result.bound_covers
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -120,12 +168,18 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_found(graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()) -> None:
+def print_found(
+    graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
+) -> None:
     """Prints what was found for each budget, and to people `more`, a line each."""
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     if as_json:
         for one in found:
-            files = {"plan_file": str(one.file) if one.file else None, "graph_file": graph_file, "message": one.message or None}
+            files = {
+                "plan_file": str(one.file) if one.file else None,
+                "graph_file": graph_file,
+                "message": one.message or None,
+            }
             print_json({**one.facts, "plain_peak_bytes": plain, **files})
         return
     print_plans(graph, found, plain)
@@ -141,10 +195,20 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
     out, lowest = console(), max(one.facts["floor_bytes"] for one in found)
-    out.print(f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is no plan.", highlight=False)
+    out.print(
+        f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is"
+        " no plan.",
+        highlight=False,
+    )
     if any(one.plan for one in found):
-        order = "in this order of ops" if any(one.facts.get("bound_covers") == "given order" for one in found) else "in any order of ops"
-        out.print(f"The gap is how much another plan {order} could be faster, at most.", highlight=False)
+        order = (
+            "in this order of ops"
+            if any(one.facts.get("bound_covers") == "given order" for one in found)
+            else "in any order of ops"
+        )
+        out.print(
+            f"The gap is how much another plan {order} could be faster, at most.", highlight=False
+        )
     if found[-1].plan is not None and found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
         out.print("Interrupted: the last plan is the best found until then.", highlight=False)
     for one in found:
@@ -158,15 +222,31 @@ def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
     budget = (
         one.budget
         if facts["budget_bytes"] is None
-        else f"{format_bytes(facts['budget_bytes'])}{f' ({one.budget})' if '%' in one.budget else ''}"
+        else (
+            f"{format_bytes(facts['budget_bytes'])}{f' ({one.budget})' if '%' in one.budget else ''}"
+        )
     )
     seconds = f"{facts['seconds']:.1f} s" if facts["seconds"] is not None else "?"
     if one.plan is None:
         proven = (facts["bound"] or 0) / (graph.total_cost or 1) - 1
-        return budget, facts["status"].lower().replace("_", " "), f">= {proven:+.2%}" if proven > 0 else "-", "-", "-", seconds
+        return (
+            budget,
+            facts["status"].lower().replace("_", " "),
+            f">= {proven:+.2%}" if proven > 0 else "-",
+            "-",
+            "-",
+            seconds,
+        )
     again = sum(one.plan.recomputed.values())
     times = f"{again} time{'s' * (again != 1)}"
-    return budget, format_bytes(facts["peak_bytes"]), f"{facts['overhead'] - 1:+.2%}", gap(facts), times, seconds
+    return (
+        budget,
+        format_bytes(facts["peak_bytes"]),
+        f"{facts['overhead'] - 1:+.2%}",
+        gap(facts),
+        times,
+        seconds,
+    )
 
 
 def proof(facts: dict[str, Any]) -> str:
@@ -175,11 +255,16 @@ def proof(facts: dict[str, Any]) -> str:
     if not found:
         return "nothing"
     space = "" if facts.get("bound_covers") == "any order" else " in this order of ops"
-    return f"no plan{space} is faster" if found == "none" else f"at most {found} slower than the best plan{space}"
+    return (
+        f"no plan{space} is faster"
+        if found == "none"
+        else f"at most {found} slower than the best plan{space}"
+    )
 
 
 def gap(facts: dict[str, Any]) -> str:
-    """How much faster another plan could be at most: "none" where that is proven, "" where nothing is known."""
+    """How much faster another plan could be at most: "none" where that is proven, "" where nothing
+    is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
         return "none"
     # Rounded up: a bound must not look better than it is.

@@ -9,7 +9,13 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
+from checkmate.commands.options import (
+    budget_option,
+    json_option,
+    reorder_option,
+    solver_option,
+    time_limit_option,
+)
 from checkmate.commands.output import Found, print_found, solve_each, status_of
 from checkmate.commands.quiet import quietly
 from checkmate.core.graph import DFGraph
@@ -19,10 +25,18 @@ from checkmate.progress import Progress
 
 @click.command("plan")
 @click.argument("model")
-@click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch.")
-@click.option("--size", type=click.IntRange(1), help="Pixels of an image's side, where the model does not say.")
+@click.option(
+    "--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch."
+)
+@click.option(
+    "--size",
+    type=click.IntRange(1),
+    help="Pixels of an image's side, where the model does not say.",
+)
 @budget_option
-@click.option("--loss", help="A Keras loss; by default the model's own, or what goes with its last layer.")
+@click.option(
+    "--loss", help="A Keras loss; by default the model's own, or what goes with its last layer."
+)
 @click.option("--optimizer", default="adam", show_default=True, help="A Keras optimizer.")
 @click.option(
     "--costs", default="profile", show_default=True, type=click.Choice(["profile", "roofline", "unit"]),
@@ -32,7 +46,11 @@ from checkmate.progress import Progress
 @time_limit_option
 @reorder_option
 @click.option(
-    "--output", "-o", default=".", type=click.Path(file_okay=False, path_type=Path), help="Folder for the files; here by default."
+    "--output",
+    "-o",
+    default=".",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the files; here by default.",
 )
 @json_option
 def plan_command(
@@ -43,11 +61,13 @@ def plan_command(
 
     Writes the graph of the step and a plan for each budget.
 
-    MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function, which returns (model, loss) or
-    (model, loss, inputs, labels). The step is traced, not run; peaks are predicted. `checkmate show` draws what is written, and
-    `checkmate.tf2.compile(..., plan=FILE)` runs it.
+    MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function,
+    which returns (model, loss) or (model, loss, inputs, labels). The step is traced, not run; peaks
+    are predicted. `checkmate show` draws what is written, and `checkmate.tf2.compile(...,
+    plan=FILE)` runs it.
 
-    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
+    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be
+    understood.
 
     Example: checkmate plan resnet50 --batch 64 -b 6GiB,60%
     """
@@ -55,9 +75,9 @@ def plan_command(
     output.mkdir(parents=True, exist_ok=True)
     with Progress(name) as progress:
         with progress.phase("loading TensorFlow"), quietly():
-            from checkmate.tf2 import plan_files
+            from checkmate.tf2.costs.measured import with_costs
             from checkmate.tf2.models import traced_step
-            from checkmate.tf2.profile import with_costs
+            from checkmate.tf2.planning import plan_files
         with progress.phase("tracing"):
             traced = traced_step(model, batch=batch, size=size, loss=loss, optimizer=optimizer)
         with progress.phase("measuring ops"):
@@ -69,9 +89,22 @@ def plan_command(
         plan_files.save(path, traced, graph, plan, unchanged=False, measured=None, **facts)
 
     found = solve_each(
-        graph, budgets, solver=solver, time_limit_s=time_limit, reorder=reorder, folder=output, graph_file=graph_file.name, save=save
+        graph,
+        budgets,
+        solver=solver,
+        time_limit_s=time_limit,
+        reorder=reorder,
+        folder=output,
+        graph_file=graph_file.name,
+        save=save,
     )
-    print_found(graph, found, as_json=as_json, graph_file=str(graph_file), more=(f"Written: {graph_file}", *_next(found)))
+    print_found(
+        graph,
+        found,
+        as_json=as_json,
+        graph_file=str(graph_file),
+        more=(f"Written: {graph_file}", *_next(found)),
+    )
     sys.exit(status_of(found))
 
 
@@ -80,4 +113,7 @@ def _next(found: list[Found]) -> tuple[str, ...]:
     files = [str(one.file) for one in found if one.file]
     if not files:
         return ()
-    return (f"See one:  checkmate show {files[-1]} --html plan.html", f'Run one:  checkmate.tf2.compile(..., plan="{files[-1]}")')
+    return (
+        f"See one:  checkmate show {files[-1]} --html plan.html",
+        f'Run one:  checkmate.tf2.compile(..., plan="{files[-1]}")',
+    )

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 QUIET = "3"
-"""The value of TF_CPP_MIN_LOG_LEVEL that asks for silence. What TensorFlow's libraries say before they read it, this does not stop."""
+"""The value of TF_CPP_MIN_LOG_LEVEL that asks for silence. What TensorFlow's libraries say before
+they read it, this does not stop."""
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keeps what is written to the file descriptor of standard error, and shows it only where loading fails or silence was not asked for.
+    """Keeps what is written to the file descriptor of standard error, and shows it only where
+    loading fails or silence was not asked for.
 
     Python's own standard error, and so the progress line, goes on to the terminal.
     """

@@ -14,10 +14,10 @@ from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
 from checkmate.commands.table import console, print_json, print_table
 from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
 from checkmate.core.graph import DFGraph
-from checkmate.core.layers import layer_names
-from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import floor, replay
 from checkmate.errors import PlanFileError
+from checkmate.plot.layer_names import layer_names
 from checkmate.units import format_bytes
 
 PICTURES = ("memory", "matrices", "layers", "curve")
@@ -36,25 +36,38 @@ class Shown:
 
 
 @click.command("show")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
 @click.option(
     "--graph",
     "graph_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The plans' graph; found beside them by default.",
 )
-@click.option("--picture", type=click.Choice(PICTURES), help="What --png and --svg draw: memory by default, curve for several plans.")
+@click.option(
+    "--picture",
+    type=click.Choice(PICTURES),
+    help="What --png and --svg draw: memory by default, curve for several plans.",
+)
 @click.option("--png", type=FileToWrite(".png"), help="Write a picture.")
 @click.option("--svg", type=FileToWrite(".svg"), help="Write a picture.")
 @click.option("--html", type=FileToWrite(".html", ".htm"), help="Write an interactive page.")
-@click.option("--most", default=12, show_default=True, type=click.IntRange(1), help="Layers in the table.")
+@click.option(
+    "--most", default=12, show_default=True, type=click.IntRange(1), help="Layers in the table."
+)
 @json_option
 def show_command(
     files: tuple[Path, ...], graph_file: Path | None, picture: str | None, png: Path | None, svg: Path | None, html: Path | None, most: int, as_json: bool
 ) -> None:  # fmt: skip
     """Show graphs and plans, as tables and pictures.
 
-    FILE is a graph, a plan, or several plans of one graph. TensorFlow is not needed. Exit status 0, or 2 if a file cannot be read or does not belong.
+    FILE is a graph, a plan, or several plans of one graph. TensorFlow is not needed. Exit status 0,
+    or 2 if a file cannot be read or does not belong.
 
     Example: checkmate show resnet50-b64-60pct.plan.json --html plan.html
     """
@@ -95,11 +108,15 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
         graph_file = files[0].parent / named if isinstance(named, str) else None
         if graph_file is None or not graph_file.exists():
             raise PlanFileError(
-                f"{files[0]} is a plan, and its graph{f' {graph_file}' if graph_file else ''} was not found. Name it with --graph; DFGraph.save writes it."
+                f"{files[0]} is a plan, and its graph{f' {graph_file}' if graph_file else ''} was"
+                " not found. Name it with --graph; DFGraph.save writes it."
             )
     graph = DFGraph.load(graph_file)
     lowest = floor(graph).bytes
-    return Shown(graph, [_found(file, data, graph, lowest) for file, data in zip(files, contents, strict=True)])
+    return Shown(
+        graph,
+        [_found(file, data, graph, lowest) for file, data in zip(files, contents, strict=True)],
+    )
 
 
 def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -> Found:
@@ -107,7 +124,12 @@ def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -
     plan = load_plan(file, graph=graph)
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
-    judged = {"cost": timeline.cost, "overhead": overhead, "peak_bytes": timeline.peak_bytes, "floor_bytes": floor_bytes}
+    judged = {
+        "cost": timeline.cost,
+        "overhead": overhead,
+        "peak_bytes": timeline.peak_bytes,
+        "floor_bytes": floor_bytes,
+    }
     facts = {key: data.get(key) for key in (*KEYS, "bound_covers")} | judged
     facts["status"] = facts["status"] or "FEASIBLE"
     return Found("", facts, plan, file=file)
@@ -124,7 +146,11 @@ def draw(shown: Shown, picture: str) -> Any:
         return plot.memory(graph)
     if picture == "memory":
         return plot.memory(graph, first.plan, budget_bytes=first.facts["budget_bytes"])
-    return plot.matrices(graph, first.plan) if picture == "matrices" else plot.layers(graph, first.plan)
+    return (
+        plot.matrices(graph, first.plan)
+        if picture == "matrices"
+        else plot.layers(graph, first.plan)
+    )
 
 
 def _curve(shown: Shown) -> Any:
@@ -134,11 +160,16 @@ def _curve(shown: Shown) -> Any:
     for one in shown.plans:
         facts, total = one.facts, shown.graph.total_cost or 1.0
         point = plot.Point(
-            facts["budget_bytes"] or facts["peak_bytes"], facts["overhead"], (facts["bound"] or total) / total, facts["peak_bytes"]
+            facts["budget_bytes"] or facts["peak_bytes"],
+            facts["overhead"],
+            (facts["bound"] or total) / total,
+            facts["peak_bytes"],
         )
         solvers.setdefault(facts["solver"] or "plan", []).append(point)
     plain = replay(shown.graph, Plan.keep_all(shown.graph)).peak_bytes
-    return plot.budget_curve(solvers, floor_bytes=floor(shown.graph).bytes, plain_bytes=plain, name=shown.graph.name)
+    return plot.budget_curve(
+        solvers, floor_bytes=floor(shown.graph).bytes, plain_bytes=plain, name=shown.graph.name
+    )
 
 
 def page(shown: Shown) -> str:
@@ -149,15 +180,31 @@ def page(shown: Shown) -> str:
         return plot.page(shown.graph, facts=_rows(shown.graph))
     one, rows = shown.plans[0], _rows(shown.graph)
     plain = format_bytes(graph_facts(shown.graph)["plain_peak_bytes"])
-    lead = f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for {one.facts['overhead'] - 1:.2%} more time."
-    return plot.page(shown.graph, one.plan, budget_bytes=one.facts["budget_bytes"], lead=lead, facts=[*rows, *_plan_rows(one)])
+    lead = (
+        f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for"
+        f" {one.facts['overhead'] - 1:.2%} more time."
+    )
+    return plot.page(
+        shown.graph,
+        one.plan,
+        budget_bytes=one.facts["budget_bytes"],
+        lead=lead,
+        facts=[*rows, *_plan_rows(one)],
+    )
 
 
 def graph_facts(graph: DFGraph) -> dict[str, Any]:
-    """What is printed of a graph as JSON: name, ops, cost, and the bytes that are fixed, that the plain step needs, that any plan needs."""
+    """What is printed of a graph as JSON: name, ops, cost, and the bytes that are fixed, that the
+    plain step needs, that any plan needs."""
     lowest = floor(graph)
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
-    facts = {"name": graph.name, "ops": len(graph), "cost": graph.total_cost, "fixed_bytes": graph.fixed_bytes, "plain_peak_bytes": plain}
+    facts = {
+        "name": graph.name,
+        "ops": len(graph),
+        "cost": graph.total_cost,
+        "fixed_bytes": graph.fixed_bytes,
+        "plain_peak_bytes": plain,
+    }
     return {**facts, "floor_bytes": lowest.bytes, "binding_op": graph.ops[lowest.op].name}
 
 
@@ -167,18 +214,34 @@ def _rows(graph: DFGraph) -> list[tuple[str, str]]:
         ("ops", str(len(graph))),
         ("resident", f"{format_bytes(facts['fixed_bytes'])} (variables, optimizer, batch)"),
         ("the plain step needs", format_bytes(facts["plain_peak_bytes"])),
-        ("no plan below", f"{format_bytes(facts['floor_bytes'])}, because of {layer_names(graph)[graph.index(facts['binding_op'])]}"),
+        (
+            "no plan below",
+            (
+                f"{format_bytes(facts['floor_bytes'])}, because of"
+                f" {layer_names(graph)[graph.index(facts['binding_op'])]}"
+            ),
+        ),
     ]
 
 
 def _plan_rows(one: Found) -> list[tuple[str, str]]:
     facts, again = one.facts, one.plan.recomputed if one.plan else {}
     budget = [("budget", format_bytes(facts["budget_bytes"]))] if facts["budget_bytes"] else []
-    solver = [("found by", f"{facts['solver']} in {facts['seconds']:.1f} s")] if facts["solver"] and facts["seconds"] is not None else []
+    solver = (
+        [("found by", f"{facts['solver']} in {facts['seconds']:.1f} s")]
+        if facts["solver"] and facts["seconds"] is not None
+        else []
+    )
     return [
         *budget,
         ("the planned step needs", format_bytes(facts["peak_bytes"])),
-        ("extra time", f"{facts['overhead'] - 1:+.2%}, for {sum(again.values())} evaluations more of {len(again)} ops"),
+        (
+            "extra time",
+            (
+                f"{facts['overhead'] - 1:+.2%}, for {sum(again.values())} evaluations more of"
+                f" {len(again)} ops"
+            ),
+        ),
         ("proven", proof(facts)),
         *solver,
     ]
@@ -202,10 +265,17 @@ def print_plan(graph: DFGraph, one: Found, most: int) -> None:
 def print_plans(shown: Shown) -> None:
     """A row per plan."""
     rows = []
-    for one in sorted(shown.plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])):
+    for one in sorted(
+        shown.plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])
+    ):
         budget, *others, _ = cells(shown.graph, one)
         rows.append((budget, one.facts["solver"] or "", *others, str(one.file or "")))
-    print_table(f"Plans of {shown.graph.name or 'a step'}", ("budget", "solver", *COLUMNS, "file"), rows, left=("solver", "file"))
+    print_table(
+        f"Plans of {shown.graph.name or 'a step'}",
+        ("budget", "solver", *COLUMNS, "file"),
+        rows,
+        left=("solver", "file"),
+    )
 
 
 def _print_rows(out: Any, title: str, rows: list[tuple[str, str]]) -> None:
@@ -220,14 +290,31 @@ def _print_layers(out: Any, graph: DFGraph, plan: Plan | None, most: int) -> Non
     """The layers with the most memory, and what a plan does to them."""
     from checkmate.plot.usage import layers
 
-    rows = [row for row in layers(graph, plan or Plan.keep_all(graph)) if row.plain_bytes or row.evaluations]
+    rows = [
+        row
+        for row in layers(graph, plan or Plan.keep_all(graph))
+        if row.plain_bytes or row.evaluations
+    ]
     shown = sorted(rows, key=lambda row: -(abs(row.saved_bytes) + row.kept_bytes))[:most]
     cells_of_rows = []
     for row in shown:
         again = (str(row.evaluations), f"{row.cost:.2%}") if row.evaluations else ("", "")
-        cells_of_rows.append((row.name or "(no layer)", *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)), *again))
-    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")[: None if plan else 2]
+        cells_of_rows.append(
+            (
+                row.name or "(no layer)",
+                *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)),
+                *again,
+            )
+        )
+    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")[
+        : None if plan else 2
+    ]
     cells_of_rows = [row[: len(columns)] for row in cells_of_rows]
-    print_table("Forward values in memory when the backward pass begins", columns, cells_of_rows, left=("layer",))
+    print_table(
+        "Forward values in memory when the backward pass begins",
+        columns,
+        cells_of_rows,
+        left=("layer",),
+    )
     if len(rows) > len(shown):
         out.print(f"{len(rows) - len(shown)} layers more; --most shows them.", highlight=False)

@@ -47,9 +47,19 @@ GRID = tuple(f"{share}%" for share in range(100, 10, -10))
     "--overhead-limit", default=2.0, show_default=True, type=NumberFrom(1),
     help="Times the plain cost at which a run is given up as thrashed.",
 )  # fmt: skip
-@click.option("--sample", is_flag=True, help="Look at about the square root of what could be evicted.")
-@click.option("--smallest", default=0.0, show_default=True, type=NumberFrom(0), help="Leave out values below this share of the mean size.")
-@click.option("--seed", default=0, show_default=True, help="Of --sample and of the heuristic random.")
+@click.option(
+    "--sample", is_flag=True, help="Look at about the square root of what could be evicted."
+)
+@click.option(
+    "--smallest",
+    default=0.0,
+    show_default=True,
+    type=NumberFrom(0),
+    help="Leave out values below this share of the mean size.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Of --sample and of the heuristic random."
+)
 @click.option("--plot", type=PICTURE, help="Draw cost against budget into this .png, .svg or .pdf.")
 @json_option
 def simulate_command(
@@ -58,16 +68,19 @@ def simulate_command(
 ) -> None:  # fmt: skip
     """Run DTR on paper, on an op log or a graph.
 
-    LOG is an op log (JSON lines of DTR's format), GRAPH a graph file. It is run under a budget, evicting and recomputing as DTR would.
+    LOG is an op log (JSON lines of DTR's format), GRAPH a graph file. It is run under a budget,
+    evicting and recomputing as DTR would.
 
-    Exit status 0 if every run ends within its budget, 1 if one ran out of memory or thrashed (with --plot, 0), 2 if the command or the file
-    cannot be understood.
+    Exit status 0 if every run ends within its budget, 1 if one ran out of memory or thrashed (with
+    --plot, 0), 2 if the command or the file cannot be understood.
 
     Example: checkmate simulate resnet.log -b 50%,30% -e dtr_eq,lru
     """
     program = as_program(file)
     names = heuristics or (list(HEURISTICS) if plot else ["dtr_eq"])
-    asked = each_budget(budgets or (GRID if plot else ("50%",)), percent_of=program.plain_peak_bytes)
+    asked = each_budget(
+        budgets or (GRID if plot else ("50%",)), percent_of=program.plain_peak_bytes
+    )
     runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
     if as_json:
         for run in runs:
@@ -79,7 +92,12 @@ def simulate_command(
     sys.exit(0 if plot or all(run.status is DTRStatus.OK for run in runs) else 1)
 
 
-def _runs(program: Program, budgets: Sequence[tuple[str, int]], names: Sequence[str], options: dict[str, Any]) -> Iterator[DTRRun]:
+def _runs(
+    program: Program,
+    budgets: Sequence[tuple[str, int]],
+    names: Sequence[str],
+    options: dict[str, Any],
+) -> Iterator[DTRRun]:
     with Progress(program.name or "program") as progress:
         for name in names:
             for budget, budget_bytes in budgets:
@@ -90,19 +108,44 @@ def _runs(program: Program, budgets: Sequence[tuple[str, int]], names: Sequence[
 def facts_of(run: DTRRun) -> dict[str, Any]:
     """The fields of a `DTRRun` and its overhead, for scripts."""
     facts = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "plan"}
-    return {**facts, "status": run.status.value, "overhead": run.overhead, "message": run.message or None}
+    return {
+        **facts,
+        "status": run.status.value,
+        "overhead": run.overhead,
+        "message": run.message or None,
+    }
 
 
 def _print(program: Program, runs: Sequence[DTRRun]) -> None:
-    title = f"DTR of {program.name or 'the program'}; without a budget its peak is {format_bytes(program.plain_peak_bytes)}"
-    columns = ("heuristic", "budget", "status", "extra time", "peak", "evictions", "recomputed", "took")
+    title = (
+        f"DTR of {program.name or 'the program'}; without a budget its peak is"
+        f" {format_bytes(program.plain_peak_bytes)}"
+    )
+    columns = (
+        "heuristic",
+        "budget",
+        "status",
+        "extra time",
+        "peak",
+        "evictions",
+        "recomputed",
+        "took",
+    )
     rows = []
     for run in runs:
         more = "" if run.status is DTRStatus.OK else "> "
-        rows.append((
-            run.heuristic, format_bytes(run.budget_bytes), run.status.value, f"{more}{run.overhead - 1:+.2%}", format_bytes(run.peak_bytes),
-            str(run.evictions), str(run.rematerializations), f"{run.seconds:.2f} s",
-        ))  # fmt: skip
+        rows.append(
+            (
+                run.heuristic,
+                format_bytes(run.budget_bytes),
+                run.status.value,
+                f"{more}{run.overhead - 1:+.2%}",
+                format_bytes(run.peak_bytes),
+                str(run.evictions),
+                str(run.rematerializations),
+                f"{run.seconds:.2f} s",
+            )
+        )
     print_table(title, columns, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
         complain(runs[0].message)
@@ -115,4 +158,6 @@ def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
     lines: dict[str, list[DTRRun]] = {}
     for run in runs:
         lines.setdefault(run.heuristic, []).append(run)
-    return online_curve(lines, plain_bytes=runs[0].plain_peak_bytes, name=f"DTR of {name}" if name else "DTR")
+    return online_curve(
+        lines, plain_bytes=runs[0].plain_peak_bytes, name=f"DTR of {name}" if name else "DTR"
+    )

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.options import budget_option, json_option, reorder_option, solver_option, time_limit_option
+from checkmate.commands.options import (
+    budget_option,
+    json_option,
+    reorder_option,
+    solver_option,
+    time_limit_option,
+)
 from checkmate.commands.output import print_found, solve_each, status_of
 from checkmate.core.graph import DFGraph
 
@@ -19,16 +25,28 @@ from checkmate.core.graph import DFGraph
 @solver_option
 @time_limit_option
 @reorder_option
-@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Folder to write plan files to.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write plan files to.",
+)
 @json_option
 def solve_command(
-    graph_file: str, budgets: tuple[str, ...], solver: str, time_limit: float, reorder: bool, output: Path | None, as_json: bool
+    graph_file: str,
+    budgets: tuple[str, ...],
+    solver: str,
+    time_limit: float,
+    reorder: bool,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Find plans for a graph file.
 
     GRAPH is a JSON file as `checkmate plan` or `DFGraph.save` writes it.
 
-    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be understood.
+    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be
+    understood.
 
     Example: checkmate solve resnet50.graph.json -b 80%,60%,40%
     """

@@ -41,14 +41,24 @@ def print_json(facts: dict[str, Any]) -> None:
     click.echo(json.dumps(facts))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
-    """Prints a row per line, or, where a terminal is too narrow for that, a paragraph per row. Cells are never broken.
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
+) -> None:
+    """Prints a row per line, or, where a terminal is too narrow for that, a paragraph per row.
+    Cells are never broken.
 
     Args:
       left: Columns of text; the others are aligned on the right, as figures are.
     """
     rows = [list(row) + [""] * (len(columns) - len(row)) for row in rows]
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     for row in rows:
@@ -63,10 +73,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         _print_paragraphs(out, title, columns, rows)
 
 
-def _print_paragraphs(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_paragraphs(
+    out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     out.print(title, style="italic", highlight=False, markup=False)
     for row in rows:
-        facts = [f"{column} {cell}".strip() for column, cell in zip(columns[1:], row[1:], strict=True) if cell not in ("", "-")]
+        facts = [
+            f"{column} {cell}".strip()
+            for column, cell in zip(columns[1:], row[1:], strict=True)
+            if cell not in ("", "-")
+        ]
         lines = [""]
         for fact in facts:
             if lines[-1] and len(lines[-1]) + len(fact) + 4 > out.width:
@@ -83,7 +99,8 @@ def stream(
     rows: Iterable[Row], title: str, columns: Sequence[str], cells: Callable[[Row], Sequence[str]], *,
     as_json: bool, left: Collection[str] = (), facts: Callable[[Row], Any] = lambda row: row,
 ) -> list[Row]:  # fmt: skip
-    """Prints rows that take their time: as JSON each at once, else as a table at the end. Ctrl-C ends it with the rows so far.
+    """Prints rows that take their time: as JSON each at once, else as a table at the end. Ctrl-C
+    ends it with the rows so far.
 
     Args:
       cells: From a row to its text under `columns`.

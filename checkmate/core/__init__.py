@@ -1,1 +1,2 @@
-"""What the problem and the answer are: graph, schedule, plan, and the judge. Standard library and NumPy only."""
+"""What the problem and the answer are: graph, schedule, plan, and the judge. Standard library and
+NumPy only."""

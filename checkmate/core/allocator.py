@@ -1,22 +1,28 @@
-"""A twin of TensorFlow's BFC allocator: it says what a list of requests and releases takes, before anything runs.
+"""A twin of TensorFlow's BFC allocator: it says what a list of requests and releases takes, before
+anything runs.
 
-BFC ("best fit with coalescing") serves GPUs, CPUs where TF_CPU_ALLOCATOR_USE_BFC=true, and the large requests of oneDNN's allocator, which is
-TensorFlow's default on x86. Fed with the same requests and releases in the same order, from the same state, `Pool` gives each request the
-same chunk as the allocator does: bytes in use, peak and holes are equal to the byte.
+BFC ("best fit with coalescing") serves GPUs, CPUs where TF_CPU_ALLOCATOR_USE_BFC=true, and the
+large requests of oneDNN's allocator, which is TensorFlow's default on x86. Fed with the same
+requests and releases in the same order, from the same state, `Pool` gives each request the same
+chunk as the allocator does: bytes in use, peak and holes are equal to the byte.
 
 The rules:
 
 * A request is rounded up to a multiple of 256 bytes.
-* It gets the smallest free chunk that is large enough; of equally small ones that at the lowest address.
-* The chunk is split where it is at least twice what is needed, or where at least 128 MiB (`split_bytes`) would be left. Otherwise the request
-  gets the whole chunk, which counts as in use.
+* It gets the smallest free chunk that is large enough; of equally small ones that at the lowest
+  address.
+* The chunk is split where it is at least twice what is needed, or where at least 128 MiB
+  (`split_bytes`) would be left. Otherwise the request gets the whole chunk, which counts as in use.
 * A released chunk joins the free chunks right after and right before it, within its region.
-* Where no chunk is large enough, the pool fetches a region from the system. The first region has 2 MiB, each further one twice the bytes of
-  the one before; one that would be too small for the request is doubled until it fits; none exceeds what the pool's limit leaves.
+* Where no chunk is large enough, the pool fetches a region from the system. The first region has 2
+  MiB, each further one twice the bytes of the one before; one that would be too small for the
+  request is doubled until it fits; none exceeds what the pool's limit leaves.
 
-Source: tsl::BFCAllocator (xla/tsl/framework/bfc_allocator.cc), as in TensorFlow 2.21. The guarantee ends where the allocator does more: on GPUs,
-regions that lie side by side may join and free regions may be given back before a request is refused; a region that the system refuses is
-asked for again at 9/10 of its size. Addresses of regions that a `Pool` fetches are made up: they decide between equally small chunks only.
+Source: tsl::BFCAllocator (xla/tsl/framework/bfc_allocator.cc), as in TensorFlow 2.21. The guarantee
+ends where the allocator does more: on GPUs, regions that lie side by side may join and free regions
+may be given back before a request is refused; a region that the system refuses is asked for again
+at 9/10 of its size. Addresses of regions that a `Pool` fetches are made up: they decide between
+equally small chunks only.
 """
 
 from __future__ import annotations
@@ -28,17 +34,20 @@ UNIT_BYTES = 256
 """Every chunk is a multiple of this."""
 
 SPLIT_BYTES = 128 << 20
-"""A free chunk is split at the latest where so much would be left. TensorFlow's `fragmentation_fraction` of the limit replaces it, where set."""
+"""A free chunk is split at the latest where so much would be left. TensorFlow's
+`fragmentation_fraction` of the limit replaces it, where set."""
 
 ONEDNN_SMALLEST_BYTES = 256 << 10
-"""oneDNN's allocator for CPUs ("mklcpu") serves smaller requests without its BFC pool, and does not count them."""
+"""oneDNN's allocator for CPUs ("mklcpu") serves smaller requests without its BFC pool, and does not
+count them."""
 
 _FAR_BYTES = 1 << 50
 _TOP_ADDRESS = 1 << 62
 
 
 class PoolExhausted(Exception):
-    """A request that the pool cannot serve. It is an answer about a plan, which whoever asks handles, and no error of the library.
+    """A request that the pool cannot serve. It is an answer about a plan, which whoever asks
+    handles, and no error of the library.
 
     Attributes:
       requested_bytes: The size of the request, rounded up.
@@ -47,7 +56,10 @@ class PoolExhausted(Exception):
     """
 
     def __init__(self, requested_bytes: int, largest_hole_bytes: int):
-        super().__init__(f"A request of {requested_bytes:,} bytes does not fit: the largest free chunk has {largest_hole_bytes:,}.")
+        super().__init__(
+            f"A request of {requested_bytes:,} bytes does not fit: the largest free chunk has"
+            f" {largest_hole_bytes:,}."
+        )
         self.requested_bytes = requested_bytes
         self.largest_hole_bytes = largest_hole_bytes
         self.buffer: Hashable = None
@@ -70,15 +82,34 @@ class Pool:
     """
 
     __slots__ = (
-        "_borders", "_fetched_bytes", "_free", "_free_at", "_free_end", "_in_use_bytes", "_limit_bytes", "_lowest_address",
-        "_next_region_bytes", "_peak_bytes", "_pool_bytes", "_smallest_bytes", "_split_bytes", "_used",
-    )  # fmt: skip
+        "_borders",
+        "_fetched_bytes",
+        "_free",
+        "_free_at",
+        "_free_end",
+        "_in_use_bytes",
+        "_limit_bytes",
+        "_lowest_address",
+        "_next_region_bytes",
+        "_peak_bytes",
+        "_pool_bytes",
+        "_smallest_bytes",
+        "_split_bytes",
+        "_used",
+    )
 
     def __init__(
-        self, *, limit_bytes: int | None = None, next_region_bytes: int = 2 << 20, split_bytes: int = SPLIT_BYTES, smallest_bytes: int = 1
+        self,
+        *,
+        limit_bytes: int | None = None,
+        next_region_bytes: int = 2 << 20,
+        split_bytes: int = SPLIT_BYTES,
+        smallest_bytes: int = 1,
     ):
         if next_region_bytes < 1 or split_bytes < 1 or smallest_bytes < 1:
-            raise ValueError(f"Sizes must be positive: {next_region_bytes=}, {split_bytes=}, {smallest_bytes=}.")
+            raise ValueError(
+                f"Sizes must be positive: {next_region_bytes=}, {split_bytes=}, {smallest_bytes=}."
+            )
         self._limit_bytes = limit_bytes
         self._next_region_bytes = -(-next_region_bytes // UNIT_BYTES) * UNIT_BYTES
         self._split_bytes = split_bytes
@@ -105,17 +136,28 @@ class Pool:
         """Returns a pool of which the free chunks are known, and the chunks in use are not.
 
         Args:
-          chunks: (address, bytes) of each free chunk. Two of them never join, even where one begins at the other's end.
+          chunks: (address, bytes) of each free chunk. Two of them never join, even where one begins
+            at the other's end.
           in_use_bytes: The bytes in use. Only what `add_chunk_in_use` tells of can be released.
-          more: The pool can fetch regions. How large they are is not known: one very large chunk far away stands for them.
-          limit_bytes: The most that free chunks, bytes in use and fetched regions may have together; None for no limit.
+          more: The pool can fetch regions. How large they are is not known: one very large chunk
+            far away stands for them.
+          limit_bytes: The most that free chunks, bytes in use and fetched regions may have
+            together; None for no limit.
           split_bytes, smallest_bytes: As in `Pool`.
         """
-        pool = cls(limit_bytes=limit_bytes, next_region_bytes=_FAR_BYTES, split_bytes=split_bytes, smallest_bytes=smallest_bytes)
+        pool = cls(
+            limit_bytes=limit_bytes,
+            next_region_bytes=_FAR_BYTES,
+            split_bytes=split_bytes,
+            smallest_bytes=smallest_bytes,
+        )
         end = 0
         for address, size in sorted(chunks):
             if size < 1 or size % UNIT_BYTES or address < end:
-                raise ValueError(f"({address}, {size}) is no free chunk: it overlaps another, or {size} is no multiple of {UNIT_BYTES}.")
+                raise ValueError(
+                    f"({address}, {size}) is no free chunk: it overlaps another, or {size} is no"
+                    f" multiple of {UNIT_BYTES}."
+                )
             pool._add_region(address, size)
             end = address + size
         pool._in_use_bytes = pool._peak_bytes = in_use_bytes
@@ -146,7 +188,8 @@ class Pool:
 
     @property
     def fetched_bytes(self) -> int:
-        """The bytes of all regions that requests had the pool fetch; those of `of_free_chunks` do not count."""
+        """The bytes of all regions that requests had the pool fetch; those of `of_free_chunks` do
+        not count."""
         return self._fetched_bytes
 
     @property
@@ -155,13 +198,18 @@ class Pool:
         return tuple(sorted(self._free_at.items()))
 
     def chunk_bytes(self, address: int) -> int:
-        """Returns the size of the chunk in use at an address: what was needed, and what was not split off."""
+        """Returns the size of the chunk in use at an address: what was needed, and what was not
+        split off."""
         return self._used[address]
 
     def add_chunk_in_use(self, address: int, size: int) -> None:
-        """Tells of a chunk that `of_free_chunks` counted in `in_use_bytes`, so that it can be released. It then joins free chunks beside it."""
+        """Tells of a chunk that `of_free_chunks` counted in `in_use_bytes`, so that it can be
+        released. It then joins free chunks beside it."""
         if size < 1 or size % UNIT_BYTES or address in self._used:
-            raise ValueError(f"({address}, {size}) is no chunk in use: it is known, or {size} is no multiple of {UNIT_BYTES}.")
+            raise ValueError(
+                f"({address}, {size}) is no chunk in use: it is known, or {size} is no multiple of"
+                f" {UNIT_BYTES}."
+            )
         self._used[address] = size
         self._borders.discard(address + size)
 
@@ -178,10 +226,12 @@ class Pool:
         return other
 
     def request(self, size: int) -> int | None:
-        """Returns the address of the chunk that a request gets; None where another allocator serves it.
+        """Returns the address of the chunk that a request gets; None where another allocator serves
+        it.
 
         Raises:
-          PoolExhausted: No free chunk is large enough, and the limit leaves no region that is. The pool is as before.
+          PoolExhausted: No free chunk is large enough, and the limit leaves no region that is. The
+            pool is as before.
         """
         if size < self._smallest_bytes:
             if size < 1:
@@ -239,20 +289,27 @@ class Pool:
         free_at[address] = size
         free_end[end] = address
 
-    def run(self, events: Iterable[tuple[Hashable, int]], buffers: dict[Hashable, int | None] | None = None) -> int:
+    def run(
+        self,
+        events: Iterable[tuple[Hashable, int]],
+        buffers: dict[Hashable, int | None] | None = None,
+    ) -> int:
         """Serves requests and releases in order.
 
         Args:
           events: (buffer id, bytes) for a request, (buffer id, 0) for the release of what it got.
-          buffers: Buffer id -> address, of the buffers in use. `run` looks up there what it releases, and leaves there what is still in use at
-            the end. With a dictionary per training step, equal ids of different steps are different buffers, and results of a step
-            can be released whenever their user drops them: during a later `run` if they are put into its dictionary, or by `release`.
+          buffers: Buffer id -> address, of the buffers in use. `run` looks up there what it
+            releases, and leaves there what is still in use at the end. With a dictionary per
+            training step, equal ids of different steps are different buffers, and results of a step
+            can be released whenever their user drops them: during a later `run` if they are put
+            into its dictionary, or by `release`.
 
         Returns:
           The most bytes in use at any moment of these events, with what was in use before.
 
         Raises:
-          PoolExhausted: A request does not fit; its `buffer` says which. The pool has served all events before it.
+          PoolExhausted: A request does not fit; its `buffer` says which. The pool has served all
+            events before it.
           ValueError: A buffer is requested that is in use, or released that is not.
         """
         buffers = {} if buffers is None else buffers

@@ -1,7 +1,9 @@
-"""From the nodes of a step, which run one after another, to the requests and releases that the allocator sees; and back from a log of those.
+"""From the nodes of a step, which run one after another, to the requests and releases that the
+allocator sees; and back from a log of those.
 
-TensorFlow counts who holds a buffer. A buffer is given back when the last node that reads it, or a view of it, has run. A kernel writes its
-output over an input of the same size that nobody else holds, where it is one of those that do.
+TensorFlow counts who holds a buffer. A buffer is given back when the last node that reads it, or a
+view of it, has run. A kernel writes its output over an input of the same size that nobody else
+holds, where it is one of those that do.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from checkmate.core.footprint import Footprint, Kind, Node, Request
 Tensor = tuple[str, int]
 
 Log = Iterable[tuple[str | None, int, int, bool]]
-"""(node that asked or None for a release, address, bytes, whether it is for an output), in order of time."""
+"""(node that asked or None for a release, address, bytes, whether it is for an output), in order of
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,14 @@ class Program:
         """
         executor = _Executor(self)
         for node in self.nodes:
-            executor.run(node, footprints.get(node.name) or footprints.get(node.key) or node.expected())
-        results = {buffer for tensor in self.outputs if (buffer := executor.buffers.get(tensor)) is not None}
+            executor.run(
+                node, footprints.get(node.name) or footprints.get(node.key) or node.expected()
+            )
+        results = {
+            buffer
+            for tensor in self.outputs
+            if (buffer := executor.buffers.get(tensor)) is not None
+        }
         return Events(tuple(executor.events), tuple(sorted(results)))
 
 
@@ -58,7 +67,8 @@ class LoggedRequest:
 
     Attributes:
       is_output: Whether TensorFlow says that it is memory for an output.
-      until: How many requests the kernel had made when it was given back, where no other kernel had asked for memory by then; else None.
+      until: How many requests the kernel had made when it was given back, where no other kernel had
+        asked for memory by then; else None.
     """
 
     bytes: int
@@ -84,10 +94,12 @@ def bursts(log: Log) -> dict[str, list[LoggedRequest]]:
 
 
 def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> dict[str, Footprint]:
-    """Returns the footprints of a program's kernels from the requests that they made in a run of it: by `Node.name`, and by `Node.key` for
-    evaluations that another plan has and this one has not.
+    """Returns the footprints of a program's kernels from the requests that they made in a run of
+    it: by `Node.name`, and by `Node.key` for evaluations that another plan has and this one has
+    not.
 
-    Evaluations of one op differ where one of them runs within another kernel. An input that was written over in one may be in all.
+    Evaluations of one op differ where one of them runs within another kernel. An input that was
+    written over in one may be in all.
     """
     found: dict[str, Footprint] = {}
     in_place: dict[str, bool | None] = {}
@@ -97,9 +109,15 @@ def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> di
         seen = node.expected()
         if node.kind is Kind.KERNEL:
             seen = executor.seen(node, logged.get(node.name, ()))
-            in_place[node.key] = seen.in_place if in_place.get(node.key) is None else seen.in_place or in_place[node.key]
+            in_place[node.key] = (
+                seen.in_place
+                if in_place.get(node.key) is None
+                else seen.in_place or in_place[node.key]
+            )
             found[node.name] = seen
-            found[node.key] = max(seen, found.get(node.key, seen), key=lambda each: len(each.requests))
+            found[node.key] = max(
+                seen, found.get(node.key, seen), key=lambda each: len(each.requests)
+            )
         executor.run(node, seen)
     for node in kernels:
         for name in (node.name, node.key):
@@ -126,7 +144,11 @@ class _Executor:
             self._run_kernel(node, footprint, inputs)
         else:
             for k in range(len(node.output_bytes)):
-                shared = inputs[k if k < len(inputs) else 0] if inputs and node.kind is Kind.VIEW else None
+                shared = (
+                    inputs[k if k < len(inputs) else 0]
+                    if inputs and node.kind is Kind.VIEW
+                    else None
+                )
                 self._make((node.name, k), shared)
         for buffer in inputs:
             self._drop(buffer)
@@ -135,17 +157,26 @@ class _Executor:
         """Returns the footprint of a node that is about to run, by the requests that it made."""
         outputs: dict[int, int] = {}  # request -> output
         for k, size in enumerate(node.output_bytes):
-            fitting = [j for j, each in enumerate(logged) if each.bytes == size and j not in outputs]
-            # What TensorFlow says is for an output, in order; else what outlives the kernel, of several the last.
+            fitting = [
+                j for j, each in enumerate(logged) if each.bytes == size and j not in outputs
+            ]
+            # What TensorFlow says is for an output, in order; else what outlives the kernel, of
+            # several the last.
             best = min(
                 fitting,
-                key=lambda j: (not logged[j].is_output, logged[j].until is not None, j if logged[j].is_output else -j),
+                key=lambda j: (
+                    not logged[j].is_output,
+                    logged[j].until is not None,
+                    j if logged[j].is_output else -j,
+                ),
                 default=None,
             )
             if best is not None:
                 outputs[best] = k
         requests = tuple(
-            Request(each.bytes, output=outputs[j]) if j in outputs else Request(each.bytes, until=each.until)
+            Request(each.bytes, output=outputs[j])
+            if j in outputs
+            else Request(each.bytes, until=each.until)
             for j, each in enumerate(logged)
         )
         inputs = [self.buffers.get(tensor) for tensor in node.reads]
@@ -154,7 +185,9 @@ class _Executor:
             if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
                 in_place = in_place or k not in outputs.values()
             elif size and k not in outputs.values() and in_place is None:
-                in_place = False  # it asked for nothing, and there was nothing to write over: another kernel makes it, or none
+                # It asked for nothing, and there was nothing to write over: another kernel makes
+                # it, or none.
+                in_place = False
         return Footprint(requests, in_place)
 
     def _run_kernel(self, node: Node, footprint: Footprint, inputs: list[int | None]) -> None:
@@ -168,11 +201,19 @@ class _Executor:
                     placed[k] = host
             elif size and k not in asked and not in_place:
                 placed[k] = self._shared(inputs, size) if node.shares else None
-        missing = [Request(size, k) for k, size in enumerate(node.output_bytes) if size and k not in asked and k not in placed]
+        missing = [
+            Request(size, k)
+            for k, size in enumerate(node.output_bytes)
+            if size and k not in asked and k not in placed
+        ]
         workspaces: dict[int, int | None] = {}  # buffer -> `Request.until`
         unread: list[int] = []
         for number, request in enumerate([*footprint.requests, *missing]):
-            for buffer in [buffer for buffer, until in workspaces.items() if until is not None and until <= number]:
+            for buffer in [
+                buffer
+                for buffer, until in workspaces.items()
+                if until is not None and until <= number
+            ]:
                 self._release(buffer)
                 del workspaces[buffer]
             if request.output in placed:
@@ -187,14 +228,21 @@ class _Executor:
         for k, host in placed.items():
             self._make((node.name, k), host)
 
-    def _host(self, inputs: list[int | None], size: int, taken: Iterable[int | None] = ()) -> int | None:
+    def _host(
+        self, inputs: list[int | None], size: int, taken: Iterable[int | None] = ()
+    ) -> int | None:
         """The first input of this size that nobody else holds."""
         taken = set(taken)
-        fitting = (b for b in inputs if b is not None and b not in taken and self._holders[b] == 1 and self._sizes[b] == size)
+        fitting = (
+            b
+            for b in inputs
+            if b is not None and b not in taken and self._holders[b] == 1 and self._sizes[b] == size
+        )
         return next(fitting, None)
 
     def _shared(self, inputs: list[int | None], size: int) -> int | None:
-        """The largest input, of whose memory an output of this size is a part; None where that is resident."""
+        """The largest input, of whose memory an output of this size is a part; None where that is
+        resident."""
         large = [b for b in inputs if b is not None and self._sizes[b] >= size]
         return max(large, key=self._sizes.__getitem__, default=None)
 

@@ -1,4 +1,5 @@
-"""Plan: the order in which ops are evaluated and their values freed. Every solver's answer, and all that an executor needs."""
+"""Plan: the order in which ops are evaluated and their values freed. Every solver's answer, and all
+that an executor needs."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ Step: TypeAlias = Compute | Free
 class Plan:
     """Steps in the order they happen.
 
-    No value is computed while it is in memory, and none is freed that is not: that much holds for every Plan. Whether it is
-    legal for a graph, and what it needs, only `replay` says. A plan may reorder ops; that makes it more general than R and S.
+    No value is computed while it is in memory, and none is freed that is not: that much holds for
+    every Plan. Whether it is legal for a graph, and what it needs, only `replay` says. A plan may
+    reorder ops; that makes it more general than R and S.
 
     Raises:
       PlanError: A step computes a value that is in memory or frees one that is not.
@@ -47,7 +49,10 @@ class Plan:
         for k, step in enumerate(self.steps):
             if isinstance(step, Compute):
                 if step.op in live:
-                    raise PlanError(f"Step {k} computes op {step.op}, whose value is still in memory. Free it first.")
+                    raise PlanError(
+                        f"Step {k} computes op {step.op}, whose value is still in memory. Free it"
+                        " first."
+                    )
                 live.add(step.op)
             elif isinstance(step, Free):
                 if step.op not in live:
@@ -60,7 +65,8 @@ class Plan:
         return f"Plan({len(self.computed)} evaluations, {len(self.steps)} steps)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: ops from top to bottom in the order of evaluation, those that run again in orange."""
+        """What a notebook shows: ops from top to bottom in the order of evaluation, those that run
+        again in orange."""
         first, again, seen = "", "", set()
         for k, i in enumerate(self.computed):
             mark = f"M{k} {i}h1"
@@ -68,11 +74,15 @@ class Plan:
             seen.add(i)
         box = f"0 -1 {max(1, len(self.computed))} {max(seen, default=0) + 2}"
         lines = "".join(
-            f'<path d="{path}" stroke="{colour}" stroke-width="3" vector-effect="non-scaling-stroke"/>'
+            f'<path d="{path}" stroke="{colour}" stroke-width="3"'
+            ' vector-effect="non-scaling-stroke"/>'
             for path, colour in ((first, "#0072b2"), (again, "#e69f00"))
             if path
         )
-        return f'<p>{self!r}</p><svg viewBox="{box}" preserveAspectRatio="none" width="480" height="240" fill="none">{lines}</svg>'
+        return (
+            f'<p>{self!r}</p><svg viewBox="{box}" preserveAspectRatio="none" width="480"'
+            f' height="240" fill="none">{lines}</svg>'
+        )
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -89,10 +99,12 @@ class Plan:
 
     @classmethod
     def from_order(cls, graph: DFGraph, order: Iterable[int]) -> Plan:
-        """Returns the plan that evaluates ops in `order` and frees each value right after its last use.
+        """Returns the plan that evaluates ops in `order` and frees each value right after its last
+        use.
 
-        A value lives from one evaluation of its op to the last use before the next one. A repeated evaluation that nobody
-        uses is left out. The values of `graph.outputs` stay to the end. So an op runs in place (`Op.in_place`) wherever it can in this order.
+        A value lives from one evaluation of its op to the last use before the next one. A repeated
+        evaluation that nobody uses is left out. The values of `graph.outputs` stay to the end. So
+        an op runs in place (`Op.in_place`) wherever it can in this order.
 
         Args:
           order: Op indices, with repeats. Each op of the graph at least once.
@@ -107,14 +119,16 @@ class Plan:
             for d in graph.deps[i]:
                 if d not in latest:
                     raise PlanError(
-                        f"Op {i} {graph.ops[i].name!r} at position {position} reads op {d} {graph.ops[d].name!r}, which did not run before."
+                        f"Op {i} {graph.ops[i].name!r} at position {position} reads op {d}"
+                        f" {graph.ops[d].name!r}, which did not run before."
                     )
                 last_use[latest[d]] = position
             latest[i] = position
         missing = [i for i in range(len(graph)) if i not in latest]
         if missing:
             raise PlanError(
-                f"{len(missing)} ops never run, the first is op {missing[0]} {graph.ops[missing[0]].name!r}. Every op must run at least once."
+                f"{len(missing)} ops never run, the first is op {missing[0]}"
+                f" {graph.ops[missing[0]].name!r}. Every op must run at least once."
             )
         kept = {latest[i] for i in graph.outputs}
         ending: list[list[int]] = [[] for _ in order]
@@ -129,16 +143,20 @@ class Plan:
 
     @classmethod
     def keep_all(cls, graph: DFGraph) -> Plan:
-        """Returns the plan of the plain step: every op once, in order, each value freed right after its last use."""
+        """Returns the plan of the plain step: every op once, in order, each value freed right after
+        its last use."""
         return cls.from_order(graph, range(len(graph)))
 
 
 def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
-    """Drops evaluations that are neither an op's first, nor read, nor an output's last; from the end, as dropping cascades."""
+    """Drops evaluations that are neither an op's first, nor read, nor an output's last; from the
+    end, as dropping cascades."""
     first: dict[int, int] = {}
     for position, i in enumerate(order):
         if not 0 <= i < len(graph):
-            raise PlanError(f"Position {position} names op {i}; the graph has ops 0 to {len(graph) - 1}.")
+            raise PlanError(
+                f"Position {position} names op {i}; the graph has ops 0 to {len(graph) - 1}."
+            )
         first.setdefault(i, position)
     wanted = set(graph.outputs)  # ops whose value somebody later in the order still asks for
     kept: list[int] = []
@@ -153,26 +171,33 @@ def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
 
 
 def lower(graph: DFGraph, schedule: Schedule) -> Plan:
-    """Returns the plan of a schedule: stage by stage, within a stage in topological order, freed after the last use.
+    """Returns the plan of a schedule: stage by stage, within a stage in topological order, freed
+    after the last use.
 
-    A value that S retains and nobody uses again is freed at once, so the plan never needs more memory than the schedule says.
+    A value that S retains and nobody uses again is freed at once, so the plan never needs more
+    memory than the schedule says.
 
     Args:
       schedule: R and S of shape (T, n) with n = len(graph).
 
     Raises:
-      PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained nor computed.
+      PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained
+        nor computed.
     """
     R, S = schedule.R, schedule.S
     if R.shape[1] != len(graph):
-        raise PlanError(f"The schedule has {R.shape[1]} columns and the graph {len(graph)} ops. It belongs to another graph.")
+        raise PlanError(
+            f"The schedule has {R.shape[1]} columns and the graph {len(graph)} ops. It belongs to"
+            " another graph."
+        )
     order = []
     for t in range(R.shape[0]):
         for i in map(int, R[t].nonzero()[0]):
             for d in graph.deps[i]:
                 if not (R[t, d] or S[t, d]):
                     raise PlanError(
-                        f"In stage {t} op {i} {graph.ops[i].name!r} runs, but its input {d} {graph.ops[d].name!r} is neither retained nor computed."
+                        f"In stage {t} op {i} {graph.ops[i].name!r} runs, but its input {d}"
+                        f" {graph.ops[d].name!r} is neither retained nor computed."
                     )
             order.append(i)
     return Plan.from_order(graph, order)

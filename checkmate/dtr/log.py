@@ -2,14 +2,27 @@
 
 One object per line. Numbers are written as text, as the authors' logger does, and read either way.
 
-    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START" | "BACKWARD"}      what comes before START is not part of the program
-    {"INSTRUCTION": "CONSTANT", "NAME": t}                               followed by MEMORY of t: resident all the time
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START" | "BACKWARD"}      what comes before START is
+                                                                         not part of the program
+    {"INSTRUCTION": "CONSTANT", "NAME": t}                               followed by MEMORY of t:
+                                                                         resident all the time
     {"INSTRUCTION": "MEMORY", "NAME": t, "MEMORY": bytes}
-    {"INSTRUCTION": "CALL", "NAME": op, "ARGS": [t, ...], "RESULT": [t, ...], "TIME": ns}    followed by MEMORY and ALIAS of each result
+    {"INSTRUCTION": "CALL", "NAME": op, "ARGS": [t, ...], "RESULT": [t, ...], "TIME": ns}    followed
+                                                                                             by
+                                                                                             MEMORY
+                                                                                             and
+                                                                                             ALIAS
+                                                                                             of each
+                                                                                             result
     {"INSTRUCTION": "ALIAS", "NAME": t, "ALIAS": index of the argument that it is a view of, or -1}
-    {"INSTRUCTION": "MUTATE", "NAME": op, "ARGS": [t, ...], "MUTATE": [index, ...], "TIME": ns}   these arguments get new values
+    {"INSTRUCTION": "MUTATE", "NAME": op, "ARGS": [t, ...], "MUTATE": [index, ...], "TIME": ns}   these
+                                                                                                  arguments
+                                                                                                  get
+                                                                                                  new
+                                                                                                  values
     {"INSTRUCTION": "COPY", "DST": t, "SRC": t}                          another name for a tensor
-    {"INSTRUCTION": "COPY_FROM", "DST": t, "SRC": t}                     an existing name now means another tensor
+    {"INSTRUCTION": "COPY_FROM", "DST": t, "SRC": t}                     an existing name now means
+                                                                         another tensor
     {"INSTRUCTION": "RELEASE", "NAME": t}                                the program drops a name
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), appendix C.6.
@@ -42,7 +55,8 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op made new tensors. `bytes` and `aliases` have one entry per result; the bytes of a view are not counted."""
+    """An op made new tensors. `bytes` and `aliases` have one entry per result; the bytes of a view
+    are not counted."""
 
     results: tuple[str, ...]
     op: str
@@ -54,7 +68,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Mutate:
-    """An op wrote into some of its arguments. It counts as making new tensors of the same size, which take over their names."""
+    """An op wrote into some of its arguments. It counts as making new tensors of the same size,
+    which take over their names."""
 
     op: str
     args: tuple[str, ...]
@@ -102,12 +117,15 @@ class OpLog:
     Args:
       instructions: From START on, if there is one.
       name: For people.
-      lines: The line of the file that each instruction begins on; counted through when the log is no file.
+      lines: The line of the file that each instruction begins on; counted through when the log is
+        no file.
 
-    A name that is released without ever having been made is taken for one from before the log begins, and that instruction means nothing.
+    A name that is released without ever having been made is taken for one from before the log
+    begins, and that instruction means nothing.
 
     Raises:
-      LogError: An instruction names a tensor that does not exist there, makes one twice, or has an index out of range.
+      LogError: An instruction names a tensor that does not exist there, makes one twice, or has an
+        index out of range.
     """
 
     instructions: tuple[Instruction, ...]
@@ -129,22 +147,34 @@ class OpLog:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> OpLog:
-        """Reads a log file, line by line. Raises `LogError` with the line and what was expected there."""
+        """Reads a log file, line by line. Raises `LogError` with the line and what was expected
+        there."""
         try:
             with Path(path).open(encoding="utf-8") as file:
                 return cls.from_lines(file, name=Path(path).stem)
         except OSError as error:
             raise LogError(f"Cannot read {path}: {error.strerror or error}.", line=0) from error
         except UnicodeDecodeError as error:
-            raise LogError(f"{path} is no text: {error}. An op log is a file of JSON lines.", line=0) from error
+            raise LogError(
+                f"{path} is no text: {error}. An op log is a file of JSON lines.", line=0
+            ) from error
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], *, name: str = "") -> OpLog:
-        """Reads a log from the lines of a file. What comes before START need not even be of the format."""
-        numbered = [(number, line) for number, line in enumerate(lines, start=1) if not line.isspace() and line]
+        """Reads a log from the lines of a file. What comes before START need not even be of the
+        format."""
+        numbered = [
+            (number, line)
+            for number, line in enumerate(lines, start=1)
+            if not line.isspace() and line
+        ]
         start = next((k + 1 for k, (_, line) in enumerate(numbered) if _is_start(line)), 0)
         parsed = list(_instructions(_Reader(numbered, start)))
-        return cls(tuple([instruction for _, instruction in parsed]), name, tuple([number for number, _ in parsed]))
+        return cls(
+            tuple([instruction for _, instruction in parsed]),
+            name,
+            tuple([number for number, _ in parsed]),
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the log; `OpLog.load` reads it back equal."""
@@ -158,33 +188,41 @@ class OpLog:
 
     @classmethod
     def from_graph(cls, graph: DFGraph) -> OpLog:
-        """Makes a log of the plain step: ops in order, each value released after its last use, `graph.fixed_bytes` as one constant.
+        """Makes a log of the plain step: ops in order, each value released after its last use,
+        `graph.fixed_bytes` as one constant.
 
-        Costs become nanoseconds: they are taken for seconds unless all are whole numbers. The format does not know workspaces, ops that may
-        run only once, or what an op overwrites; `simulate(graph, ...)` does.
+        Costs become nanoseconds: they are taken for seconds unless all are whole numbers. The
+        format does not know workspaces, ops that may run only once, or what an op overwrites;
+        `simulate(graph, ...)` does.
         """
         last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
         kept = set(graph.outputs)
-        instructions: list[Instruction] = [Constant("fixed_bytes", graph.fixed_bytes)] if graph.fixed_bytes else []
+        instructions: list[Instruction] = (
+            [Constant("fixed_bytes", graph.fixed_bytes)] if graph.fixed_bytes else []
+        )
         times = whole_costs(graph)
         for i, op in enumerate(graph.ops):
             if op.is_backward and not graph.ops[i - 1].is_backward:
                 instructions.append(Annotate("BACKWARD"))
             args = tuple(graph.ops[d].name for d in op.deps)
-            instructions.append(Call((op.name,), op.kind or op.name, args, times[i], (op.output_bytes,), (FRESH,)))
+            instructions.append(
+                Call((op.name,), op.kind or op.name, args, times[i], (op.output_bytes,), (FRESH,))
+            )
             ending = [d for d in (*op.deps, i) if last_use[d] == i and d not in kept]
             instructions.extend(Release(graph.ops[d].name) for d in ending)
         return cls(tuple(instructions), graph.name)
 
 
 def whole_costs(graph: DFGraph) -> list[int]:
-    """The costs of a graph's ops as whole numbers: as they are if all are, and otherwise seconds to nanoseconds."""
+    """The costs of a graph's ops as whole numbers: as they are if all are, and otherwise seconds to
+    nanoseconds."""
     costs = [op.cost for op in graph.ops]
     scale = 1 if all(cost == int(cost) for cost in costs) else 10**9
     return [round(cost * scale) for cost in costs]
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------------------------
+# ---- reading
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -200,17 +238,25 @@ class _Reader:
 
     def entry(self, expected: str) -> _Entry:
         if not self.more():
-            raise LogError(f"The log ends after line {self.line}, where {expected} was expected. It is cut.", line=self.line + 1)
+            raise LogError(
+                f"The log ends after line {self.line}, where {expected} was expected. It is cut.",
+                line=self.line + 1,
+            )
         self.line, text = self._numbered[self._next]
         self._next += 1
         try:
             data = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             cut = " It may be cut." if not self.more() else ""
-            raise LogError(f"Line {self.line} is not JSON ({error}), where {expected} was expected.{cut}", line=self.line) from error
+            raise LogError(
+                f"Line {self.line} is not JSON ({error}), where {expected} was expected.{cut}",
+                line=self.line,
+            ) from error
         if not isinstance(data, dict) or not isinstance(data.get("INSTRUCTION"), str):
             raise LogError(
-                f"Line {self.line} is {text[:60]!r}; {expected}, a JSON object with a key INSTRUCTION, was expected.", line=self.line
+                f"Line {self.line} is {text[:60]!r}; {expected}, a JSON object with a key"
+                " INSTRUCTION, was expected.",
+                line=self.line,
             )
         return _Entry(self.line, data)
 
@@ -220,7 +266,8 @@ class _Reader:
         entry = self.entry(expected)
         if (entry.kind, entry.data.get("NAME")) != (kind, name):
             raise LogError(
-                f"Line {entry.line} is {entry.kind} of {entry.data.get('NAME')!r}, where {expected} was expected. The log is cut or out of order.",
+                f"Line {entry.line} is {entry.kind} of {entry.data.get('NAME')!r}, where {expected}"
+                " was expected. The log is cut or out of order.",
                 line=entry.line,
             )
         return entry
@@ -233,7 +280,10 @@ def _is_start(line: str) -> bool:
         data = json.loads(line)
     except (json.JSONDecodeError, RecursionError):
         return False
-    return isinstance(data, dict) and (data.get("INSTRUCTION"), data.get("ANNOTATION")) == ("ANNOTATE", "START")
+    return isinstance(data, dict) and (data.get("INSTRUCTION"), data.get("ANNOTATION")) == (
+        "ANNOTATE",
+        "START",
+    )
 
 
 class _Entry:
@@ -248,7 +298,13 @@ class _Entry:
 
     def names(self, key: str) -> tuple[str, ...]:
         value = self.data.get(key)
-        return tuple(self._checked(key, isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of names"))
+        return tuple(
+            self._checked(
+                key,
+                isinstance(value, list) and all(isinstance(name, str) for name in value),
+                "a list of names",
+            )
+        )
 
     def number(self, key: str, least: int = 0) -> int:
         return self._whole(key, self.data.get(key), "a whole number", least)
@@ -263,13 +319,17 @@ class _Entry:
             number = int(value) if good else least - 1
         except ValueError:
             number = least - 1
-        self._checked(key, least <= number < TOO_LARGE, f"{expected}, {least} or more and less than 2^63,")
+        self._checked(
+            key, least <= number < TOO_LARGE, f"{expected}, {least} or more and less than 2^63,"
+        )
         return number
 
     def _checked(self, key: str, good: bool, expected: str) -> Any:
         if not good:
             raise LogError(
-                f"Line {self.line}: {key} of {self.kind} is {self.data.get(key)!r}, where {expected} was expected.", line=self.line
+                f"Line {self.line}: {key} of {self.kind} is {self.data.get(key)!r}, where"
+                f" {expected} was expected.",
+                line=self.line,
             )
         return self.data[key]
 
@@ -286,14 +346,24 @@ def _instruction(entry: _Entry, reader: _Reader) -> Instruction:
             name = entry.text("NAME")
             return Constant(name, reader.of("MEMORY", name).number("MEMORY"))
         case "CALL":
-            op, args, results, time = entry.text("NAME"), entry.names("ARGS"), entry.names("RESULT"), entry.number("TIME")
+            op, args, results, time = (
+                entry.text("NAME"),
+                entry.names("ARGS"),
+                entry.names("RESULT"),
+                entry.number("TIME"),
+            )
             sizes, aliases = [], []
             for name in results:
                 sizes.append(reader.of("MEMORY", name).number("MEMORY"))
                 aliases.append(reader.of("ALIAS", name).number("ALIAS", FRESH))
             return Call(results, op, args, time, tuple(sizes), tuple(aliases))
         case "MUTATE":
-            return Mutate(entry.text("NAME"), entry.names("ARGS"), entry.numbers("MUTATE"), entry.number("TIME"))
+            return Mutate(
+                entry.text("NAME"),
+                entry.names("ARGS"),
+                entry.numbers("MUTATE"),
+                entry.number("TIME"),
+            )
         case "COPY":
             return Copy(entry.text("DST"), entry.text("SRC"))
         case "COPY_FROM":
@@ -303,8 +373,12 @@ def _instruction(entry: _Entry, reader: _Reader) -> Instruction:
         case "ANNOTATE":
             return Annotate(entry.text("ANNOTATION"))
     known = "CONSTANT, CALL, MUTATE, COPY, COPY_FROM, RELEASE or ANNOTATE"
-    after = " MEMORY and ALIAS follow a CONSTANT or CALL." if entry.kind in ("MEMORY", "ALIAS") else ""
-    raise LogError(f"Line {entry.line} is {entry.kind}, where {known} was expected.{after}", line=entry.line)
+    after = (
+        " MEMORY and ALIAS follow a CONSTANT or CALL." if entry.kind in ("MEMORY", "ALIAS") else ""
+    )
+    raise LogError(
+        f"Line {entry.line} is {entry.kind}, where {known} was expected.{after}", line=entry.line
+    )
 
 
 def _check(instructions: tuple[Instruction, ...], lines: tuple[int, ...]) -> None:
@@ -320,18 +394,25 @@ def _check(instructions: tuple[Instruction, ...], lines: tuple[int, ...]) -> Non
         def tensor(name: str, verb: str, fail=fail) -> list[int]:
             if name not in tensors:
                 raise fail(
-                    f"{verb} {name!r}, but no line before it makes a tensor of that name; a CONSTANT, CALL or COPY was expected. "
-                    "The log is cut at its beginning or out of order."
+                    f"{verb} {name!r}, but no line before it makes a tensor of that name; a"
+                    " CONSTANT, CALL or COPY was expected. The log is cut at its beginning or out"
+                    " of order."
                 )
             if tensors[name][0] <= 0:
-                raise fail(f"{verb} {name!r}, which line {released.get(name)} released; a tensor that is still there was expected.")
+                raise fail(
+                    f"{verb} {name!r}, which line {released.get(name)} released; a tensor that is"
+                    " still there was expected."
+                )
             return tensors[name]
 
         def create(name: str, names: list[int], fail=fail) -> None:
             if name in tensors:
                 raise fail(f"makes {name!r}, which exists already; a new name was expected.")
             if name in strays:
-                raise fail(f"makes {name!r}, which line {strays[name]} released before. The log is out of order.")
+                raise fail(
+                    f"makes {name!r}, which line {strays[name]} released before. The log is out of"
+                    " order."
+                )
             tensors[name] = names
 
         match instruction:
@@ -342,18 +423,28 @@ def _check(instructions: tuple[Instruction, ...], lines: tuple[int, ...]) -> Non
                     tensor(name, "reads")
                 if not results or not len(results) == len(instruction.bytes) == len(aliases):
                     raise fail(
-                        f"is a CALL of {instruction.op!r} with {len(results)} results; one or more was expected, with MEMORY and ALIAS each."
+                        f"is a CALL of {instruction.op!r} with {len(results)} results; one or more"
+                        " was expected, with MEMORY and ALIAS each."
                     )
                 for alias in aliases:
                     if not FRESH <= alias < len(args):
-                        raise fail(f"makes a view of argument {alias}; -1 to {len(args) - 1} was expected.")
+                        raise fail(
+                            f"makes a view of argument {alias}; -1 to {len(args) - 1} was expected."
+                        )
                 for name in results:
                     create(name, [1])
             case Mutate(args=args, mutated=mutated):
                 for name in args:
                     tensor(name, "reads")
-                if not mutated or len(set(mutated)) < len(mutated) or not all(0 <= k < len(args) for k in mutated):
-                    raise fail(f"mutates the arguments {list(mutated)}; different indices from 0 to {len(args) - 1} were expected.")
+                if (
+                    not mutated
+                    or len(set(mutated)) < len(mutated)
+                    or not all(0 <= k < len(args) for k in mutated)
+                ):
+                    raise fail(
+                        f"mutates the arguments {list(mutated)}; different indices from 0 to"
+                        f" {len(args) - 1} were expected."
+                    )
                 for k in mutated:
                     tensors[args[k]][0] -= 1
                     tensors[args[k]] = [1]
@@ -374,7 +465,8 @@ def _check(instructions: tuple[Instruction, ...], lines: tuple[int, ...]) -> Non
                     strays[name] = line
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------------------
+# ---- writing
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _written(instruction: Instruction) -> Iterator[dict[str, Any]]:
@@ -383,12 +475,26 @@ def _written(instruction: Instruction) -> Iterator[dict[str, Any]]:
             yield {"INSTRUCTION": "CONSTANT", "NAME": name}
             yield {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(instruction.bytes)}
         case Call(results=results, op=op, args=args, time=time):
-            yield {"INSTRUCTION": "CALL", "NAME": op, "ARGS": list(args), "RESULT": list(results), "TIME": str(time)}
-            for name, size, alias in zip(results, instruction.bytes, instruction.aliases, strict=True):
+            yield {
+                "INSTRUCTION": "CALL",
+                "NAME": op,
+                "ARGS": list(args),
+                "RESULT": list(results),
+                "TIME": str(time),
+            }
+            for name, size, alias in zip(
+                results, instruction.bytes, instruction.aliases, strict=True
+            ):
                 yield {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(size)}
                 yield {"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": str(alias)}
         case Mutate(op=op, args=args, mutated=mutated, time=time):
-            yield {"INSTRUCTION": "MUTATE", "NAME": op, "ARGS": list(args), "MUTATE": list(mutated), "TIME": str(time)}
+            yield {
+                "INSTRUCTION": "MUTATE",
+                "NAME": op,
+                "ARGS": list(args),
+                "MUTATE": list(mutated),
+                "TIME": str(time),
+            }
         case Copy(name=name, source=source):
             yield {"INSTRUCTION": "COPY", "DST": name, "SRC": source}
         case CopyFrom(name=name, source=source):

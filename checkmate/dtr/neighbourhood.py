@@ -1,14 +1,17 @@
 """What else would have to run again: the evicted surroundings of a storage, exactly or by classes.
 
-The cost of evicting a storage is its own cost plus that of evicted storages around it, because getting it back may need those, and getting
-those back may need it. Three ways to count, cheap to dear:
+The cost of evicting a storage is its own cost plus that of evicted storages around it, because
+getting it back may need those, and getting those back may need it. Three ways to count, cheap to
+dear:
 
     Own          nothing around it
-    Classes      the evicted components it touches, kept by union-find; a component is never split again when a part of it comes back,
-                 only its cost is lowered (h_DTR^eq)
-    Regions      all evicted ancestors and all evicted descendants that are reached through evicted storages only, exactly (e*)
+    Classes      the evicted components it touches, kept by union-find; a component is never split
+                 again when a part of it comes back, only its cost is lowered (h_DTR^eq)
+    Regions      all evicted ancestors and all evicted descendants that are reached through evicted
+                 storages only, exactly (e*)
 
-What has never run yet counts as evicted: while a call waits for its inputs, its outputs are wanted, linked and not in memory.
+What has never run yet counts as evicted: while a call waits for its inputs, its outputs are wanted,
+linked and not in memory.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4.1 and appendix C.
 """
@@ -36,7 +39,8 @@ class Own:
         """Tells that `storage` has just been evicted."""
 
     def rematerialized(self, storages: Iterable[Storage]) -> None:
-        """Tells that `storages` have just come into memory, together, for the first time or again, or got new inputs."""
+        """Tells that `storages` have just come into memory, together, for the first time or again,
+        or got new inputs."""
 
     def detach(self, storage: Storage) -> None:
         """Cuts an evicted storage that will never come back out of the graph."""
@@ -64,19 +68,22 @@ class Nothing(Own):
 
 
 class Classes(Own):
-    """Evicted storages in union-find classes; a storage costs itself and each class that it touches.
+    """Evicted storages in union-find classes; a storage costs itself and each class that it
+    touches.
 
     Attributes:
-      values: The cost of each class, exactly as it was added up. Class 0 is that of storages that never ran: nothing.
+      values: The cost of each class, exactly as it was added up. Class 0 is that of storages that
+        never ran: nothing.
       table: The same as an array, for many look-ups at once.
     """
 
+    # Storages whose cost may name the class, for its root.
     def __init__(self) -> None:
         super().__init__()
         self.values: list[float] = [0]
         self.table = np.zeros(1024)
         self._parent = [0]
-        self._near: list[dict[Storage, None]] = [{}]  # storages whose cost may name the class, for its root
+        self._near: list[dict[Storage, None]] = [{}]
 
     def evicted(self, storage: Storage) -> None:
         """Joins all classes around `storage`, and it, into one."""
@@ -106,7 +113,13 @@ class Classes(Own):
 
     def classes(self, storage: Storage) -> Sequence[int]:
         """The different classes among its evicted neighbours."""
-        roots = tuple(dict.fromkeys(self._root(other.around) for other in storage.neighbours() if not other.material and other.around))
+        roots = tuple(
+            dict.fromkeys(
+                self._root(other.around)
+                for other in storage.neighbours()
+                if not other.material and other.around
+            )
+        )
         for root in roots:
             self._near[root][storage] = None
         return roots
@@ -146,7 +159,8 @@ class Classes(Own):
 
 
 class _Region:
-    """One direction: the evicted storages reached (`interior`), and those in memory where that ends (`frontier`)."""
+    """One direction: the evicted storages reached (`interior`), and those in memory where that ends
+    (`frontier`)."""
 
     __slots__ = ("cost", "frontier", "interior")
 
@@ -156,7 +170,8 @@ class _Region:
         self.frontier: dict[Storage, None] = {}
 
     def absorb(self, storage: Storage, region: _Region, base: Storage) -> None:
-        """`storage`, so far on the frontier, has been evicted; `region` was its own in this direction."""
+        """`storage`, so far on the frontier, has been evicted; `region` was its own in this
+        direction."""
         self.frontier.pop(storage, None)
         self.frontier.update(region.frontier)
         self.frontier.pop(base, None)
@@ -167,7 +182,8 @@ class _Region:
 
 
 class Regions(Own):
-    """Evicted ancestors, and descendants if asked, of every storage in memory; kept up to date at each eviction and return.
+    """Evicted ancestors, and descendants if asked, of every storage in memory; kept up to date at
+    each eviction and return.
 
     Args:
       descendants: Count them too. h_MSPS counts the ancestors only.

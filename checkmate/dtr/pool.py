@@ -1,7 +1,8 @@
-"""The pool: what may be evicted now, in the order in which it became so, and the search for the lowest score.
+"""The pool: what may be evicted now, in the order in which it became so, and the search for the
+lowest score.
 
-Scores change with every tick of the clock, so all are worked out at every eviction, as arrays. The costs in them change only where
-something was evicted or came back; the neighbourhood says where.
+Scores change with every tick of the clock, so all are worked out at every eviction, as arrays. The
+costs in them change only where something was evicted or came back; the neighbourhood says where.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from checkmate.dtr.storage import Storage
 from checkmate.errors import CheckmateError
 
 WIDTH = 4
-"""Classes per storage that fit the array; the few storages that touch more are worked out one by one."""
+"""Classes per storage that fit the array; the few storages that touch more are worked out one by
+one."""
 
 FEW = 12
 """Storages up to which one after the other is sooner done than arrays."""
@@ -34,10 +36,12 @@ class Search:
 
     Args:
       sample: Only about the square root of their number, drawn at random.
-      smallest: Leave out storages smaller than this share of the mean size in the pool, as long as there are others.
+      smallest: Leave out storages smaller than this share of the mean size in the pool, as long as
+        there are others.
       seed: Of everything random.
 
-    Source: Kirisame et al. (2021), appendix E.2: sampling, and a share of 0.01, make the search cheap in a prototype.
+    Source: Kirisame et al. (2021), appendix E.2: sampling, and a share of 0.01, make the search
+    cheap in a prototype.
     """
 
     sample: bool = False
@@ -46,14 +50,17 @@ class Search:
 
     def __post_init__(self) -> None:
         if not self.smallest >= 0:
-            raise CheckmateError(f"smallest is a share of the mean size, 0 or more; got {self.smallest!r}.")
+            raise CheckmateError(
+                f"smallest is a share of the mean size, 0 or more; got {self.smallest!r}."
+            )
 
 
 class Pool:
     """Storages that may be evicted.
 
     Args:
-      heuristic: The score; the lowest is evicted, of equal ones the latest in the pool, and the first that scores zero at once.
+      heuristic: The score; the lowest is evicted, of equal ones the latest in the pool, and the
+        first that scores zero at once.
       neighbourhood: What counts costs; told by the runtime what happens.
       search: Limits of the search.
     """
@@ -128,14 +135,17 @@ class Pool:
             return next(storage for storage in reversed(self._storages) if storage is not None)
         if below.max() <= EXACT:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))
-        # The products are rounded: what is near the lowest score is worked out again in whole numbers.
+        # The products are rounded: what is near the lowest score is worked out again in whole
+        # numbers.
         near = np.flatnonzero(score <= least + 1e-12 * abs(least))
         return self._lowest([self._at(slot) for slot in near], clock, horizon)
 
     def _searched(self) -> list[Storage]:
         storages = list(self)
         if self._search.smallest:
-            least = self._search.smallest * sum(storage.bytes for storage in storages) / len(storages)
+            least = (
+                self._search.smallest * sum(storage.bytes for storage in storages) / len(storages)
+            )
             storages = [storage for storage in storages if storage.bytes >= least] or storages
         if self._search.sample:
             drawn = self._random.sample(range(len(storages)), math.isqrt(len(storages) - 1) + 1)
@@ -145,7 +155,9 @@ class Pool:
     def _lowest(self, storages: list[Storage], clock: float, horizon: float) -> Storage:
         best, chosen = math.inf, storages[-1]
         for storage in storages:
-            score = self._heuristic.score(self._neighbourhood.cost(storage), storage, clock, horizon)
+            score = self._heuristic.score(
+                self._neighbourhood.cost(storage), storage, clock, horizon
+            )
             if score <= best:
                 best, chosen = score, storage
             if score == 0:
@@ -180,7 +192,10 @@ class Pool:
 
     def _compact(self) -> None:
         """Closes the gaps, and makes room for as many again."""
-        kept = np.array([slot for slot, storage in enumerate(self._storages) if storage is not None], dtype=np.int64)
+        kept = np.array(
+            [slot for slot, storage in enumerate(self._storages) if storage is not None],
+            dtype=np.int64,
+        )
         columns, classes = [self._bytes, self._last, self._cost], self._classes
         self._allocate(max(64, 2 * len(kept)))
         for new, old in zip((self._bytes, self._last, self._cost), columns, strict=True):

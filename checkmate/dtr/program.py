@@ -1,4 +1,5 @@
-"""Program: what a runtime is to do, step by step, on numbered tensors. Op logs and dataflow graphs become one."""
+"""Program: what a runtime is to do, step by step, on numbered tensors. Op logs and dataflow graphs
+become one."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from functools import cached_property
 from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import replay
 from checkmate.dtr import log as logs
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.runtime import Deallocation, Paper, Runtime
@@ -19,7 +20,8 @@ from checkmate.dtr.storage import FRESH, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op for the first time. Its outputs get the next numbers; see `Runtime.call` for the fields."""
+    """Run an op for the first time. Its outputs get the next numbers; see `Runtime.call` for the
+    fields."""
 
     op: str
     inputs: tuple[int, ...]
@@ -60,7 +62,8 @@ class Program:
     """Steps in order.
 
     Args:
-      graph: The graph it was made of. Then the first step makes `graph.fixed_bytes`, and the others with `Run` are its ops in order.
+      graph: The graph it was made of. Then the first step makes `graph.fixed_bytes`, and the others
+        with `Run` are its ops in order.
     """
 
     steps: tuple[Step, ...]
@@ -74,11 +77,19 @@ class Program:
 
     @cached_property
     def plain_peak_bytes(self) -> int:
-        """The most memory in use without a budget, where everything is gone for good once nothing refers to it; of a graph, the judge's."""
+        """The most memory in use without a budget, where everything is gone for good once nothing
+        refers to it; of a graph, the judge's."""
         if self.graph is not None:
             return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
         paper = Paper()
-        self.run(Runtime(paper, budget_bytes=math.inf, heuristic=HEURISTICS["local"], deallocation=Deallocation.BANISH))
+        self.run(
+            Runtime(
+                paper,
+                budget_bytes=math.inf,
+                heuristic=HEURISTICS["local"],
+                deallocation=Deallocation.BANISH,
+            )
+        )
         return paper.peak
 
     def run(self, runtime: Runtime) -> None:
@@ -87,7 +98,11 @@ class Program:
         for step in self.steps:
             if isinstance(step, Run):
                 inputs = [tensors[i] for i in step.inputs]
-                tensors.extend(runtime.call(step.op, inputs, step.sizes, step.aliases, step.cost, step.workspace_bytes))
+                tensors.extend(
+                    runtime.call(
+                        step.op, inputs, step.sizes, step.aliases, step.cost, step.workspace_bytes
+                    )
+                )
             elif isinstance(step, Retain):
                 runtime.retain(tensors[step.tensor])
             elif isinstance(step, Drop):
@@ -99,15 +114,18 @@ class Program:
 
     @classmethod
     def from_log(cls, log: logs.OpLog) -> Program:
-        """Constants are pinned, a mutation makes new tensors, and what is still referenced at the end is brought back and pinned."""
+        """Constants are pinned, a mutation makes new tensors, and what is still referenced at the
+        end is brought back and pinned."""
         return cls(tuple(_LogSteps().steps(log)), log.name)
 
     @classmethod
     def from_graph(cls, graph: DFGraph) -> Program:
-        """The plain step. A value is released after its last use and may be evicted all the time, unless it could not be made again.
+        """The plain step. A value is released after its last use and may be evicted all the time,
+        unless it could not be made again.
 
-        That holds for ops that may run only once, and, from the op on that overwrites what they read, for others. Such values are pinned
-        until nothing can need them, neither directly nor to recompute another; that can be longer than the plain step holds them.
+        That holds for ops that may run only once, and, from the op on that overwrites what they
+        read, for others. Such values are pinned until nothing can need them, neither directly nor
+        to recompute another; that can be longer than the plain step holds them.
         """
         return cls(tuple(_graph_steps(graph)), graph.name, graph)
 
@@ -134,7 +152,10 @@ class _LogSteps:
                 yield Pin(self._new(name, instruction.bytes))
             case logs.Call(aliases=aliases):
                 args = tuple(self.tensors[name] for name in instruction.args)
-                sizes = tuple(size if alias == FRESH else 0 for size, alias in zip(instruction.bytes, aliases, strict=True))
+                sizes = tuple(
+                    size if alias == FRESH else 0
+                    for size, alias in zip(instruction.bytes, aliases, strict=True)
+                )
                 yield Run(instruction.op, args, sizes, aliases, instruction.time)
                 for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
                     self._new(name, size if alias == FRESH else self.sizes[args[alias]])
@@ -150,7 +171,8 @@ class _LogSteps:
                 yield self._retain(name, source)
             case logs.CopyFrom(name=name, source=source):
                 old = self.tensors[name]
-                if old != self.tensors[source]:  # else nothing changes, and dropping first could be the end of it
+                # Else nothing changes, and dropping first could be the end of it.
+                if old != self.tensors[source]:
                     retain = self._retain(name, source)
                     yield self._drop(old)
                     yield retain
@@ -186,7 +208,8 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         if needed[i] < n:
             ending[needed[i]].append(i)
     pinned: set[int] = set()
-    late = {i for i in range(n) if expires[i] < needed[i]}  # to be pinned by then: they had better still be there
+    # To be pinned by then: they had better still be there.
+    late = {i for i in range(n) if expires[i] < needed[i]}
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
     yield Pin(0)
     for i, op in enumerate(graph.ops):
@@ -194,11 +217,22 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
             if d not in pinned and needed[d] > i:
                 pinned.add(d)
                 yield Pin(d + 1)
-        yield Run(op.name, tuple(d + 1 for d in op.deps), (op.output_bytes,), (FRESH,), costs[i], op.workspace_bytes)
+        yield Run(
+            op.name,
+            tuple(d + 1 for d in op.deps),
+            (op.output_bytes,),
+            (FRESH,),
+            costs[i],
+            op.workspace_bytes,
+        )
         if not op.recomputable and needed[i] > i:
             pinned.add(i)
             yield Pin(i + 1)
-        yield from (Drop(d + 1) for d in (*op.deps, i) if last_use[d] == i and d not in outputs and d not in late)
+        yield from (
+            Drop(d + 1)
+            for d in (*op.deps, i)
+            if last_use[d] == i and d not in outputs and d not in late
+        )
         for d in ending[i]:
             if d in late:
                 yield Drop(d + 1)
@@ -208,7 +242,8 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
 
 
 def _expiries(graph: DFGraph) -> list[int]:
-    """For each op the one from which on it cannot run again, because that overwrites what it reads; n if there is none."""
+    """For each op the one from which on it cannot run again, because that overwrites what it reads;
+    n if there is none."""
     expires = [len(graph)] * len(graph)
     for i, op in enumerate(graph.ops):
         for d in op.overwrites:
@@ -217,7 +252,8 @@ def _expiries(graph: DFGraph) -> list[int]:
 
 
 def _needed_until(graph: DFGraph, expires: list[int]) -> list[int]:
-    """For each value the last op for which it may have to be in memory, be it to recompute something else; n at the end."""
+    """For each value the last op for which it may have to be in memory, be it to recompute
+    something else; n at the end."""
     n, outputs = len(graph), set(graph.outputs)
     until = [0] * n
     for i in reversed(range(n)):

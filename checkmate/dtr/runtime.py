@@ -1,12 +1,14 @@
-"""The runtime of DTR: keeps memory within the budget by eviction, and brings back what is asked for.
+"""The runtime of DTR: keeps memory within the budget by eviction, and brings back what is asked
+for.
 
-It decides; a backend executes. On paper the backend counts bytes (`Paper` here); in a framework it would run kernels and ask the
-allocator. The runtime sees only what a backend says is in use.
+It decides; a backend executes. On paper the backend counts bytes (`Paper` here); in a framework it
+would run kernels and ask the allocator. The runtime sees only what a backend says is in use.
 
-Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), figure 1, section 2 and appendix C. Where the paper leaves a choice,
-this follows the simulator its authors published: the clock starts at 1; inputs that are there are locked before the missing ones are
-brought back, in order; all outputs of a call are made again, those still there twice for a moment; the pool is ordered by when a storage
-became evictable; the limit on recomputation is checked after each one.
+Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), figure 1, section 2 and
+appendix C. Where the paper leaves a choice, this follows the simulator its authors published: the
+clock starts at 1; inputs that are there are locked before the missing ones are brought back, in
+order; all outputs of a call are made again, those still there twice for a moment; the pool is
+ordered by when a storage became evictable; the limit on recomputation is checked after each one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Deallocation(str, Enum):
 
     IGNORE = "ignore"  # nothing: it stays until it is evicted
     EAGER = "eager"  # it is evicted at once, and can come back if something needs it
-    BANISH = "banish"  # it goes for good, as soon as nothing evicted depends on it; what was made of it can then not be recomputed
+    # It goes for good, as soon as nothing evicted depends on it; what was made of it can then not
+    # be recomputed.
+    BANISH = "banish"
 
 
 class Backend(Protocol):
@@ -42,7 +46,8 @@ class Backend(Protocol):
         """Bytes in use now."""
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
-        """Runs a call, whose inputs are all in memory; then drops the fresh copies of `duplicates`, outputs that were still there."""
+        """Runs a call, whose inputs are all in memory; then drops the fresh copies of `duplicates`,
+        outputs that were still there."""
 
     def free(self, storage: Storage) -> None:
         """Drops the values of a storage."""
@@ -56,7 +61,8 @@ class Paper:
 
     Attributes:
       in_use: Bytes of all storages in memory.
-      peak: The most bytes in use at any moment, the workspace of the running call and duplicates included.
+      peak: The most bytes in use at any moment, the workspace of the running call and duplicates
+        included.
     """
 
     def __init__(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
@@ -66,7 +72,9 @@ class Paper:
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
         """Adds the outputs."""
         if self._out_of_time():
-            raise ThrashingError(f"There was no time left for {call.name!r} and what comes after it.")
+            raise ThrashingError(
+                f"There was no time left for {call.name!r} and what comes after it."
+            )
         self.in_use += call.bytes
         self.peak = max(self.peak, self.in_use + call.workspace_bytes)
         for tensor in duplicates:
@@ -90,11 +98,13 @@ class Runtime:
 
     Attributes:
       clock: The cost of everything run so far, plus 1.
-      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred to it.
+      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred
+        to it.
       rematerializations: How often a call ran again.
       recomputed_cost: What that cost.
 
-    `EvictionError` and `ThrashingError` end a run: locks are given back, but what the program asked for was not done.
+    `EvictionError` and `ThrashingError` end a run: locks are given back, but what the program asked
+    for was not done.
     """
 
     def __init__(
@@ -122,9 +132,16 @@ class Runtime:
         }[Deallocation(deallocation)]
 
     def call(
-        self, name: str, inputs: Sequence[Tensor], sizes: Sequence[int], aliases: Sequence[int], cost: float, workspace_bytes: int = 0
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        sizes: Sequence[int],
+        aliases: Sequence[int],
+        cost: float,
+        workspace_bytes: int = 0,
     ) -> tuple[Tensor, ...]:
-        """Runs an op for the first time and returns its outputs, to each of which the program then holds one reference.
+        """Runs an op for the first time and returns its outputs, to each of which the program then
+        holds one reference.
 
         Args:
           sizes: Bytes of each output; zero for views.
@@ -169,10 +186,12 @@ class Runtime:
             if not tensor.storage.refs:
                 self._deallocate(tensor.storage)
 
-    # ---- bringing back -------------------------------------------------------------------------------------------------------------
+    # ---- bringing back
+    # -------------------------------------------------------------------------------------------------------------
 
     def _materialize(self, target: Tensor, *, first: bool) -> None:
-        """Depth first, with a stack of its own: chains of evicted tensors are longer than Python's."""
+        """Depth first, with a stack of its own: chains of evicted tensors are longer than
+        Python's."""
         stack = [_Frame(target)]
         try:
             while stack:
@@ -220,7 +239,11 @@ class Runtime:
         for storage in fresh:
             self.pool.add(storage)
         if first:  # a view gives the storage it is of a further cost, and perhaps further inputs
-            fresh += [tensor.storage for tensor in outputs if tensor.storage not in fresh and len(call.inputs) > 1]
+            fresh += [
+                tensor.storage
+                for tensor in outputs
+                if tensor.storage not in fresh and len(call.inputs) > 1
+            ]
             self.neighbourhood.stale.update(dict.fromkeys(tensor.storage for tensor in outputs))
         if fresh:
             self.neighbourhood.rematerialized(fresh)
@@ -235,21 +258,25 @@ class Runtime:
             self.recomputed_cost += call.cost
         if self.recomputed_cost > self.recompute_limit:
             raise ThrashingError(
-                f"Recomputation has cost {self.recomputed_cost:g}, more than the limit of {self.recompute_limit:g}, and the program is not "
-                f"done within {format_bytes(self.budget_bytes)}. Raise the budget or the overhead limit.",
+                f"Recomputation has cost {self.recomputed_cost:g}, more than the limit of"
+                f" {self.recompute_limit:g}, and the program is not done within"
+                f" {format_bytes(self.budget_bytes)}. Raise the budget or the overhead limit.",
                 budget_bytes=self.budget_bytes,
             )
 
-    # ---- making room ---------------------------------------------------------------------------------------------------------------
+    # ---- making room
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, call: Call) -> None:
         needed = call.bytes + call.workspace_bytes
         while self.backend.in_use + needed > self.budget_bytes:
             if not len(self.pool):
                 raise EvictionError(
-                    f"{call.name!r} needs {format_bytes(needed)} within {format_bytes(self.budget_bytes)}, of which "
-                    f"{format_bytes(self.backend.in_use)} is locked or pinned and cannot be evicted: "
-                    f"{format_bytes(self.backend.in_use + needed - self.budget_bytes)} too much. Raise the budget.",
+                    f"{call.name!r} needs {format_bytes(needed)} within"
+                    f" {format_bytes(self.budget_bytes)}, of which"
+                    f" {format_bytes(self.backend.in_use)} is locked or pinned and cannot be"
+                    f" evicted: {format_bytes(self.backend.in_use + needed - self.budget_bytes)}"
+                    " too much. Raise the budget.",
                     budget_bytes=self.budget_bytes,
                     needed_bytes=self.backend.in_use + needed,
                 )
@@ -270,11 +297,17 @@ class Runtime:
             self._evict(storage)
 
     def _banish(self, storage: Storage) -> None:
-        """Drops for good what nothing refers to and nothing evicted was made of, and then perhaps what it was made of."""
+        """Drops for good what nothing refers to and nothing evicted was made of, and then perhaps
+        what it was made of."""
         waiting = [storage]
         while waiting:
             storage = waiting.pop()
-            if storage.banished or storage.refs or storage.locks > storage.pinned or not all(other.material for other in storage.after):
+            if (
+                storage.banished
+                or storage.refs
+                or storage.locks > storage.pinned
+                or not all(other.material for other in storage.after)
+            ):
                 continue
             if storage.pinned:
                 storage.pinned = False
@@ -290,7 +323,8 @@ class Runtime:
                     self._lock(other)
                     other.pinned = True
 
-    # ---- locks ---------------------------------------------------------------------------------------------------------------------
+    # ---- locks
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def _touch(self, storage: Storage) -> None:
         storage.last_access = self.clock
@@ -312,7 +346,8 @@ class Runtime:
 
 
 class _Frame:
-    """A call on its way: its inputs that are locked, and those still missing (None before it begins; the next one last)."""
+    """A call on its way: its inputs that are locked, and those still missing (None before it
+    begins; the next one last)."""
 
     __slots__ = ("locked", "missing", "tensor")
 

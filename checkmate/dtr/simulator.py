@@ -1,4 +1,5 @@
-"""simulate(): run an op log or a graph under a budget on paper, and say what DTR would have done."""
+"""simulate(): run an op log or a graph under a budget on paper, and say what DTR would have
+done."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class DTRStatus(str, Enum):
     """How a run ended."""
 
     OK = "ok"  # the program is done within the budget
-    THRASHED = "thrashed"  # given up: recomputing has cost more than the limit, or there was no time left
+    THRASHED = (  # given up: recomputing has cost more than the limit, or there was no time left
+        "thrashed"
+    )
     OOM = "oom"  # given up: what is locked or pinned does not fit
 
 
@@ -38,10 +41,13 @@ class DTRRun:
       heuristic: The name of the heuristic.
       budget_bytes: What was allowed; constants count.
       peak_bytes: The most that was in use at any moment.
-      plain_peak_bytes: The same without a budget, where all is freed once nothing refers to it. "60%" of a budget is of this.
-      cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was recomputed.
+      plain_peak_bytes: The same without a budget, where all is freed once nothing refers to it.
+        "60%" of a budget is of this.
+      cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was
+        recomputed.
       plain_cost: Cost of every call once.
-      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred to it any more.
+      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred
+        to it any more.
       rematerializations: How often a call ran again.
       seconds: What the simulation took.
       message: Why it was given up, or "".
@@ -69,13 +75,14 @@ class DTRRun:
 
     def __str__(self) -> str:
         budget = (
-            f"{self.heuristic} within {format_bytes(self.budget_bytes)} ({self.budget_bytes / max(1, self.plain_peak_bytes):.0%} of plain)"
+            f"{self.heuristic} within {format_bytes(self.budget_bytes)}"
+            f" ({self.budget_bytes / max(1, self.plain_peak_bytes):.0%} of plain)"
         )
         if self.status is not DTRStatus.OK:
             return f"{self.status.value}: {budget}. {self.message}"
         return (
-            f"ok: {budget}: peak {format_bytes(self.peak_bytes)}, cost {self.overhead - 1:+.2%}, {self.evictions} evictions, "
-            f"{self.rematerializations} rematerializations."
+            f"ok: {budget}: peak {format_bytes(self.peak_bytes)}, cost {self.overhead - 1:+.2%},"
+            f" {self.evictions} evictions, {self.rematerializations} rematerializations."
         )
 
 
@@ -91,17 +98,22 @@ def simulate(
 ) -> DTRRun:
     """Runs a program under a budget with dynamic rematerialization, on paper.
 
-    Counted are the bytes of storages, constants included, and the cost of calls; not what the decisions themselves cost. A peak is that of
-    the log's sizes: what an allocator would add is not in it.
+    Counted are the bytes of storages, constants included, and the cost of calls; not what the
+    decisions themselves cost. A peak is that of the log's sizes: what an allocator would add is not
+    in it.
 
     Args:
-      log: An op log, a graph (with its workspaces and ops that may run only once), or a file with either.
+      log: An op log, a graph (with its workspaces and ops that may run only once), or a file with
+        either.
       budget: A number of bytes, "6GiB", or "60%" of the program's peak without a budget.
       heuristic: A name (see `HEURISTICS`) or a `Heuristic`.
-      deallocation: "eager", "banish" or "ignore": what happens when nothing refers to a storage any more.
-      overhead_limit: The run is given up as "thrashed" when recomputing has cost more than (overhead_limit - 1) times the plain cost.
+      deallocation: "eager", "banish" or "ignore": what happens when nothing refers to a storage any
+        more.
+      overhead_limit: The run is given up as "thrashed" when recomputing has cost more than
+        (overhead_limit - 1) times the plain cost.
       out_of_time: Asked before every call; True gives the run up, as "thrashed", too.
-      search: Sampling and leaving out small storages in the search for what to evict; by default all are looked at.
+      search: Sampling and leaving out small storages in the search for what to evict; by default
+        all are looked at.
 
     Returns:
       The figures of the run. Running out of memory or of patience is a status, no error.
@@ -117,15 +129,17 @@ def simulate(
       >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value  # the plain step has 12 bytes at its peak
       (1.0, 'ok')
 
-    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions are those of the authors' simulator where
-    it is deterministic, except for views made of several tensors, whose neighbourhoods are kept exact here, and for banishing within a
-    finite budget. No guarantee on the overhead; for a chain see `checkmate.dtr.theory`.
+    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions
+    are those of the authors' simulator where it is deterministic, except for views made of several
+    tensors, whose neighbourhoods are kept exact here, and for banishing within a finite budget. No
+    guarantee on the overhead; for a chain see `checkmate.dtr.theory`.
     """
     program = as_program(log)
     chosen = make_heuristic(heuristic)
     if not overhead_limit >= 1:
         raise CheckmateError(
-            f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2 allows to double the cost."
+            f"An overhead limit of {overhead_limit!r} leaves no run; it must be 1 or more, and 2"
+            " allows to double the cost."
         )
     budget_bytes = parse_bytes(budget, percent_of=program.plain_peak_bytes)
     paper = _Recorder(out_of_time) if program.graph else Paper(out_of_time)
@@ -173,7 +187,10 @@ def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
         return Program.from_graph(log)
     if isinstance(log, (str, os.PathLike)):
         return as_program(_load(Path(log)))
-    raise CheckmateError(f"simulate() takes an OpLog, a DFGraph or the path of a file with one; got {type(log).__name__}.")
+    raise CheckmateError(
+        "simulate() takes an OpLog, a DFGraph or the path of a file with one; got"
+        f" {type(log).__name__}."
+    )
 
 
 def _load(path: Path) -> OpLog | DFGraph:
@@ -191,11 +208,14 @@ def _policy(deallocation: Deallocation | str) -> Deallocation:
         return Deallocation(deallocation)
     except ValueError:
         known = ", ".join(policy.value for policy in Deallocation)
-        raise CheckmateError(f"There is no deallocation policy {deallocation!r}. Known: {known}.") from None
+        raise CheckmateError(
+            f"There is no deallocation policy {deallocation!r}. Known: {known}."
+        ) from None
 
 
 class _Recorder(Paper):
-    """Counts, and writes down the run of a graph as the steps of a plan. Call 0 is what is resident all the time."""
+    """Counts, and writes down the run of a graph as the steps of a plan. Call 0 is what is resident
+    all the time."""
 
     def __init__(self, out_of_time: Callable[[], bool]) -> None:
         super().__init__(out_of_time)

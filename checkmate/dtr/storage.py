@@ -1,4 +1,5 @@
-"""What DTR evicts and runs again: storages, the tensors that view them, and the calls that make those.
+"""What DTR evicts and runs again: storages, the tensors that view them, and the calls that make
+those.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 2 and appendix C.
 """
@@ -14,7 +15,8 @@ FRESH = -1
 
 
 class Call:
-    """One application of an op to tensors. Running it makes all its outputs, whichever of them is wanted.
+    """One application of an op to tensors. Running it makes all its outputs, whichever of them is
+    wanted.
 
     Attributes:
       number: Calls are numbered in the order in which they first run.
@@ -25,7 +27,9 @@ class Call:
 
     __slots__ = ("bytes", "cost", "inputs", "name", "number", "outputs", "workspace_bytes")
 
-    def __init__(self, number: int, name: str, inputs: Sequence[Tensor], cost: float, workspace_bytes: int):
+    def __init__(
+        self, number: int, name: str, inputs: Sequence[Tensor], cost: float, workspace_bytes: int
+    ):
         self.number, self.name, self.inputs = number, name, tuple(inputs)
         self.cost, self.workspace_bytes = cost, workspace_bytes
         self.outputs: tuple[Tensor, ...] = ()
@@ -36,9 +40,11 @@ class Tensor:
     """One output of a call: a view of a storage, which may be another tensor's.
 
     Attributes:
-      bytes: What it adds to memory: the storage's bytes for the tensor that brought the storage in, zero for other views.
+      bytes: What it adds to memory: the storage's bytes for the tensor that brought the storage in,
+        zero for other views.
       refs: How many references the program holds to it.
-      defined: Its call has run since the storage was last evicted. Evicting a storage undefines every view of it.
+      defined: Its call has run since the storage was last evicted. Evicting a storage undefines
+        every view of it.
     """
 
     __slots__ = ("bytes", "call", "defined", "refs", "storage")
@@ -58,14 +64,27 @@ class Storage:
       locks: Why it may not be evicted now: running calls that read it, and one for being pinned.
       refs: References of the program to any of its views.
       last_access: The clock when a call last read it.
-      before, after: The storages its views were made of, and those made of its views (dicts, as sets that keep their order).
+      before, after: The storages its views were made of, and those made of its views (dicts, as
+        sets that keep their order).
       around: What the neighbourhood in use keeps about it.
       slot: Its place in the pool, or -1.
     """
 
     __slots__ = (
-        "after", "around", "banished", "before", "bytes", "cost", "last_access", "locks", "material", "pinned", "refs", "slot", "tensors",
-    )  # fmt: skip
+        "after",
+        "around",
+        "banished",
+        "before",
+        "bytes",
+        "cost",
+        "last_access",
+        "locks",
+        "material",
+        "pinned",
+        "refs",
+        "slot",
+        "tensors",
+    )
 
     def __init__(self, count: int):
         self.bytes = count
@@ -93,7 +112,13 @@ class Storage:
 
 
 def apply(
-    number: int, name: str, inputs: Sequence[Tensor], sizes: Sequence[int], aliases: Sequence[int], cost: float, workspace_bytes: int
+    number: int,
+    name: str,
+    inputs: Sequence[Tensor],
+    sizes: Sequence[int],
+    aliases: Sequence[int],
+    cost: float,
+    workspace_bytes: int,
 ) -> Call:
     """Links a new call, whose outputs are not in memory yet, to its inputs.
 

@@ -1,10 +1,12 @@
-"""What is proven of DTR, as programs to run: a chain that costs O(N), and an adversary that no eviction rule beats.
+"""What is proven of DTR, as programs to run: a chain that costs O(N), and an adversary that no
+eviction rule beats.
 
-Theorem 3.1: the training step of a chain of N equal layers, within Omega(sqrt N) memory, takes O(N) ops under the score e* alone.
-Theorem 3.2: for any deterministic rule there are programs of N ops on which DTR with memory B does Omega(N / B) times the work that is
-needed when ops may be reordered.
+Theorem 3.1: the training step of a chain of N equal layers, within Omega(sqrt N) memory, takes O(N)
+ops under the score e* alone. Theorem 3.2: for any deterministic rule there are programs of N ops on
+which DTR with memory B does Omega(N / B) times the work that is needed when ops may be reordered.
 
-Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 3 and appendices A and B.
+Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 3 and appendices A
+and B.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ E_STAR = Heuristic("neighbourhood", size=False, staleness=False)
 def linear_network(layers: int) -> Program:
     """Forward and backward pass of a chain: 2 * `layers` ops, each of cost 1 and 1 byte.
 
-    The gradient of a layer reads the gradient from above and the layer's input; what has had its last use is released.
+    The gradient of a layer reads the gradient from above and the layer's input; what has had its
+    last use is released.
     """
     return Program(tuple(_linear_steps(layers)), f"linear{layers}")
 
@@ -44,13 +47,15 @@ def _linear_steps(layers: int) -> Iterator[Step]:
 
 
 def square_root_budget(layers: int, factor: float = 2.0) -> int:
-    """factor * sqrt(layers), rounded up: the memory that Theorem 3.1 speaks of; Chen et al. (2016) need a factor of 2."""
+    """factor * sqrt(layers), rounded up: the memory that Theorem 3.1 speaks of; Chen et al. (2016)
+    need a factor of 2."""
     return math.ceil(factor * math.sqrt(layers))
 
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """What the adversary made DTR do: `computed` ops for a program of `ops`, which need no more than `ops` in another order."""
+    """What the adversary made DTR do: `computed` ops for a program of `ops`, which need no more
+    than `ops` in another order."""
 
     ops: int
     computed: int
@@ -62,16 +67,20 @@ class Duel:
 
 
 def adversary(heuristic: Heuristic, ops: int, budget: int) -> Duel:
-    """Lets an adversary choose the program as it goes: `budget` chains from one root, and always the next op of one that is evicted.
+    """Lets an adversary choose the program as it goes: `budget` chains from one root, and always
+    the next op of one that is evicted.
 
-    With unit sizes, of `budget` chains one has nothing in memory whenever the next op and its input take two places, so that the whole
-    chain must run again. One chain after the other, the same ops would need three places and no recomputation.
+    With unit sizes, of `budget` chains one has nothing in memory whenever the next op and its input
+    take two places, so that the whole chain must run again. One chain after the other, the same ops
+    would need three places and no recomputation.
 
     Args:
       ops: How many ops the program has.
       budget: Memory in units of one value; at least 3.
     """
-    runtime = Runtime(Paper(), budget_bytes=budget, heuristic=heuristic, deallocation=Deallocation.IGNORE)
+    runtime = Runtime(
+        Paper(), budget_bytes=budget, heuristic=heuristic, deallocation=Deallocation.IGNORE
+    )
 
     def grow(tensor: Tensor | None) -> Tensor:
         return runtime.call("grow", [] if tensor is None else [tensor], [1], [FRESH], 1)[0]
@@ -85,7 +94,8 @@ def adversary(heuristic: Heuristic, ops: int, budget: int) -> Duel:
 
 
 def _evicted_at_the_end(chain: list[Tensor]) -> float:
-    """How many ops must run again before a chain can grow; one that has not begun comes before one that can grow at once."""
+    """How many ops must run again before a chain can grow; one that has not begun comes before one
+    that can grow at once."""
     gone = 0
     for tensor in reversed(chain):
         if tensor.defined:

@@ -1,4 +1,5 @@
-"""One page of HTML that shows a plan and answers to the mouse: it holds all it needs and loads nothing."""
+"""One page of HTML that shows a plan and answers to the mouse: it holds all it needs and loads
+nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.layers import layer_names
 from checkmate.core.plan import Plan
+from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import COLOURS, LABELS
 from checkmate.plot.usage import PARTS, Stages, Usage, layers, part_of, stages, usage
 
@@ -28,32 +29,44 @@ def page(
     lead: str = "",
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Returns an HTML page: memory over the step, R and S, and layers, each telling what the mouse points at.
+    """Returns an HTML page: memory over the step, R and S, and layers, each telling what the mouse
+    points at.
 
     Args:
       plan: The plan to show; without one, only the memory of the plain step is.
       budget_bytes: Where to draw the budget line.
-      plain: The plan of the step as it was written; by default every op once, in the order of the graph.
+      plain: The plan of the step as it was written; by default every op once, in the order of the
+        graph.
       lead: A sentence under the title.
       facts: Rows of a table under it.
 
-    Returns:
-      The page's text. It is some 100 bytes for each op and each evaluation long, and makes no request of any kind.
+    Returns: The page's text. It is some 100 bytes for each op and each evaluation long, and makes
+      no request of any kind.
     """
     title = title or f"Training step of {graph.name or 'a graph'}"
-    rows = "".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in facts)
-    template = Template(resources.files("checkmate.plot").joinpath("page.html").read_text(encoding="utf-8"))
-    data = json.dumps(_data(graph, plan, plain or Plan.keep_all(graph), budget_bytes), separators=(",", ":"))
+    rows = "".join(
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in facts
+    )
+    template = Template(
+        resources.files("checkmate.plot").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    data = json.dumps(
+        _data(graph, plan, plain or Plan.keep_all(graph), budget_bytes), separators=(",", ":")
+    )
     return template.substitute(
         title=html.escape(title),
         lead=f'<p class="lead">{html.escape(lead)}</p>' if lead else "",
         facts=f'<table class="facts">{rows}</table>' if rows else "",
         recomputed=COLOURS["recomputed"],
-        data=data.replace("</", "<\\/").replace("<!--", "<\\u0021--"),  # what would end or change the script element
+        data=data.replace("</", "<\\/").replace(
+            "<!--", "<\\u0021--"
+        ),  # what would end or change the script element
     )
 
 
-def _data(graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | None) -> dict[str, Any]:
+def _data(
+    graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | None
+) -> dict[str, Any]:
     names = layer_names(graph)
     numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
     total = graph.total_cost or 1.0
@@ -77,10 +90,17 @@ def _data(graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | No
         data["plans"].append(_plan_data("planned step", usage(graph, plan)))
         data |= _matrix_data(graph, stages(graph, plan))
         data["rows"] = [
-            {"name": row.name, "ops": row.ops, "kept": row.kept_bytes, "saved": row.saved_bytes, "evaluations": row.evaluations, "cost": _short(row.cost)}
+            {
+                "name": row.name,
+                "ops": row.ops,
+                "kept": row.kept_bytes,
+                "saved": row.saved_bytes,
+                "evaluations": row.evaluations,
+                "cost": _short(row.cost),
+            }
             for row in layers(graph, plan, plain=plain)
             if row.kept_bytes or row.plain_bytes or row.evaluations
-        ]  # fmt: skip
+        ]
     return data
 
 

@@ -1,4 +1,5 @@
-"""Picture: a drawn figure that can be saved and shown; the colours and units that all pictures share."""
+"""Picture: a drawn figure that can be saved and shown; the colours and units that all pictures
+share."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ COLOURS = {
     "budget": "#1a1a1a",
     "impossible": "#e4e4e4",
 }
-"""Colour by what is drawn: from the palette of Okabe and Ito (2008), the green darker, so that all differ in lightness as well."""
+"""Colour by what is drawn: from the palette of Okabe and Ito (2008), the green darker, so that all
+differ in lightness as well."""
 
 LABELS = {
     "resident": "resident",
@@ -39,7 +41,8 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a
 MARKERS = "os^Dv*P"
 
 WIDTH = 8.3
-"""Inches. At 100 dots per inch this is as wide as a page of a code host shows a picture; the smallest letters are then 8 points."""
+"""Inches. At 100 dots per inch this is as wide as a page of a code host shows a picture; the
+smallest letters are then 8 points."""
 
 _DPI = 144
 """Dots per inch in notebooks and pages: sharp on screens of that kind, and some 50 kB a picture."""
@@ -71,16 +74,22 @@ class Picture:
     figure: Any
 
     def save(self, path: str | os.PathLike, *, dpi: int = 200) -> None:
-        """Writes the picture as PNG, SVG or PDF, by the end of the file's name. Raises `CheckmateError` for any other."""
+        """Writes the picture as PNG, SVG or PDF, by the end of the file's name. Raises
+        `CheckmateError` for any other."""
         ending = Path(path).suffix.lower().removeprefix(".")
         if ending not in ("png", "svg", "pdf"):
-            raise CheckmateError(f"A picture is written as .png, .svg or .pdf; {str(path)!r} is none of them.")
+            raise CheckmateError(
+                f"A picture is written as .png, .svg or .pdf; {str(path)!r} is none of them."
+            )
         Path(path).write_bytes(self._rendered(ending, dpi))
 
     def html(self) -> str:
         """Returns an <img> tag with the picture in it, for pages that must not load anything."""
         data = base64.b64encode(self._rendered("png", _DPI)).decode()
-        return f'<img style="max-width:100%" alt="{self.figure.get_suptitle()}" src="data:image/png;base64,{data}">'
+        return (
+            f'<img style="max-width:100%" alt="{self.figure.get_suptitle()}"'
+            f' src="data:image/png;base64,{data}">'
+        )
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         return self._rendered("png", _DPI), {"width": round(100 * WIDTH)}
@@ -96,7 +105,8 @@ class Picture:
 
 
 def show_in_notebook(text: str, picture: Picture | None) -> None:
-    """Shows HTML and a picture as two outputs of a notebook's cell: hosts of notebooks drop pictures from within HTML, and never a PNG.
+    """Shows HTML and a picture as two outputs of a notebook's cell: hosts of notebooks drop
+    pictures from within HTML, and never a PNG.
 
     For `_ipython_display_` only, which IPython calls.
     """
@@ -108,7 +118,8 @@ def show_in_notebook(text: str, picture: Picture | None) -> None:
 
 
 def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
-    """Returns a figure of the common width and its axes. Nothing global is touched: the caller's own Matplotlib stays as it is."""
+    """Returns a figure of the common width and its axes. Nothing global is touched: the caller's
+    own Matplotlib stays as it is."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,8 +1,10 @@
-"""What the pictures draw, as numbers: memory evaluation by evaluation, stages, layers. No drawing here, and no figures but the judge's.
+"""What the pictures draw, as numbers: memory evaluation by evaluation, stages, layers. No drawing
+here, and no figures but the judge's.
 
-A plan evaluates ops one after another. While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
-memory, and the workspace of the op. Here the same bytes are told apart by what they are. While an op runs in place, the memory that its value
-takes over counts as what the input is.
+A plan evaluates ops one after another. While evaluation k runs, the memory in use is what `replay`
+counts: fixed bytes, every value in memory, and the workspace of the op. Here the same bytes are
+told apart by what they are. While an op runs in place, the memory that its value takes over counts
+as what the input is.
 """
 
 from __future__ import annotations
@@ -14,19 +16,25 @@ from functools import cached_property
 import numpy as np
 
 from checkmate.core.graph import DFGraph, Op
-from checkmate.core.layers import layer_names
-from checkmate.core.memory import BytesInUse, MemoryTimeline, replay
 from checkmate.core.plan import Compute, Plan
+from checkmate.core.replay import BytesInUse, MemoryTimeline, replay
+from checkmate.plot.layer_names import layer_names
 
 PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
-"""What bytes can be: always there; the value of a forward op; such a value computed again; of the backward pass; of an update; scratch."""
+"""What bytes can be: always there; the value of a forward op; such a value computed again; of the
+backward pass; of an update; scratch."""
 
 
 def part_of(op: Op) -> str:
-    """Returns "forward", "backward" or "update": the phase of a training step that an op belongs to."""
+    """Returns "forward", "backward" or "update": the phase of a training step that an op belongs
+    to."""
     if not op.is_backward:
         return "forward"
-    return "update" if op.overwrites or "Assign" in op.kind or "ResourceApply" in op.kind else "backward"
+    return (
+        "update"
+        if op.overwrites or "Assign" in op.kind or "ResourceApply" in op.kind
+        else "backward"
+    )
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,10 @@ class Usage:
     Attributes:
       ops: (m,) int, the op of each evaluation.
       again: (m,) bool, whether the op ran before.
-      starts: (m + 1,) float, cost spent before each evaluation, and at the end; the plain step is 1. Where ops cost nothing, their number.
-      bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to the memory in use.
+      starts: (m + 1,) float, cost spent before each evaluation, and at the end; the plain step is
+        1. Where ops cost nothing, their number.
+      bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to
+        the memory in use.
       timeline: The judge's.
     """
 
@@ -52,7 +62,12 @@ class Usage:
     @property
     def peak(self) -> int:
         """The evaluation that sets the peak."""
-        return sum(isinstance(step, Compute) for step in self.plan.steps[: self.timeline.peak_step + 1]) - 1
+        return (
+            sum(
+                isinstance(step, Compute) for step in self.plan.steps[: self.timeline.peak_step + 1]
+            )
+            - 1
+        )
 
     @property
     def binding_op(self) -> Op:
@@ -66,8 +81,12 @@ class Usage:
 
     @property
     def turn(self) -> int:
-        """The evaluation that begins the backward pass: the first of an op of it; where there is none, the one that sets the peak."""
-        first = next((k for k, i in enumerate(self.ops) if part_of(self.graph.ops[int(i)]) == "backward"), None)
+        """The evaluation that begins the backward pass: the first of an op of it; where there is
+        none, the one that sets the peak."""
+        first = next(
+            (k for k, i in enumerate(self.ops) if part_of(self.graph.ops[int(i)]) == "backward"),
+            None,
+        )
         return self.peak if first is None else first
 
     def live_at(self, evaluation: int) -> list[int]:
@@ -86,7 +105,8 @@ class Usage:
 
 
 def usage(graph: DFGraph, plan: Plan) -> Usage:
-    """Replays a plan and tells its bytes apart. Raises `PlanError` when the plan is not legal for the graph."""
+    """Replays a plan and tells its bytes apart. Raises `PlanError` when the plan is not legal for
+    the graph."""
     timeline = replay(graph, plan)
     part = [PARTS.index(part_of(op)) for op in graph.ops]
     ops, again, rows = [], [], []
@@ -114,7 +134,8 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """What a plan does to one layer. Bytes are those of its forward values when the backward pass begins.
+    """What a plan does to one layer. Bytes are those of its forward values when the backward pass
+    begins.
 
     Attributes:
       ops: How many ops of the graph it has.
@@ -140,10 +161,12 @@ class LayerUse:
 def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[LayerUse]:
     """What a plan keeps and computes again, layer by layer, in the order of the forward pass.
 
-    The kept bytes of all layers, with the fixed bytes, are the memory in use when the backward pass begins.
+    The kept bytes of all layers, with the fixed bytes, are the memory in use when the backward pass
+    begins.
 
     Args:
-      plain: The plan of the step as it was written; by default every op once, in the order of the graph.
+      plain: The plan of the step as it was written; by default every op once, in the order of the
+        graph.
     """
     planned, before = usage(graph, plan), usage(graph, plain or Plan.keep_all(graph))
     total, names = graph.total_cost or 1.0, planned.layers
@@ -156,14 +179,19 @@ def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[Lay
     for i, more in plan.recomputed.items():
         evaluations[names[i]] += more
         cost[names[i]] += more * float(graph.ops[i].cost) / total
-    return [LayerUse(name, count[name], kept[name], unplanned[name], evaluations[name], cost[name]) for name in cost]
+    return [
+        LayerUse(name, count[name], kept[name], unplanned[name], evaluations[name], cost[name])
+        for name in cost
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """R and S of any plan, stage by stage: stage t ends with the t-th op that runs for the first time.
+    """R and S of any plan, stage by stage: stage t ends with the t-th op that runs for the first
+    time.
 
-    For a plan whose first evaluations keep the graph's order these are the paper's matrices, and `order` is 0, 1, 2, ...
+    For a plan whose first evaluations keep the graph's order these are the paper's matrices, and
+    `order` is 0, 1, 2, ...
 
     Attributes:
       order: The ops by their first evaluation: the columns.

@@ -1,7 +1,9 @@
-"""solve_curve(): what each budget costs, from one set of plans and bounds, and how low the budget can go.
+"""solve_curve(): what each budget costs, from one set of plans and bounds, and how low the budget
+can go.
 
-A plan with a peak of p bytes is an answer for every budget from p up, and a bound for one budget holds for every smaller one. So plans
-are passed on upwards and bounds downwards: a larger budget never costs more, even where single searches end with a gap.
+A plan with a peak of p bytes is an answer for every budget from p up, and a bound for one budget
+holds for every smaller one. So plans are passed on upwards and bounds downwards: a larger budget
+never costs more, even where single searches end with a gap.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import floor, replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
@@ -28,9 +30,11 @@ class Curve:
 
     Attributes:
       graph: The problem.
-      results: One judged answer for each budget asked for, by budget, smallest first. Costs never rise from one to the next, bounds neither.
+      results: One judged answer for each budget asked for, by budget, smallest first. Costs never
+        rise from one to the next, bounds neither.
       lowest: The answer whose plan has the lowest peak of all that were found, whatever the budget.
-      floor_bytes: No plan needs less than this; it is proven. For plans in the graph's order of first evaluations.
+      floor_bytes: No plan needs less than this; it is proven. For plans in the graph's order of
+        first evaluations.
     """
 
     graph: DFGraph = field(repr=False)
@@ -40,24 +44,37 @@ class Curve:
 
     @property
     def smallest_bytes(self) -> int:
-        """The lowest peak of any plan found, fixed bytes included: the smallest budget known to have a plan."""
+        """The lowest peak of any plan found, fixed bytes included: the smallest budget known to
+        have a plan."""
         assert self.lowest.peak_bytes is not None  # it was chosen for its plan
         return self.lowest.peak_bytes
 
     def within(self, budget_bytes: int) -> SolveResult | None:
-        """The plan of the lowest peak as an answer for a budget that may be another one; None where it does not fit."""
+        """The plan of the lowest peak as an answer for a budget that may be another one; None where
+        it does not fit."""
         if self.smallest_bytes > budget_bytes:
             return None
-        bound = self.lowest.bound if self.lowest.budget_bytes >= budget_bytes else self.graph.total_cost
+        bound = (
+            self.lowest.bound if self.lowest.budget_bytes >= budget_bytes else self.graph.total_cost
+        )
         stats = _found_elsewhere(self.lowest)
         return replace(
-            self.lowest, status=SolveStatus.FEASIBLE, budget_bytes=budget_bytes, bound=bound, stats=stats, given_order_bound=None
+            self.lowest,
+            status=SolveStatus.FEASIBLE,
+            budget_bytes=budget_bytes,
+            bound=bound,
+            stats=stats,
+            given_order_bound=None,
         )
 
     def at(self, budget: Bytes) -> SolveResult | None:
-        """The answer for the largest budget that was asked for and is not above `budget`; None where all are."""
+        """The answer for the largest budget that was asked for and is not above `budget`; None
+        where all are."""
         budget_bytes = parse_bytes(budget, percent_of=_plain_peak(self.graph))
-        return next((result for result in reversed(self.results) if result.budget_bytes <= budget_bytes), None)
+        return next(
+            (result for result in reversed(self.results) if result.budget_bytes <= budget_bytes),
+            None,
+        )
 
 
 def solve_curve(
@@ -74,11 +91,12 @@ def solve_curve(
       budgets: Amounts of memory as `solve` takes them, in any order; at least one.
       solver: As in `solve`.
       time_limit_s: Wall-clock seconds for each budget.
-      find_smallest: Also look for the least budget that has a plan, by bisection; takes as long as several budgets.
+      find_smallest: Also look for the least budget that has a plan, by bisection; takes as long as
+        several budgets.
 
-    Returns:
-      A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or NOT_FOUND. After Ctrl-C the answers are made
-      of what was found until then, with status INTERRUPTED where that has a plan; before there is anything, KeyboardInterrupt is raised.
+    Returns: A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or
+      NOT_FOUND. After Ctrl-C the answers are made of what was found until then, with status
+      INTERRUPTED where that has a plan; before there is anything, KeyboardInterrupt is raised.
 
     Raises:
       BudgetError: There is no budget, or one that cannot be understood.
@@ -91,29 +109,47 @@ def solve_curve(
       [5.0, 4.0, 4.0]
     """
     plain_peak = _plain_peak(graph)
-    amounts = sorted({parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True)
+    amounts = sorted(
+        {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True
+    )
     if not amounts:
         raise BudgetError("A curve needs at least one budget; none was given.")
     results = _searched(graph, amounts, solver, time_limit_s)
-    proven = max([floor(graph).bytes, *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE)])
+    proven = max(
+        [
+            floor(graph).bytes,
+            *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE),
+        ]
+    )
     found = [result for result in results if result.plan]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
-        lowest = min((result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak)
+        lowest = min(
+            (result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak
+        )
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
     found.append(solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0))
-    peak, _, k = min((t.peak_bytes, t.cost, k) for k, result in enumerate(found) if (t := result.timeline))
+    peak, _, k = min(
+        (t.peak_bytes, t.cost, k) for k, result in enumerate(found) if (t := result.timeline)
+    )
     return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 
 
-def _searched(graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float) -> list[SolveResult]:
-    """An answer for each budget. After Ctrl-C no more is searched: the other budgets have the plain step, or nothing of their own."""
+def _searched(
+    graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float
+) -> list[SolveResult]:
+    """An answer for each budget. After Ctrl-C no more is searched: the other budgets have the plain
+    step, or nothing of their own."""
     results: list[SolveResult] = []
     interrupted = False
     for budget_bytes in amounts:
         if not interrupted:
             try:
-                results.append(solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False))
+                results.append(
+                    solve(
+                        graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False
+                    )
+                )
                 interrupted = results[-1].status is SolveStatus.INTERRUPTED
                 continue
             except KeyboardInterrupt:
@@ -121,23 +157,36 @@ def _searched(graph: DFGraph, amounts: list[int], solver: str | Solver, time_lim
                     raise
                 interrupted = True
         result = solve(graph, budget_bytes, solver="checkpoint_all", time_limit_s=0, throw=False)
-        results.append(result if result.status is SolveStatus.INFEASIBLE else replace(result, status=SolveStatus.INTERRUPTED))
+        results.append(
+            result
+            if result.status is SolveStatus.INFEASIBLE
+            else replace(result, status=SolveStatus.INTERRUPTED)
+        )
     return results
 
 
 def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:
-    """Each answer, largest budget first, with the best plan that fits it and the best bound that holds for it."""
+    """Each answer, largest budget first, with the best plan that fits it and the best bound that
+    holds for it."""
     shared, given, anyway = [], 0.0, 0.0  # bounds for plans in the graph's order, and in any
     for result in results:
         given = max(given, result.bound, result.given_order_bound or 0.0)
         anyway = max(anyway, result.bound if result.bound_covers == "any order" else 0.0)
         fitting = [
-            (t.cost, t.peak_bytes, k) for k, other in enumerate(found) if (t := other.timeline) and t.peak_bytes <= result.budget_bytes
+            (t.cost, t.peak_bytes, k)
+            for k, other in enumerate(found)
+            if (t := other.timeline) and t.peak_bytes <= result.budget_bytes
         ]
         if not fitting:
             covers: OrderSpace = "any order" if given <= anyway else "given order"
-            none = SolveStatus.NOT_FOUND if result.status is SolveStatus.INTERRUPTED else result.status
-            shared.append(replace(result, status=none, bound=given, bound_covers=covers, given_order_bound=given))
+            none = (
+                SolveStatus.NOT_FOUND if result.status is SolveStatus.INTERRUPTED else result.status
+            )
+            shared.append(
+                replace(
+                    result, status=none, bound=given, bound_covers=covers, given_order_bound=given
+                )
+            )
             continue
         cost, _, k = min(fitting)
         best, stats = found[k], replace(result.stats, found_by=_found_elsewhere(found[k]).found_by)
@@ -145,7 +194,11 @@ def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveR
             best, stats = result, result.stats
         bound = min(given, cost)
         covers = "any order" if bound <= anyway else "given order"
-        searched = SolveStatus.INTERRUPTED if result.status is SolveStatus.INTERRUPTED else SolveStatus.FEASIBLE
+        searched = (
+            SolveStatus.INTERRUPTED
+            if result.status is SolveStatus.INTERRUPTED
+            else SolveStatus.FEASIBLE
+        )
         status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else searched
         shared.append(
             replace(
@@ -166,15 +219,30 @@ def _found_elsewhere(result: SolveResult) -> SolveStats:
     return replace(result.stats, found_by=f"{result.stats.found_by} at another budget")
 
 
-def _bisect(graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float) -> tuple[list[SolveResult], int]:
+def _bisect(
+    graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
+) -> tuple[list[SolveResult], int]:
     """Plans of ever lower peak, and the least budget that is not proven to have none."""
     found, hopeless = [], proven
     while lowest - hopeless > CLOSE * lowest:
         try:
-            result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s / 4, throw=False)
-            # That ends the search below this budget: not for a moment in which the machine did other work, or loaded what a search needs.
+            result = solve(
+                graph,
+                (lowest + hopeless) // 2,
+                solver=solver,
+                time_limit_s=time_limit_s / 4,
+                throw=False,
+            )
+            # That ends the search below this budget: not for a moment in which the machine did
+            # other work, or loaded what a search needs.
             if result.status is SolveStatus.NOT_FOUND:
-                result = solve(graph, (lowest + hopeless) // 2, solver=solver, time_limit_s=time_limit_s, throw=False)
+                result = solve(
+                    graph,
+                    (lowest + hopeless) // 2,
+                    solver=solver,
+                    time_limit_s=time_limit_s,
+                    throw=False,
+                )
         except KeyboardInterrupt:
             break
         if result.timeline is not None:

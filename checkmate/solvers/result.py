@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Literal
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import MemoryTimeline
 from checkmate.core.plan import Plan
+from checkmate.core.replay import MemoryTimeline
 from checkmate.core.schedule import Schedule
 from checkmate.units import format_bytes
 
@@ -23,8 +23,13 @@ LEAST_SHOWN = 1e-4
 class SolveStatus(Enum):
     """The five ways a search can end. The value is the sentence for people."""
 
-    OPTIMAL = "The plan is within the budget and proven to be the cheapest of those that the bound covers."
-    FEASIBLE = "The plan is within the budget; the gap says how far from the cheapest it can be at most."
+    OPTIMAL = (
+        "The plan is within the budget and proven to be the cheapest of those that the bound"
+        " covers."
+    )
+    FEASIBLE = (
+        "The plan is within the budget; the gap says how far from the cheapest it can be at most."
+    )
     INFEASIBLE = "It is proven that no plan fits the budget."
     NOT_FOUND = "No plan within the budget was found, and none was proven impossible."
     INTERRUPTED = "The search was interrupted; the plan is the best found until then."
@@ -44,7 +49,8 @@ class SolveStats:
       seconds: Wall-clock time of the search.
       found_by: Which part of the solver found the plan, or "".
       proven_by: Which part proved the bound.
-      best_peak_bytes: The lowest peak of any plan tried, also when it is above the budget; None when none was.
+      best_peak_bytes: The lowest peak of any plan tried, also when it is above the budget; None
+        when none was.
       history: (seconds, cost or None, bound) each time one of them improved.
     """
 
@@ -66,11 +72,14 @@ class SolveResult:
       budget_bytes: The budget asked for, which counts `graph.fixed_bytes`.
       plan: Present when the status says so; then `timeline.peak_bytes <= budget_bytes`.
       timeline: The judge's replay of the plan.
-      bound: No plan within this budget, of those that `bound_covers`, costs less (graph's cost unit).
+      bound: No plan within this budget, of those that `bound_covers`, costs less (graph's cost
+        unit).
       stats: How it was found.
-      bound_covers: "any order", or "given order": plans that evaluate ops for the first time in the graph's order. A plan in
-        another order can then be cheaper than an optimal one. With `solve(..., reorder=True)` it is "any order".
-      given_order_bound: No plan that keeps the graph's order costs less. A plan that does cost less was only possible in another order.
+      bound_covers: "any order", or "given order": plans that evaluate ops for the first time in the
+        graph's order. A plan in another order can then be cheaper than an optimal one. With
+        `solve(..., reorder=True)` it is "any order".
+      given_order_bound: No plan that keeps the graph's order costs less. A plan that does cost less
+        was only possible in another order.
     """
 
     status: SolveStatus
@@ -109,8 +118,13 @@ class SolveResult:
 
     @property
     def beats_given_order(self) -> bool:
-        """Re-ordering paid: the plan is cheaper than what is proven to be needed in the graph's own order."""
-        return self.cost is not None and self.given_order_bound is not None and self.cost < self.given_order_bound
+        """Re-ordering paid: the plan is cheaper than what is proven to be needed in the graph's own
+        order."""
+        return (
+            self.cost is not None
+            and self.given_order_bound is not None
+            and self.cost < self.given_order_bound
+        )
 
     @property
     def _space(self) -> str:
@@ -122,11 +136,15 @@ class SolveResult:
         return Schedule.from_plan(self.graph, self.plan) if self.plan else None
 
     def _ipython_display_(self) -> None:
-        """What a notebook shows: the sentence, and the memory over the step beside that of the plain one."""
+        """What a notebook shows: the sentence, and the memory over the step beside that of the
+        plain one."""
         from checkmate.plot import memory
         from checkmate.plot.picture import show_in_notebook
 
-        show_in_notebook(f"<p>{self}</p>", memory(self.graph, self.plan, budget_bytes=self.budget_bytes) if self.plan else None)
+        show_in_notebook(
+            f"<p>{self}</p>",
+            memory(self.graph, self.plan, budget_bytes=self.budget_bytes) if self.plan else None,
+        )
 
     @property
     def _above(self) -> str:
@@ -134,15 +152,23 @@ class SolveResult:
         gap = self.gap or 0.0
         if self.status is SolveStatus.OPTIMAL or not gap:
             return "not above"
-        return f"at most {100 * gap:.2f} % above" if gap >= LEAST_SHOWN else f"less than {100 * LEAST_SHOWN:.2f} % above"
+        return (
+            f"at most {100 * gap:.2f} % above"
+            if gap >= LEAST_SHOWN
+            else f"less than {100 * LEAST_SHOWN:.2f} % above"
+        )
 
     def __str__(self) -> str:
-        head = f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s): {self.status.value}"
+        head = (
+            f"{self.status.name} ({self.stats.solver}, {self.stats.seconds:.2f} s):"
+            f" {self.status.value}"
+        )
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
         sentence = (
-            f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of {format_bytes(self.budget_bytes)}, cost "
-            f"{100 * (self.overhead - 1):.2f} % over the plain step, {self._above} the cheapest plan in {self._space}."
+            f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of"
+            f" {format_bytes(self.budget_bytes)}, cost {100 * (self.overhead - 1):.2f} % over the"
+            f" plain step, {self._above} the cheapest plan in {self._space}."
         )
         if self.beats_given_order:
             sentence += " It is cheaper than any plan in the graph's own order."

@@ -1,4 +1,5 @@
-"""Search: the blackboard between the door and a solver. Solvers offer plans and bounds; only what the judge accepts counts."""
+"""Search: the blackboard between the door and a solver. Solvers offer plans and bounds; only what
+the judge accepts counts."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import MemoryTimeline, replay
 from checkmate.core.plan import Plan
+from checkmate.core.replay import MemoryTimeline, replay
 from checkmate.errors import BudgetError
 
 OPTIMALITY_TOLERANCE = 1e-6
-"""A plan counts as optimal when its cost is within this share of the bound: what floating point leaves of equality."""
+"""A plan counts as optimal when its cost is within this share of the bound: what floating point
+leaves of equality."""
 
 
 FOREVER = 1e6
@@ -21,16 +23,20 @@ FOREVER = 1e6
 
 
 def check_time_limit(seconds: float) -> None:
-    """Raises `BudgetError` where `seconds` is no time that a search can take. Zero and infinity are such times."""
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:  # nan is not either
+    """Raises `BudgetError` where `seconds` is no time that a search can take. Zero and infinity are
+    such times."""
+    # Nan is not either.
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:
         raise BudgetError(f"time_limit_s is a number of seconds, 0 or more; got {seconds!r}.")
 
 
 class Solver(Protocol):
-    """A method that finds plans. It offers what it finds to the search as it goes, and returns when it can do no more.
+    """A method that finds plans. It offers what it finds to the search as it goes, and returns when
+    it can do no more.
 
-    It must return soon after `search.remaining_s` reaches zero, and may be interrupted at any time: what it offered counts.
-    It raises `SolverUnavailableError` or `SolverFailedError` for the package behind it.
+    It must return soon after `search.remaining_s` reaches zero, and may be interrupted at any time:
+    what it offered counts. It raises `SolverUnavailableError` or `SolverFailedError` for the
+    package behind it.
     """
 
     @property
@@ -48,8 +54,10 @@ class Search:
       graph: The problem.
       budget_bytes: The limit, which counts `graph.fixed_bytes`.
       time_limit_s: Seconds from now until solvers should stop.
-      deterministic: No clock: a solver stops when its own limits of work (rounds, nodes, snapshots) are reached, on every machine alike.
-      reorder: The question is about plans in any order; otherwise about those whose first evaluations come in the graph's order.
+      deterministic: No clock: a solver stops when its own limits of work (rounds, nodes, snapshots)
+        are reached, on every machine alike.
+      reorder: The question is about plans in any order; otherwise about those whose first
+        evaluations come in the graph's order.
       on_progress: Called with this search each time plan or bound improves.
     """
 
@@ -70,7 +78,8 @@ class Search:
         self.reorder = reorder
         self.plan: Plan | None = None
         self.timeline: MemoryTimeline | None = None
-        self.given_order_bound = self.any_order_bound = graph.total_cost  # every op runs at least once
+        # Every op runs at least once.
+        self.given_order_bound = self.any_order_bound = graph.total_cost
         self.infeasible: str = ""  # why no plan can exist, once a solver has proven it
         self.found_by, self.proven_by = "", "every op runs once"
         self.best_peak_bytes: int | None = None
@@ -86,11 +95,13 @@ class Search:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until solvers should stop; never below zero. The same at all times when deterministic."""
+        """Seconds until solvers should stop; never below zero. The same at all times when
+        deterministic."""
         return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
 
     def at_most(self, seconds: float) -> float:
-        """Seconds for one call of an engine: no more than are left; so many that they never end it when deterministic."""
+        """Seconds for one call of an engine: no more than are left; so many that they never end it
+        when deterministic."""
         return FOREVER if self.deterministic else min(seconds, self.remaining_s)
 
     @property
@@ -101,24 +112,31 @@ class Search:
     @property
     def optimal(self) -> bool:
         """The best plan's cost meets the bound."""
-        return self.timeline is not None and self.timeline.cost <= self.bound * (1 + OPTIMALITY_TOLERANCE)
+        return self.timeline is not None and self.timeline.cost <= self.bound * (
+            1 + OPTIMALITY_TOLERANCE
+        )
 
     def offer(self, plan: Plan, *, by: str) -> MemoryTimeline:
-        """Has the judge replay a plan, and keeps it when it is within the budget and the cheapest so far.
+        """Has the judge replay a plan, and keeps it when it is within the budget and the cheapest
+        so far.
 
         Raises:
           PlanError: The plan is not legal: a mistake of the solver that must not be hidden.
         """
         timeline = replay(self.graph, plan)
         self.best_peak_bytes = min(timeline.peak_bytes, self.best_peak_bytes or timeline.peak_bytes)
-        better = self.timeline is None or (timeline.cost, timeline.peak_bytes) < (self.timeline.cost, self.timeline.peak_bytes)
+        better = self.timeline is None or (timeline.cost, timeline.peak_bytes) < (
+            self.timeline.cost,
+            self.timeline.peak_bytes,
+        )
         if timeline.peak_bytes <= self.budget_bytes and better:
             self.plan, self.timeline, self.found_by = plan, timeline, by
             self._improved()
         return timeline
 
     def raise_bound(self, bound: float, *, by: str, any_order: bool = False) -> None:
-        """Tells that no plan within the budget costs less than `bound`: of those in the graph's order, or, if asked, in any order."""
+        """Tells that no plan within the budget costs less than `bound`: of those in the graph's
+        order, or, if asked, in any order."""
         before = self.bound
         self.given_order_bound = max(self.given_order_bound, bound)
         if any_order:
@@ -128,11 +146,14 @@ class Search:
             self._improved()
 
     def prove_infeasible(self, why: str, *, any_order: bool = False) -> None:
-        """Tells that no plan within the budget exists: of those in the graph's order, or, if asked, in any order."""
+        """Tells that no plan within the budget exists: of those in the graph's order, or, if asked,
+        in any order."""
         if any_order or not self.reorder:
             self.infeasible = why
 
     def _improved(self) -> None:
-        self.history.append((self.elapsed_s, self.timeline.cost if self.timeline else None, self.bound))
+        self.history.append(
+            (self.elapsed_s, self.timeline.cost if self.timeline else None, self.bound)
+        )
         if self._on_progress:
             self._on_progress(self)

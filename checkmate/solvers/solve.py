@@ -1,4 +1,5 @@
-"""solve(): the one door to every solver. It checks the question, runs the solver, and reports only what the judge says."""
+"""solve(): the one door to every solver. It checks the question, runs the solver, and reports only
+what the judge says."""
 
 from __future__ import annotations
 
@@ -7,49 +8,76 @@ import logging
 from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.memory import floor
 from checkmate.core.plan import Plan
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, SolverFailedError, SolverUnavailableError
-from checkmate.solvers.reorder import Reorder
+from checkmate.core.replay import floor
+from checkmate.errors import (
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    PlanError,
+    SolverFailedError,
+    SolverUnavailableError,
+)
+from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import Search, Solver, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
-# name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import checkmate` light.
+# name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
+# checkmate` light.
 SOLVERS: dict[str, tuple[str, str, dict]] = {
-    "auto": ("checkmate.solvers.snapshot", "Snapshot", {}),
-    "snapshot": ("checkmate.solvers.snapshot", "Snapshot", {}),
-    "state_space": ("checkmate.solvers.state_space", "StateSpace", {}),
-    "local_search": ("checkmate.solvers.local_search", "LocalSearch", {}),
-    "milp": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
-    "milp_cbc": ("checkmate.solvers.milp", "MILP", {"engine": "cbc"}),
-    "milp_scip": ("checkmate.solvers.milp", "MILP", {"engine": "scip"}),
-    "milp_highs": ("checkmate.solvers.milp", "MILP", {"engine": "highs"}),
-    "milp_cp_sat": ("checkmate.solvers.milp", "MILP", {"engine": "cp_sat"}),
-    "retention": ("checkmate.solvers.retention", "Retention", {}),
-    "lp_rounding": ("checkmate.solvers.lp_rounding", "LPRounding", {}),
-    "lp_bound": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "clp"}),
-    "lp_bound_glop": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "glop"}),
-    "lp_bound_pdlp": ("checkmate.solvers.lp_bound", "LPBound", {"engine": "pdlp"}),
-    "checkpoint_all": ("checkmate.solvers.baselines", "CheckpointAll", {}),
-    "checkpoint_last": ("checkmate.solvers.baselines", "CheckpointLast", {}),
-    "chen_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {}),
-    "chen_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {}),
-    "ap_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {"forms": ("ap",), "name": "ap_sqrt_n"}),
-    "ap_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {"forms": ("ap",), "name": "ap_greedy"}),
-    "linearized_sqrt_n": ("checkmate.solvers.baselines", "ChenSqrtN", {"forms": ("linearized",), "name": "linearized_sqrt_n"}),
-    "linearized_greedy": ("checkmate.solvers.baselines", "ChenGreedy", {"forms": ("linearized",), "name": "linearized_greedy"}),
-    "revolve": ("checkmate.solvers.revolve", "Revolve", {}),
-    "min_cut": ("checkmate.solvers.min_cut", "MinCut", {}),
-    "dtr": ("checkmate.solvers.dtr", "DTR", {}),
+    "auto": ("checkmate.solvers.auto.solver", "Snapshot", {}),
+    "snapshot": ("checkmate.solvers.auto.solver", "Snapshot", {}),
+    "state_space": ("checkmate.solvers.exact.a_star", "StateSpace", {}),
+    "local_search": ("checkmate.solvers.local.repair", "LocalSearch", {}),
+    "milp": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
+    "milp_cbc": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
+    "milp_scip": ("checkmate.solvers.paper.milp", "MILP", {"engine": "scip"}),
+    "milp_highs": ("checkmate.solvers.paper.milp", "MILP", {"engine": "highs"}),
+    "milp_cp_sat": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cp_sat"}),
+    "retention": ("checkmate.solvers.paper.retention", "Retention", {}),
+    "lp_rounding": ("checkmate.solvers.paper.lp_rounding", "LPRounding", {}),
+    "lp_bound": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "clp"}),
+    "lp_bound_glop": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "glop"}),
+    "lp_bound_pdlp": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "pdlp"}),
+    "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll", {}),
+    "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast", {}),
+    "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN", {}),
+    "chen_greedy": ("checkmate.solvers.baselines.chen", "ChenGreedy", {}),
+    "ap_sqrt_n": (
+        "checkmate.solvers.baselines.chen",
+        "ChenSqrtN",
+        {"forms": ("ap",), "name": "ap_sqrt_n"},
+    ),
+    "ap_greedy": (
+        "checkmate.solvers.baselines.chen",
+        "ChenGreedy",
+        {"forms": ("ap",), "name": "ap_greedy"},
+    ),
+    "linearized_sqrt_n": (
+        "checkmate.solvers.baselines.chen",
+        "ChenSqrtN",
+        {"forms": ("linearized",), "name": "linearized_sqrt_n"},
+    ),
+    "linearized_greedy": (
+        "checkmate.solvers.baselines.chen",
+        "ChenGreedy",
+        {"forms": ("linearized",), "name": "linearized_greedy"},
+    ),
+    "revolve": ("checkmate.solvers.baselines.revolve", "Revolve", {}),
+    "min_cut": ("checkmate.solvers.baselines.min_cut", "MinCut", {}),
+    "dtr": ("checkmate.solvers.baselines.dtr", "DTR", {}),
 }
 
 
 def make_solver(solver: str | Solver) -> Solver:
-    """Returns the solver of this name, or the object itself. Raises `SolverUnavailableError` naming the known ones."""
+    """Returns the solver of this name, or the object itself. Raises `SolverUnavailableError` naming
+    the known ones."""
     if not isinstance(solver, str):
         if not callable(getattr(solver, "run", None)):
-            raise SolverUnavailableError(f"{solver!r} is no solver: give a name ({', '.join(SOLVERS)}) or an object with run(search).")
+            raise SolverUnavailableError(
+                f"{solver!r} is no solver: give a name ({', '.join(SOLVERS)}) or an object with"
+                " run(search)."
+            )
         return solver
     key = solver.lower().replace("-", "_")
     if key not in SOLVERS:
@@ -71,18 +99,22 @@ def solve(
 ) -> SolveResult:
     """Finds a cheap plan of `graph` whose peak is within `budget`.
 
-    Whatever the solver, the figures of the result are the judge's own (`replay`). When the plain step fits, that is
-    the answer and no solver runs. A budget below `floor(graph)` is refused with the proof. Ctrl-C during the search returns the
-    best plan found, with status INTERRUPTED; with none found yet it is raised on.
+    Whatever the solver, the figures of the result are the judge's own (`replay`). When the plain
+    step fits, that is the answer and no solver runs. A budget below `floor(graph)` is refused with
+    the proof. Ctrl-C during the search returns the best plan found, with status INTERRUPTED; with
+    none found yet it is raised on.
 
     Args:
-      budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts `graph.fixed_bytes`.
+      budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts
+        `graph.fixed_bytes`.
       solver: A name (see `SOLVERS`) or an object with `run(search)`.
       time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
-      deterministic: No clock is read, and `time_limit_s` not looked at: solvers stop at their own limits of work, so that the same
-        question has the same plan on a busy machine as on an idle one. "auto" then takes seconds to minutes; exact engines end when done.
-      reorder: Also look for plans that run ops in another order than the graph's, as far as dependencies, control dependencies and
-        overwritten variables allow. Such a plan can be cheaper; it has no R and S. The bound of the result then covers any order.
+      deterministic: No clock is read, and `time_limit_s` not looked at: solvers stop at their own
+        limits of work, so that the same question has the same plan on a busy machine as on an idle
+        one. "auto" then takes seconds to minutes; exact engines end when done.
+      reorder: Also look for plans that run ops in another order than the graph's, as far as
+        dependencies, control dependencies and overwritten variables allow. Such a plan can be
+        cheaper; it has no R and S. The bound of the result then covers any order.
       throw: False returns the two refusals as a result without a plan instead of raising them.
       on_progress: Called with the `Search` each time plan or bound improves.
 
@@ -105,13 +137,22 @@ def solve(
     keep_all = Plan.keep_all(graph)
     plain = Search(graph, 2**63 - 1, time_limit_s=0).offer(keep_all, by="")
     budget_bytes = parse_bytes(budget, percent_of=plain.peak_bytes)
-    search = Search(graph, budget_bytes, time_limit_s=time_limit_s, deterministic=deterministic, reorder=reorder, on_progress=on_progress)
+    search = Search(
+        graph,
+        budget_bytes,
+        time_limit_s=time_limit_s,
+        deterministic=deterministic,
+        reorder=reorder,
+        on_progress=on_progress,
+    )
     search.offer(keep_all, by="checkpoint-all")
     interrupted = False
     if search.plan is None:
         lowest = floor(graph)
         if budget_bytes < lowest.bytes:
-            return _refuse(_below_floor(graph, budget_bytes, lowest.bytes, lowest.op), search, name, throw)
+            return _refuse(
+                _below_floor(graph, budget_bytes, lowest.bytes, lowest.op), search, name, throw
+            )
         try:
             engine.run(search)
         except KeyboardInterrupt:
@@ -119,57 +160,113 @@ def solve(
                 raise
             interrupted = True
         except PlanError as error:
-            raise SolverFailedError(f"Solver {name!r} made an illegal plan; this is a bug of the solver. {error}") from error
+            raise SolverFailedError(
+                f"Solver {name!r} made an illegal plan; this is a bug of the solver. {error}"
+            ) from error
         except SolverFailedError as error:
             if search.plan is None:
                 raise
-            logging.getLogger("checkmate").warning("Solver %r broke; what it had found until then is the answer. %s", name, error)
+            logging.getLogger("checkmate").warning(
+                "Solver %r broke; what it had found until then is the answer. %s", name, error
+            )
     if search.plan is None:
         if search.infeasible:
             refusal = InfeasibleBudgetError(
-                f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget or use a smaller batch.",
-                budget_bytes=budget_bytes, floor_bytes=budget_bytes + 1,
-            )  # fmt: skip
+                f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget"
+                " or use a smaller batch.",
+                budget_bytes=budget_bytes,
+                floor_bytes=budget_bytes + 1,
+            )
             return _refuse(refusal, search, name, throw)
-        none = _not_found(search, name, plain.peak_bytes) if getattr(engine, "makes_plans", True) else _only_bounds(search, name)
+        none = (
+            _not_found(search, name, plain.peak_bytes)
+            if getattr(engine, "makes_plans", True)
+            else _only_bounds(search, name)
+        )
         return _refuse(none, search, name, throw)
-    status = SolveStatus.OPTIMAL if search.optimal else SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
+    status = (
+        SolveStatus.OPTIMAL
+        if search.optimal
+        else SolveStatus.INTERRUPTED
+        if interrupted
+        else SolveStatus.FEASIBLE
+    )
     return _result(status, search, name)
 
 
 def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
-    stats = SolveStats(name, search.elapsed_s, search.found_by, search.proven_by, search.best_peak_bytes, tuple(search.history))
+    stats = SolveStats(
+        name,
+        search.elapsed_s,
+        search.found_by,
+        search.proven_by,
+        search.best_peak_bytes,
+        tuple(search.history),
+    )
     bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
     return SolveResult(
-        status, search.graph, search.budget_bytes, search.plan, search.timeline, bound, stats, covers, search.given_order_bound
+        status,
+        search.graph,
+        search.budget_bytes,
+        search.plan,
+        search.timeline,
+        bound,
+        stats,
+        covers,
+        search.given_order_bound,
     )
 
 
-def _refuse(error: InfeasibleBudgetError | NoPlanFoundError, search: Search, name: str, throw: bool) -> SolveResult:
+def _refuse(
+    error: InfeasibleBudgetError | NoPlanFoundError, search: Search, name: str, throw: bool
+) -> SolveResult:
     if throw:
         raise error
-    return _result(SolveStatus.INFEASIBLE if isinstance(error, InfeasibleBudgetError) else SolveStatus.NOT_FOUND, search, name)
+    return _result(
+        (
+            SolveStatus.INFEASIBLE
+            if isinstance(error, InfeasibleBudgetError)
+            else SolveStatus.NOT_FOUND
+        ),
+        search,
+        name,
+    )
 
 
-def _below_floor(graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int) -> InfeasibleBudgetError:
+def _below_floor(
+    graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int
+) -> InfeasibleBudgetError:
     name = graph.ops[op].name
     return InfeasibleBudgetError(
-        f"No plan fits {format_bytes(budget_bytes)}: op {op} {name!r} with its inputs and what must stay in memory needs "
-        f"{format_bytes(floor_bytes)}, {format_bytes(floor_bytes - budget_bytes)} too much. Raise the budget or use a smaller batch.",
-        budget_bytes=budget_bytes, floor_bytes=floor_bytes, op=op, op_name=name,
-    )  # fmt: skip
+        f"No plan fits {format_bytes(budget_bytes)}: op {op} {name!r} with its inputs and what must"
+        f" stay in memory needs {format_bytes(floor_bytes)},"
+        f" {format_bytes(floor_bytes - budget_bytes)} too much. Raise the budget or use a smaller"
+        " batch.",
+        budget_bytes=budget_bytes,
+        floor_bytes=floor_bytes,
+        op=op,
+        op_name=name,
+    )
 
 
 def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
     best, total = search.best_peak_bytes or plain_peak, search.graph.total_cost
     proven = (
-        f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the plain step." if search.bound > total else ""
+        f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the"
+        " plain step."
+        if search.bound > total
+        else ""
     )
-    advice = "Raise the budget or the time limit." if name.lower() == "auto" else "Raise the budget, the time limit, or try solver='auto'."
+    advice = (
+        "Raise the budget or the time limit."
+        if name.lower() == "auto"
+        else "Raise the budget, the time limit, or try solver='auto'."
+    )
     message = (
-        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in {search.elapsed_s:.1f} s; the lowest peak it reached is "
-        f"{format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven} {advice}"
+        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in"
+        f" {search.elapsed_s:.1f} s; the lowest peak it reached is {format_bytes(best)},"
+        f" {format_bytes(best - search.budget_bytes)} too much.{proven} {advice}"
     )
     return NoPlanFoundError(message, best_peak_bytes=best, bound=search.bound)
 
@@ -182,6 +279,8 @@ def _only_bounds(search: Search, name: str) -> NoPlanFoundError:
         else f"it proved nothing in {search.elapsed_s:.1f} s"
     )
     return NoPlanFoundError(
-        f"Solver {name!r} makes no plans, only bounds: within {format_bytes(search.budget_bytes)} {found}. For a plan ask another, such as 'auto'.",
-        best_peak_bytes=search.best_peak_bytes, bound=search.bound,
-    )  # fmt: skip
+        f"Solver {name!r} makes no plans, only bounds: within {format_bytes(search.budget_bytes)}"
+        f" {found}. For a plan ask another, such as 'auto'.",
+        best_peak_bytes=search.best_peak_bytes,
+        bound=search.bound,
+    )

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from checkmate.tf2.capacity import MaxBatch, max_batch
+from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
 from checkmate.tf2.function import PlannedFunction, PlanOptions, function
-from checkmate.tf2.step import PlannedStep, compile
+from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.max_batch import MaxBatch, max_batch
 from checkmate.tf2.tensorboard import TensorBoardScalars
-from checkmate.tf2.trace import TracedStep, trace
 from checkmate.tf2.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    # It uses private parts of TensorFlow: where they are not as expected, it is the only thing that must not work.
+    # It uses private parts of TensorFlow: where they are not as expected, it is the only thing that
+    # must not work.
     if name == "dtr":
         from checkmate.tf2.eager.context import dtr
 

@@ -11,14 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 AUTO_RESERVE = 0.1
-"""Share of the free memory that `budget="auto"` leaves to others: the input pipeline, the CUDA context, fragmentation."""
+"""Share of the free memory that `budget="auto"` leaves to others: the input pipeline, the CUDA
+context, fragmentation."""
 
 CAP_RESERVE = 0.04
 """The same of an allocator's own cap, which nobody outside of the process can take from."""
 
 UNSPLIT_BYTES = 128 * 2**20
-"""A free chunk is handed out whole where less than this would be left of it, and less than what was asked for (TensorFlow's BFC allocator). With as
-much beyond what a step takes, the pool's last chunk is always split."""
+"""A free chunk is handed out whole where less than this would be left of it, and less than what was
+asked for (TensorFlow's BFC allocator). With as much beyond what a step takes, the pool's last chunk
+is always split."""
 
 
 def training_device() -> str:
@@ -27,7 +29,8 @@ def training_device() -> str:
 
 
 def keras_backend() -> str:
-    """Returns what Keras computes with in this process: "tensorflow", or what KERAS_BACKEND or its settings file say."""
+    """Returns what Keras computes with in this process: "tensorflow", or what KERAS_BACKEND or its
+    settings file say."""
     import keras
 
     return keras.backend.backend()
@@ -36,20 +39,28 @@ def keras_backend() -> str:
 def describe(device: str) -> str:
     """Returns what decides how fast ops are there, as text: the key of measured costs."""
     if device.startswith("GPU"):
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        details = tf.config.experimental.get_device_details(
+            tf.config.list_physical_devices("GPU")[0]
+        )
         return f"{details.get('device_name', 'GPU')} compute {details.get('compute_capability')}"
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
-    settings = [f"{name}={os.environ[name]}" for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_CPU_ALLOCATOR_USE_BFC") if name in os.environ]
+    settings = [
+        f"{name}={os.environ[name]}"
+        for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_CPU_ALLOCATOR_USE_BFC")
+        if name in os.environ
+    ]
     return " ".join([_cpu_name(), f"{threads} threads", *settings])
 
 
 def allocator_name(device: str) -> str:
-    """Returns what the names of the allocators that serve the device's ops have in common in the profiler's events."""
+    """Returns what the names of the allocators that serve the device's ops have in common in the
+    profiler's events."""
     return "GPU" if device.startswith("GPU") else "cpu"
 
 
 def allocator_reports(device: str) -> bool:
-    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or with TF_CPU_ALLOCATOR_USE_BFC=true.
+    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or
+    with TF_CPU_ALLOCATOR_USE_BFC=true.
 
     That of oneDNN, TensorFlow's default on x86, counts whole chunks, and leaves out what is small.
     """
@@ -63,17 +74,23 @@ def allocator_reports(device: str) -> bool:
 def counts_everything(device: str) -> bool:
     """True where what the allocator reports is all that it gave out, small tensors, too."""
     return allocator_reports(device) and (
-        device.startswith("GPU") or os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
+        device.startswith("GPU")
+        or os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
     )
 
 
 def bytes_in_use(device: str) -> int:
     """Returns what the allocator has given out, 0 where it does not report."""
-    return tf.config.experimental.get_memory_info(device)["current"] if allocator_reports(device) else 0
+    return (
+        tf.config.experimental.get_memory_info(device)["current"]
+        if allocator_reports(device)
+        else 0
+    )
 
 
 def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
-    """Calls `call` and returns (its result, bytes in use before, the most bytes in use meanwhile), by the allocator's count."""
+    """Calls `call` and returns (its result, bytes in use before, the most bytes in use meanwhile),
+    by the allocator's count."""
     tf.config.experimental.reset_memory_stats(device)
     before = bytes_in_use(device)
     result = call()
@@ -88,17 +105,21 @@ def forget_peak(device: str) -> None:
 
 
 def make_room(device: str, size: int) -> int:
-    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later, and returns how many it did.
+    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later, and returns
+    how many it did.
 
-    A pool that grows piece by piece hands out whole old pieces that are up to twice what was asked for. From one large piece it cuts
-    what is asked. Nothing is written to the memory, so that the system need not provide it before it is used.
+    A pool that grows piece by piece hands out whole old pieces that are up to twice what was asked
+    for. From one large piece it cuts what is asked. Nothing is written to the memory, so that the
+    system need not provide it before it is used.
 
-    A pool that has a cap gives what is left of it, if that is less: its pieces never join, and TensorFlow waits ten seconds before it refuses.
+    A pool that has a cap gives what is left of it, if that is less: its pieces never join, and
+    TensorFlow waits ten seconds before it refuses.
     """
     for piece in _pieces(device, size):
         try:
+            # Sizes are 32-bit numbers in it.
             with tf.device(device):
-                tf.raw_ops.Empty(shape=[-(-piece // 2**10), 2**10], dtype=tf.uint8)  # sizes are 32-bit numbers in it
+                tf.raw_ops.Empty(shape=[-(-piece // 2**10), 2**10], dtype=tf.uint8)
             return piece
         except tf.errors.ResourceExhaustedError:
             continue
@@ -106,7 +127,8 @@ def make_room(device: str, size: int) -> int:
 
 
 def _pieces(device: str, size: int) -> list[int]:
-    """What to ask for in turn. A pool grows by pieces each twice the one before, more or less: with a cap, what they left of it is all there is."""
+    """What to ask for in turn. A pool grows by pieces each twice the one before, more or less: with
+    a cap, what they left of it is all there is."""
     sizes = [size]
     if (cap := cap_bytes(device)) is not None:
         grown = 1 << tf.config.experimental.get_memory_info(device)["peak"].bit_length()
@@ -116,28 +138,44 @@ def _pieces(device: str, size: int) -> list[int]:
 
 def held_bytes(tensor: tf.Tensor) -> int:
     """Returns the bytes of an eager tensor's values."""
-    return int(tf.size(tensor)) * tensor.dtype.size if tensor.dtype not in (tf.string, tf.resource, tf.variant) else 0
+    return (
+        int(tf.size(tensor)) * tensor.dtype.size
+        if tensor.dtype not in (tf.string, tf.resource, tf.variant)
+        else 0
+    )
 
 
 def all_held_bytes(result: Any) -> int:
     """Returns the bytes of the values of all eager tensors in a nest."""
-    return sum(held_bytes(each) for each in tf.nest.flatten(result, expand_composites=True) if each is not None)
+    return sum(
+        held_bytes(each)
+        for each in tf.nest.flatten(result, expand_composites=True)
+        if each is not None
+    )
 
 
 def synchronize() -> None:
-    """Waits until the device has done what it was told; kernels on a GPU run behind the program's back."""
-    with tf.device(training_device()):  # not those of other workers, which tf.test.experimental.sync_devices would wait for, too
+    """Waits until the device has done what it was told; kernels on a GPU run behind the program's
+    back."""
+    # Not those of other workers, which tf.test.experimental.sync_devices would wait for, too.
+    with tf.device(training_device()):
         tf.raw_ops.SyncDevice()
 
 
 def cap_bytes(device: str) -> int | None:
-    """Returns the most that the allocator of a CPU may take, everything in the process included; None where nobody set a limit."""
+    """Returns the most that the allocator of a CPU may take, everything in the process included;
+    None where nobody set a limit."""
     limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
-    return int(limit) * 2**20 if limit and device.startswith("CPU") and allocator_reports(device) else None
+    return (
+        int(limit) * 2**20
+        if limit and device.startswith("CPU") and allocator_reports(device)
+        else None
+    )
 
 
 def free_bytes(device: str) -> int:
-    """Returns how many bytes a training step could use now, what this process already holds on the device included."""
+    """Returns how many bytes a training step could use now, what this process already holds on the
+    device included."""
     if device.startswith("GPU"):
         return _gpu_free_bytes(device)
     if limit := cap_bytes(device):
@@ -174,6 +212,9 @@ def _gpu_free_bytes(device: str) -> int:
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+            return next(
+                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
+                platform.machine(),
+            )
     except OSError:
         return platform.processor() or platform.machine()

@@ -1,11 +1,13 @@
-"""Budgets with tf.distribute: every replica runs the same plan, and gradients are summed between replicas as before.
+"""Budgets with tf.distribute: every replica runs the same plan, and gradients are summed between
+replicas as before.
 
-Each replica computes its gradients and results under the plan. The optimizer's update stays outside of it, since replicas meet there
-(`merge_call`), which cannot be traced inside of another function. For a Keras model, Keras does the rest: it runs the replicas and reduces their
-logs, in its own train function, made once for each set of shapes with our step in the place of `model.train_step`.
+Each replica computes its gradients and results under the plan. The optimizer's update stays outside
+of it, since replicas meet there (`merge_call`), which cannot be traced inside of another function.
+For a Keras model, Keras does the rest: it runs the replicas and reduces their logs, in its own
+train function, made once for each set of shapes with our step in the place of `model.train_step`.
 
-The budget is for each replica's device. Replicas have the same graph, so one plan serves all of them; with several workers the chief plans, and
-the others are sent its file.
+The budget is for each replica's device. Replicas have the same graph, so one plan serves all of
+them; with several workers the chief plans, and the others are sent its file.
 """
 
 from __future__ import annotations
@@ -24,21 +26,29 @@ import tensorflow as tf
 from checkmate.core.files import fingerprint
 from checkmate.errors import CheckmateError, TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execute import write
+from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.execution.replay import write
 from checkmate.tf2.function import Call, PlannedFunction, PlanOptions
-from checkmate.tf2.step import PlannedStep
-from checkmate.tf2.trace import TracedStep, analyse
+from checkmate.tf2.graph.trace import TracedStep, analyse
 from checkmate.units import is_share, parse_bytes
 
 
 class ReplicatedFunction(PlannedFunction):
-    """A step of each replica of a strategy, as `strategy.run` runs it; the figures are those of one replica.
+    """A step of each replica of a strategy, as `strategy.run` runs it; the figures are those of one
+    replica.
 
     Called with what `strategy.run` would be called with, it returns what that returns.
     """
 
     def __init__(
-        self, step: Callable, options: PlanOptions, *, name: str, autograph: bool, strategy: tf.distribute.Strategy, optimizer: Any
+        self,
+        step: Callable,
+        options: PlanOptions,
+        *,
+        name: str,
+        autograph: bool,
+        strategy: tf.distribute.Strategy,
+        optimizer: Any,
     ):
         super().__init__(step, options, name=name, autograph=autograph)
         self._strategy, self._optimizer = strategy, optimizer
@@ -48,7 +58,10 @@ class ReplicatedFunction(PlannedFunction):
     def __call__(self, *args: Any) -> Any:
         """Runs a step on every replica."""
         calls = [Call.of(each, {}) for each in self._local(args)]
-        key = tuple((call.kind, tuple(spec.shape[0] for spec in call.specs(None) if spec.shape.rank)) for call in calls)
+        key = tuple(
+            (call.kind, tuple(spec.shape[0] for spec in call.specs(None) if spec.shape.rank))
+            for call in calls
+        )
         if key not in self._runs:
             self._runs[key] = self._run(self._planned_on_replicas(calls, args))
         return self._runs[key](*args)
@@ -81,7 +94,8 @@ class ReplicatedFunction(PlannedFunction):
         return on_replica
 
     def _trace(self, calls: list[Call], args: Any) -> tuple[list[Any], list[Any]]:
-        """The part of the step that is planned, traced by each local replica on its own variables; and what the optimizer updates."""
+        """The part of the step that is planned, traced by each local replica on its own variables;
+        and what the optimizer updates."""
         parts: dict[int, Any] = {}
         variables: list[Any] = []
 
@@ -98,41 +112,55 @@ class ReplicatedFunction(PlannedFunction):
                 gradients, variables[:] = asked.only()
                 return gradients, result
 
-            parts[number] = tf.function(part, autograph=False).get_concrete_function(*calls[number].specs(None))
+            parts[number] = tf.function(part, autograph=False).get_concrete_function(
+                *calls[number].specs(None)
+            )
 
         self._strategy.run(on_replica, args=args)
         return [parts[number] for number in range(len(calls))], variables
 
     def _plan(self, part: Any, call: Call) -> Any:
-        """The plan of the first replica's part: made here by the chief, taken from its file by the other workers."""
+        """The plan of the first replica's part: made here by the chief, taken from its file by the
+        other workers."""
         specs = call.specs(None)
         if self._steps:
             main = next(iter(self._steps.values()))
-            if fingerprint(analyse(part, name=self._name).graph) == fingerprint(main._main.traced.graph):
+            if fingerprint(analyse(part, name=self._name).graph) == fingerprint(
+                main._main.traced.graph
+            ):
                 return main._main
         options = replace(self._options, budget=self._budget_of_a_part())
 
         def make(options: PlanOptions) -> PlannedStep:
-            return PlannedStep(replace(options.planner(_AlreadyTraced(part, specs), self._name), has_rooms=False), specs)
+            return PlannedStep(
+                replace(options.planner(_AlreadyTraced(part, specs), self._name), has_rooms=False),
+                specs,
+            )
 
         step = self._steps[call.kind, str(specs)] = _planned_by_chief(self._strategy, make, options)
         return step._main
 
     def _budget_of_a_part(self) -> Any:
-        """The budget less the optimizer's variables, which are no part of what is planned, where the planner does not see them itself."""
+        """The budget less the optimizer's variables, which are no part of what is planned, where
+        the planner does not see them itself."""
         budget, device = self._options.budget, devices.training_device()
         if devices.allocator_reports(device) or is_share(budget):
             return budget
         count = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
-        held = sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._optimizer.variables)
+        held = sum(
+            int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size
+            for variable in self._optimizer.variables
+        )
         return max(1, count - held)
 
     def _same(self, part: Any, main: TracedStep) -> TracedStep:
         traced = analyse(part, name=self._name)
         if fingerprint(traced.graph) != fingerprint(main.graph):
             raise TraceError(
-                f"The replicas of {self._name!r} do not run the same graph ({len(main.graph)} and {len(traced.graph)} ops, or other sizes), so one "
-                "plan cannot serve them. Use batches that are a multiple of the number of replicas; drop_remainder=True drops the last."
+                f"The replicas of {self._name!r} do not run the same graph ({len(main.graph)} and"
+                f" {len(traced.graph)} ops, or other sizes), so one plan cannot serve them. Use"
+                " batches that are a multiple of the number of replicas; drop_remainder=True drops"
+                " the last."
             )
         return traced
 
@@ -145,14 +173,23 @@ class ReplicatedFit(ReplicatedFunction):
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
         super().__init__(
-            model.train_step, options, name=model.name, autograph=False, strategy=model.distribute_strategy, optimizer=model.optimizer
+            model.train_step,
+            options,
+            name=model.name,
+            autograph=False,
+            strategy=model.distribute_strategy,
+            optimizer=model.optimizer,
         )
         self._model = model
 
     def _run(self, on_replica: Callable) -> Callable:
         """What Keras makes of a step; without XLA, which would undo the plan."""
         model = self._model
-        own_step, train_function, jit_compile = vars(model).get("train_step"), model.train_function, model.jit_compile
+        own_step, train_function, jit_compile = (
+            vars(model).get("train_step"),
+            model.train_function,
+            model.jit_compile,
+        )
         model.train_step, model.jit_compile = on_replica, False
         try:
             type(model).make_train_function(model, force=True)
@@ -176,7 +213,9 @@ class _PutOff:
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Takes the place of the optimizer's own."""
         if trainable_variables is None:
-            raise TraceError("With several replicas, give optimizer.apply the variables beside the gradients.")
+            raise TraceError(
+                "With several replicas, give optimizer.apply the variables beside the gradients."
+            )
         self._asked.append((list(grads), list(trainable_variables)))
         self._graph = tf.compat.v1.get_default_graph()
         self._ops = len(self._graph.get_operations())
@@ -185,14 +224,21 @@ class _PutOff:
         """(gradients, variables) of the one update, where the step can be split there."""
         if len(self._asked) != 1:
             raise TraceError(
-                f"With several replicas, a step is planned that updates once; this one calls its optimizer {len(self._asked)} times."
+                "With several replicas, a step is planned that updates once; this one calls its"
+                f" optimizer {len(self._asked)} times."
             )
         gradients, variables = self._asked[0]
-        updated = {id(component.handle) for variable in variables for component in _components(variable)}
+        updated = {
+            id(component.handle) for variable in variables for component in _components(variable)
+        }
         handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
-        if any(o.type == "ReadVariableOp" and id(o.inputs[0]) in handles for o in self._graph.get_operations()[self._ops :]):
+        if any(
+            o.type == "ReadVariableOp" and id(o.inputs[0]) in handles
+            for o in self._graph.get_operations()[self._ops :]
+        ):
             raise TraceError(
-                "With several replicas, a step is planned that does not read its weights after it updated them; this one does."
+                "With several replicas, a step is planned that does not read its weights after it"
+                " updated them; this one does."
             )
         return gradients, variables
 
@@ -221,12 +267,20 @@ class _AlreadyTraced:
         return self._concrete
 
 
-def _planned_by_chief(strategy: tf.distribute.Strategy, make: Callable, options: PlanOptions) -> PlannedStep:
+def _planned_by_chief(
+    strategy: tf.distribute.Strategy, make: Callable, options: PlanOptions
+) -> PlannedStep:
     """A step planned by one worker, whose plan the others read from a copy of its file."""
     resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type or len(resolver.cluster_spec().as_dict().get("worker", ())) < 2:
+    if (
+        resolver is None
+        or not resolver.task_type
+        or len(resolver.cluster_spec().as_dict().get("worker", ())) < 2
+    ):
         return make(options)
-    chief = resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().as_dict())
+    chief = resolver.task_type == "chief" or (
+        resolver.task_id == 0 and "chief" not in resolver.cluster_spec().as_dict()
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chief.json"
         failure: CheckmateError | None = None
@@ -248,7 +302,8 @@ def _planned_by_chief(strategy: tf.distribute.Strategy, make: Callable, options:
 
 
 def _from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
-    """The chief's bytes on every worker. All but one worker send zeros, so that the sum is what the chief sent."""
+    """The chief's bytes on every worker. All but one worker send zeros, so that the sum is what the
+    chief sent."""
 
     def summed(values: np.ndarray) -> np.ndarray:
         given = tf.constant(values)
@@ -257,7 +312,9 @@ def _from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
         def on_replica() -> tf.Tensor:  # one replica of the worker sends
             return given if _local_number(strategy) == 0 else tf.zeros_like(given)
 
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(on_replica), axis=None).numpy()
+        return strategy.reduce(
+            tf.distribute.ReduceOp.SUM, strategy.run(on_replica), axis=None
+        ).numpy()
 
     length = int(summed(np.array([len(content)], np.int32))[0])
     padded = np.zeros(length, np.int32)
@@ -272,13 +329,19 @@ def _local_number(strategy: tf.distribute.Strategy) -> int:
 
 
 def _refuse_unequal(strategy: tf.distribute.Strategy) -> None:
-    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)):
+    if not isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    ):
         raise TraceError(
-            f"Plans run under MirroredStrategy and MultiWorkerMirroredStrategy, where every replica runs the same step; this is {type(strategy).__name__}."
+            "Plans run under MirroredStrategy and MultiWorkerMirroredStrategy, where every replica"
+            f" runs the same step; this is {type(strategy).__name__}."
         )
     kinds = sorted({device.rsplit(":", 2)[-2] for device in strategy.extended.worker_devices})
     if len(kinds) > 1:
-        raise TraceError(f"The strategy's replicas are on unequal devices ({', '.join(kinds)}); a plan is made for one kind.")
+        raise TraceError(
+            f"The strategy's replicas are on unequal devices ({', '.join(kinds)}); a plan is made"
+            " for one kind."
+        )
 
 
 def _components(variable: Any) -> tuple[tf.Variable, ...]:

@@ -1,8 +1,10 @@
-"""rematerialize(): `fit` of a compiled Keras model under a memory budget, with nothing else changed.
+"""rematerialize(): `fit` of a compiled Keras model under a memory budget, with nothing else
+changed.
 
-Keras runs training through `model.train_function`, which `model.make_train_function()` makes: the public place to put another way to run
-`train_step`. Ours takes the batch from Keras's iterator and gives it to a `PlannedFunction` of the model's own `train_step`, whatever that
-is. All else (epochs, callbacks, validation, saving) is Keras's.
+Keras runs training through `model.train_function`, which `model.make_train_function()` makes: the
+public place to put another way to run `train_step`. Ours takes the batch from Keras's iterator and
+gives it to a `PlannedFunction` of the model's own `train_step`, whatever that is. All else (epochs,
+callbacks, validation, saving) is Keras's.
 """
 
 from __future__ import annotations
@@ -26,17 +28,20 @@ ATTRIBUTE = "make_train_function"
 def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any) -> keras.Model:
     """Has `fit` and `train_on_batch` of a compiled model stay within a memory budget.
 
-    The step is the model's own `train_step`, with its losses, metrics and optimizer, and its numbers do not change. It is planned when
-    the first batch is there, and anew after the model is compiled again. `planned(model)` tells what was planned.
+    The step is the model's own `train_step`, with its losses, metrics and optimizer, and its
+    numbers do not change. It is planned when the first batch is there, and anew after the model is
+    compiled again. `planned(model)` tells what was planned.
 
-    XLA would undo a plan, as it computes once what is written twice. The training step therefore runs without it, also where the model
-    was compiled with `jit_compile=True` or "auto"; evaluation and prediction run as they did.
+    XLA would undo a plan, as it computes once what is written twice. The training step therefore
+    runs without it, also where the model was compiled with `jit_compile=True` or "auto"; evaluation
+    and prediction run as they did.
 
     Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the budget is that of each replica.
 
-    One figure of Keras's own depends on what is known when the step is traced: where a model has several outputs, the mean of each output's
-    loss over an epoch counts batches by their size when it is known, as it is here, and alike when it is not, as in plain `fit` over arrays.
-    The two differ where the last batch is smaller. Training does not depend on these means.
+    One figure of Keras's own depends on what is known when the step is traced: where a model has
+    several outputs, the mean of each output's loss over an epoch counts batches by their size when
+    it is known, as it is here, and alike when it is not, as in plain `fit` over arrays. The two
+    differ where the last batch is smaller. Training does not depend on these means.
 
     Args:
       model: A compiled Keras 3 model, built or not, on TensorFlow.
@@ -47,7 +52,8 @@ def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any)
       The same model. `release(model)` undoes it.
 
     Raises:
-      TraceError: The model is not compiled, runs eagerly, is rematerialized already, or makes its train function itself.
+      TraceError: The model is not compiled, runs eagerly, is rematerialized already, or makes its
+        train function itself.
       BudgetError: A budget or a time limit that cannot be read.
 
     Example:
@@ -63,7 +69,8 @@ def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any)
 
 
 def release(model: keras.Model) -> keras.Model:
-    """Undoes `rematerialize`: the model trains as Keras has it. Weights and the optimizer's state stay as training left them.
+    """Undoes `rematerialize`: the model trains as Keras has it. Weights and the optimizer's state
+    stay as training left them.
 
     Raises:
       TraceError: The model is not under a budget.
@@ -75,7 +82,8 @@ def release(model: keras.Model) -> keras.Model:
 
 
 def planned(model: keras.Model) -> PlannedFunction:
-    """Returns the planned training step of a model under a budget, which has `plan`, `result`, `graph` and `report()`.
+    """Returns the planned training step of a model under a budget, which has `plan`, `result`,
+    `graph` and `report()`.
 
     Raises:
       TraceError: The model is not under a budget.
@@ -84,7 +92,8 @@ def planned(model: keras.Model) -> PlannedFunction:
 
 
 class Rematerialize(keras.callbacks.Callback):
-    """`rematerialize` as a callback: the model is under a budget during `fit(..., callbacks=[Rematerialize(budget="6GiB")])`.
+    """`rematerialize` as a callback: the model is under a budget during `fit(...,
+    callbacks=[Rematerialize(budget="6GiB")])`.
 
     Args: those of `rematerialize`, but the model.
 
@@ -112,7 +121,8 @@ class Rematerialize(keras.callbacks.Callback):
 
 
 class Training:
-    """The train function of one model, made anew when Keras asks for one because the model was compiled again."""
+    """The train function of one model, made anew when Keras asks for one because the model was
+    compiled again."""
 
     def __init__(self, model: keras.Model, options: PlanOptions):
         self._model, self._options = model, options
@@ -135,7 +145,12 @@ class Training:
         own = type(self._model).train_step is not keras.Model.train_step
         on_lost = warnings.warn if own else None
         return PlannedFunction(
-            self._model.train_step, self._options, name=self._model.name, autograph=False, on_lost=on_lost, has_pipeline=True
+            self._model.train_step,
+            self._options,
+            name=self._model.name,
+            autograph=False,
+            on_lost=on_lost,
+            has_pipeline=True,
         )
 
     def _train_function(self, iterator: Iterator[Any]) -> Any:
@@ -152,31 +167,48 @@ class Training:
         return logs
 
 
-_EAGER = "Model {!r} is compiled with run_eagerly=True, and a plan is for a graph. Compile it without, and debug it before it is put under a budget."
+_EAGER = (
+    "Model {!r} is compiled with run_eagerly=True, and a plan is for a graph. Compile it without,"
+    " and debug it before it is put under a budget."
+)
 
 
 def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TraceError(
-            f"A Keras 3 model is put under a budget; got {type(model).__name__}. For other steps there is checkmate.tf2.function."
+            f"A Keras 3 model is put under a budget; got {type(model).__name__}. For other steps"
+            " there is checkmate.tf2.function."
         )
     if keras.backend.backend() != "tensorflow":
-        raise TraceError(f"Keras runs on {keras.backend.backend()!r} here. Plans are for TensorFlow: set KERAS_BACKEND=tensorflow.")
+        raise TraceError(
+            f"Keras runs on {keras.backend.backend()!r} here. Plans are for TensorFlow: set"
+            " KERAS_BACKEND=tensorflow."
+        )
     if not model.compiled:
-        raise TraceError(f"Model {model.name!r} is not compiled, so there is no training step to plan. Call model.compile(...) first.")
+        raise TraceError(
+            f"Model {model.name!r} is not compiled, so there is no training step to plan. Call"
+            " model.compile(...) first."
+        )
     if model.run_eagerly:
         raise TraceError(_EAGER.format(model.name))
     if isinstance(getattr(vars(model).get(ATTRIBUTE), "__self__", None), Training):
-        raise TraceError(f"Model {model.name!r} is under a budget already. Call checkmate.tf2.release(model) before it gets another.")
+        raise TraceError(
+            f"Model {model.name!r} is under a budget already. Call checkmate.tf2.release(model)"
+            " before it gets another."
+        )
     if keras.distribution.distribution() is not None:
         raise TraceError(
-            "keras.distribution does not train on several devices with TensorFlow, whose own way is tf.distribute. Make and compile the model in the "
-            "scope of a MirroredStrategy, and keras.distribution.set_distribution(None)."
+            "keras.distribution does not train on several devices with TensorFlow, whose own way is"
+            " tf.distribute. Make and compile the model in the scope of a MirroredStrategy, and"
+            " keras.distribution.set_distribution(None)."
         )
-    if ATTRIBUTE in vars(model) or getattr(type(model), ATTRIBUTE) is not getattr(keras.Model, ATTRIBUTE):
+    if ATTRIBUTE in vars(model) or getattr(type(model), ATTRIBUTE) is not getattr(
+        keras.Model, ATTRIBUTE
+    ):
         raise TraceError(
-            f"Model {model.name!r} makes its train function itself, so what it runs is not known. Put its step under a budget with "
-            "checkmate.tf2.function, or override train_step instead."
+            f"Model {model.name!r} makes its train function itself, so what it runs is not known."
+            " Put its step under a budget with checkmate.tf2.function, or override train_step"
+            " instead."
         )
 
 
@@ -184,7 +216,8 @@ def _training_of(model: keras.Model) -> Training:
     training = getattr(vars(model).get(ATTRIBUTE), "__self__", None)
     if not isinstance(training, Training):
         raise TraceError(
-            f"Model {getattr(model, 'name', model)!r} is not under a budget: nothing was planned and there is nothing to undo."
+            f"Model {getattr(model, 'name', model)!r} is not under a budget: nothing was planned"
+            " and there is nothing to undo."
         )
     return training
 
@@ -192,9 +225,10 @@ def _training_of(model: keras.Model) -> Training:
 def _warn_of_xla(model: keras.Model) -> None:
     if model.jit_compile:
         warnings.warn(
-            f"Model {model.name!r} is compiled for XLA (jit_compile=True, or 'auto' on this machine). XLA computes once what a plan computes "
-            "twice, so the memory saved would be lost: the training step runs without XLA. To train without this message, compile with "
-            "jit_compile=False.",
+            f"Model {model.name!r} is compiled for XLA (jit_compile=True, or 'auto' on this"
+            " machine). XLA computes once what a plan computes twice, so the memory saved would be"
+            " lost: the training step runs without XLA. To train without this message, compile"
+            " with jit_compile=False.",
             stacklevel=3,
         )
 

@@ -1,7 +1,9 @@
-"""function(): any training step under a memory budget, planned for each kind of call it gets, when it gets it.
+"""function(): any training step under a memory budget, planned for each kind of call it gets, when
+it gets it.
 
-Arguments are nests. Their tensors and arrays are what varies from call to call; all else (numbers, strings, None, objects) is
-part of the step, as it is for a `tf.function`: another number is another step and is planned anew.
+Arguments are nests. Their tensors and arrays are what varies from call to call; all else (numbers,
+strings, None, objects) is part of the step, as it is for a `tf.function`: another number is another
+step and is planned anew.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
+from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.costs.measured import CostModel
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.planning.planner import Planner, check_asked
-from checkmate.tf2.profile import CostModel
 from checkmate.tf2.report import Report
-from checkmate.tf2.step import PlannedStep
 from checkmate.units import Bytes
 
 log = logging.getLogger("checkmate")
@@ -46,20 +48,26 @@ def function(
     optimizer: Any = None,
     **options: Any,
 ) -> Any:
-    """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a step of two optimizers.
+    """Puts any training step under a memory budget: a GradientTape loop's body, a `tf.function`, a
+    step of two optimizers.
 
-    Tracing finds the variables that the step uses; they need not be arguments. Planned is at the first call, or here for the
-    specs that are given; a call with other shapes beyond the first dimension, other dtypes or another structure gets a
-    plan of its own. Everything in the step runs once per call but the forward ops that the plan recomputes; those in functions that
-    it calls are planned with it.
+    Tracing finds the variables that the step uses; they need not be arguments. Planned is at the
+    first call, or here for the specs that are given; a call with other shapes beyond the first
+    dimension, other dtypes or another structure gets a plan of its own. Everything in the step runs
+    once per call but the forward ops that the plan recomputes; those in functions that it calls are
+    planned with it.
 
     Args:
       step: The step. Without it, a decorator for one is returned.
-      specs: Positional arguments of a call to plan for now: tensors, arrays, `tf.TensorSpec`s, or nests of them, with static shapes.
-      budget: The limit for everything resident on the device while the step runs; see `PlanOptions`.
-      strategy: A `MirroredStrategy` or `MultiWorkerMirroredStrategy`. Then the step is that of one replica, calls are as for
-        `strategy.run(step, args)`, in a tf.function, and the budget is that of each replica.
-      optimizer: With `strategy`, the built optimizer that the step calls once; its update takes place outside of the plan.
+      specs: Positional arguments of a call to plan for now: tensors, arrays, `tf.TensorSpec`s, or
+        nests of them, with static shapes.
+      budget: The limit for everything resident on the device while the step runs; see
+        `PlanOptions`.
+      strategy: A `MirroredStrategy` or `MultiWorkerMirroredStrategy`. Then the step is that of one
+        replica, calls are as for `strategy.run(step, args)`, in a tf.function, and the budget is
+        that of each replica.
+      optimizer: With `strategy`, the built optimizer that the step calls once; its update takes
+        place outside of the plan.
       options: The other fields of `PlanOptions`.
 
     Returns:
@@ -80,17 +88,25 @@ def function(
         if strategy is not None:
             from checkmate.tf2.distribute import ReplicatedFunction  # it builds on this module
 
-            return ReplicatedFunction(_python_of(step), asked, **facts, strategy=strategy, optimizer=optimizer)
+            return ReplicatedFunction(
+                _python_of(step), asked, **facts, strategy=strategy, optimizer=optimizer
+            )
         planned = PlannedFunction(_python_of(step), asked, **facts, on_lost=_refuse)
         return functools.update_wrapper(planned, step, updated=())
 
     if step is None:
         return decorate
     if not callable(step):
-        raise TraceError(f"A step is a function; got {step!r}. The budget is a keyword: function(step, budget=...).")
+        raise TraceError(
+            f"A step is a function; got {step!r}. The budget is a keyword: function(step,"
+            " budget=...)."
+        )
     planned = decorate(step)
     if specs and strategy is not None:
-        raise TraceError("With a strategy, a step is planned when it is first called: each replica traces its own. Call it without specs.")
+        raise TraceError(
+            "With a strategy, a step is planned when it is first called: each replica traces its"
+            " own. Call it without specs."
+        )
     if specs:
         planned.plan_for(*specs)
     return planned
@@ -98,20 +114,26 @@ def function(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What can be asked of any planned step; refused here rather than when the first batch is there.
+    """What can be asked of any planned step; refused here rather than when the first batch is
+    there.
 
     Attributes:
-      budget: The limit for everything resident on the device while a step runs: "6GiB", a number of bytes, "60%" of the plain step's
-        measured peak (predicted where it cannot be run, as the report says), or "auto": what is free on the device less a tenth, or of an allocator's own cap 96 %.
-      batch_size: The largest first dimension that will come; by default that of the first call. What is smaller runs under the same
-        plan, what is larger is refused.
+      budget: The limit for everything resident on the device while a step runs: "6GiB", a number of
+        bytes, "60%" of the plain step's measured peak (predicted where it cannot be run, as the
+        report says), or "auto": what is free on the device less a tenth, or of an allocator's own
+        cap 96 %.
+      batch_size: The largest first dimension that will come; by default that of the first call.
+        What is smaller runs under the same plan, what is larger is refused.
       solver: See `checkmate.solve`.
-      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run nothing; or a function.
-      time_limit_s: The most seconds that the solver takes each time that it is asked for a plan, up to eight times. Unless said, two for the first and half for
-        the others, and more for graphs of more than a thousand ops.
+      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run
+        nothing; or a function.
+      time_limit_s: The most seconds that the solver takes each time that it is asked for a plan, up
+        to eight times. Unless said, two for the first and half for the others, and more for graphs
+        of more than a thousand ops.
       verbose: Show progress on a terminal.
-      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with a budget other than "auto" within it. Or a
-        folder: a plan that lies there for this step and these options is run, else one is made and left there.
+      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with
+        a budget other than "auto" within it. Or a folder: a plan that lies there for this step and
+        these options is run, else one is made and left there.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
@@ -130,18 +152,34 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check_asked(self.budget, self.solver, self.time_limit_s)
         size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
-            raise TraceError(f"batch_size is the largest batch that will come, a whole number of at least 1; got {size!r}.")
+        if size is not None and (
+            isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
+        ):
+            raise TraceError(
+                "batch_size is the largest batch that will come, a whole number of at least 1; got"
+                f" {size!r}."
+            )
 
     def planner(self, step: Callable, name: str) -> Planner:
         """A `Planner` of a step with these options."""
-        return Planner(step, name, self.budget, self.solver, self.cost_model, self.time_limit_s, self.verbose, self.plan)
+        return Planner(
+            step,
+            name,
+            self.budget,
+            self.solver,
+            self.cost_model,
+            self.time_limit_s,
+            self.verbose,
+            self.plan,
+        )
 
 
 class PlannedFunction:
-    """A step under a budget, with a plan for each kind of call it has met. Its figures are those of the first.
+    """A step under a budget, with a plan for each kind of call it has met. Its figures are those of
+    the first.
 
-    A call of no more than the first dimension that was planned runs under the same plan; see `PlannedStep`.
+    A call of no more than the first dimension that was planned runs under the same plan; see
+    `PlannedStep`.
     """
 
     def __init__(
@@ -194,23 +232,32 @@ class PlannedFunction:
         return len(self._steps)
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs, for the first kind of call; print it."""
+        """Returns what was asked, what was found and what it costs, for the first kind of call;
+        print it."""
         return self._first.report()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan for the first kind of call as a .json file, for `plan=path` of another run."""
+        """Writes the plan for the first kind of call as a .json file, for `plan=path` of another
+        run."""
         self._first.save(path)
 
     def _ipython_display_(self) -> None:
         if self._steps:
             self._first._ipython_display_()
         else:
-            show_in_notebook(f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is first called.</p>", None)
+            show_in_notebook(
+                f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is"
+                " first called.</p>",
+                None,
+            )
 
     @property
     def _first(self) -> PlannedStep:
         if not self._steps:
-            raise PlanError(f"{self._name!r} has no plan yet: it is planned when it is first called, or by plan_for(specs).")
+            raise PlanError(
+                f"{self._name!r} has no plan yet: it is planned when it is first called, or by"
+                " plan_for(specs)."
+            )
         return next(iter(self._steps.values()))
 
     def _planned(self, call: Call) -> PlannedStep:
@@ -218,14 +265,19 @@ class PlannedFunction:
         if key not in self._steps:
             if len(self._steps) == MANY_PLANS:
                 log.warning(
-                    "%r is planned for the %dth time: its calls differ in more than the size of the batch. Shapes beyond the first "
-                    "dimension and Python numbers that change need a plan each; pad the former, pass the latter as tensors.",
+                    "%r is planned for the %dth time: its calls differ in more than the size of the"
+                    " batch. Shapes beyond the first dimension and Python numbers that change need"
+                    " a plan each; pad the former, pass the latter as tensors.",
                     self._name,
                     MANY_PLANS + 1,
                 )
-            planner = self._options.planner(tf.function(self._flat(call), autograph=self._autograph), self._name)
+            planner = self._options.planner(
+                tf.function(self._flat(call), autograph=self._autograph), self._name
+            )
             planner.next_batches = BATCHES_MADE if self._has_pipeline else 0
-            self._steps[key] = PlannedStep(planner, call.specs(self._options.batch_size), call.tensors)
+            self._steps[key] = PlannedStep(
+                planner, call.specs(self._options.batch_size), call.tensors
+            )
         return self._steps[key]
 
     def _flat(self, call: Call) -> Callable:
@@ -268,30 +320,52 @@ class Call:
         for leaf in leaves:
             if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
                 raise TraceError(
-                    f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have. Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
+                    f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have."
+                    " Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
                 )
             if _is_array(leaf) and tf.as_dtype(leaf.dtype) == tf.string:
                 raise TraceError(
-                    "A plan is made for sizes that shapes tell, and those of text they do not. Look the text up before the step, as "
-                    "dataset.map(layer) does with a TextVectorization or StringLookup layer, and pass its numbers."
+                    "A plan is made for sizes that shapes tell, and those of text they do not. Look"
+                    " the text up before the step, as dataset.map(layer) does with a"
+                    " TextVectorization or StringLookup layer, and pass its numbers."
                 )
         places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
         structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
-        return cls(structure, [None if _is_array(leaf) else leaf for leaf in leaves], places, [leaves[k] for k in places])
+        return cls(
+            structure,
+            [None if _is_array(leaf) else leaf for leaf in leaves],
+            places,
+            [leaves[k] for k in places],
+        )
 
     @property
     def kind(self) -> tuple:
         """What calls under one plan have in common."""
-        arrays = [(tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape)) for tensor in self.tensors]
-        return (repr(self.structure), tuple(map(_identity, self.leaves)), self.places, tuple(arrays))
+        arrays = [
+            (tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape))
+            for tensor in self.tensors
+        ]
+        return (
+            repr(self.structure),
+            tuple(map(_identity, self.leaves)),
+            self.places,
+            tuple(arrays),
+        )
 
     def specs(self, batch_size: int | None) -> tuple[tf.TensorSpec, ...]:
-        """The tensors' specs, with `batch_size` instead of the first dimension of those that have that of the batch."""
+        """The tensors' specs, with `batch_size` instead of the first dimension of those that have
+        that of the batch."""
         shapes = [list(tensor.shape) for tensor in self.tensors]
         batch = next((shape[0] for shape in shapes if shape), None)
         if batch_size is not None:
-            shapes = [[batch_size, *shape[1:]] if shape and shape[0] == batch else shape for shape in shapes]
-        return tuple(tf.TensorSpec(shape, tf.as_dtype(tensor.dtype)) for shape, tensor in zip(shapes, self.tensors, strict=True))
+            shapes = [
+                [batch_size, *shape[1:]] if shape and shape[0] == batch else shape
+                for shape in shapes
+            ]
+        return tuple(
+            tf.TensorSpec(shape, tf.as_dtype(tensor.dtype))
+            for shape, tensor in zip(shapes, self.tensors, strict=True)
+        )
 
     def without_tensors(self) -> Call:
         """The same without values: it may be kept."""
@@ -311,7 +385,11 @@ def _is_array(leaf: Any) -> bool:
 
 def _identity(leaf: Any) -> Any:
     """Something hashable that is equal for leaves that make the same step."""
-    return (type(leaf), leaf) if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType)) else id(leaf)
+    return (
+        (type(leaf), leaf)
+        if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType))
+        else id(leaf)
+    )
 
 
 def _python_of(step: Callable) -> Callable:
@@ -339,11 +417,20 @@ def python_state(step: Callable | None) -> dict[str, Any]:
         return {}
     names = {**seen.globals, **seen.nonlocals}
     holder = getattr(own, "__self__", None)
-    if isinstance(holder, keras.Layer):  # what it keeps for Keras has names that begin so, or is what tracing is to bring about
-        names |= {f"self.{name}": value for name, value in vars(holder).items() if not (name.startswith("_") or name == "built")}
+    # What it keeps for Keras has names that begin so, or is what tracing is to bring about.
+    if isinstance(holder, keras.Layer):
+        names |= {
+            f"self.{name}": value
+            for name, value in vars(holder).items()
+            if not (name.startswith("_") or name == "built")
+        }
     elif holder is not None and not isinstance(holder, tf.Module):
         names |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
-    return {name: _state_of(value) for name, value in names.items() if isinstance(value, (int, float, str, list, dict, set))}
+    return {
+        name: _state_of(value)
+        for name, value in names.items()
+        if isinstance(value, (int, float, str, list, dict, set))
+    }
 
 
 def _state_of(value: Any) -> Any:
@@ -351,11 +438,14 @@ def _state_of(value: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def tell_changes(before: dict[str, Any], after: dict[str, Any], tell: Callable[[str], None] | None) -> None:
+def tell_changes(
+    before: dict[str, Any], after: dict[str, Any], tell: Callable[[str], None] | None
+) -> None:
     """Says what a function changed of what it was seen to refer to."""
     changed = sorted(name for name in before if name in after and before[name] != after[name])
     if changed:
         tell(
-            f"While it was traced, the step changed {', '.join(changed)}. Python code runs when a step is traced and not in every step, so this "
-            "would be lost. Return the value from the step, or keep it in a tf.Variable."
+            f"While it was traced, the step changed {', '.join(changed)}. Python code runs when a"
+            " step is traced and not in every step, so this would be lost. Return the value from"
+            " the step, or keep it in a tf.Variable."
         )

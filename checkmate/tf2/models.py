@@ -1,4 +1,5 @@
-"""From what a user calls a model to a traced training step: a name of keras.applications, a .keras file, or module:function."""
+"""From what a user calls a model to a traced training step: a name of keras.applications, a .keras
+file, or module:function."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
+from checkmate.tf2.compile import PlannedStep, compile, training_step
 from checkmate.tf2.fit import planned, rematerialize
-from checkmate.tf2.step import PlannedStep, compile, training_step
-from checkmate.tf2.trace import TracedStep, trace
+from checkmate.tf2.graph.trace import TracedStep, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,19 @@ class Workload:
     optimizer: Any = "adam"
 
 
-def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str) -> TracedStep:
-    """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no batch is made.
+def traced_step(
+    model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
+) -> TracedStep:
+    """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
+    batch is made.
 
     Args:
       model: See the module.
       batch: Examples in a batch.
-      size: Pixels of an image's side, where the model leaves it open; None for what it was made for.
-      loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax, else the mean squared error.
+      size: Pixels of an image's side, where the model leaves it open; None for what it was made
+        for.
+      loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax,
+        else the mean squared error.
 
     Raises:
       TraceError: There is no such model, or it cannot be had.
@@ -53,7 +59,9 @@ def traced_step(model: str, *, batch: int, size: int | None, loss: str | None, o
     return trace(step, *specs, name=work.model.name)
 
 
-def workload(model: str, *, batch: int, size: int | None = None, loss: str | None = None) -> Workload:
+def workload(
+    model: str, *, batch: int, size: int | None = None, loss: str | None = None
+) -> Workload:
     """Returns the model with its loss and the specs of a batch; see `traced_step`."""
     if ":" in model and not os.path.exists(model):
         return _from_function(model, batch, size, loss)
@@ -61,16 +69,34 @@ def workload(model: str, *, batch: int, size: int | None = None, loss: str | Non
 
 
 def plan_into(
-    folder: str | os.PathLike, model: str, *, fit: bool, batch: int, size: int | None, budget: str, optimizer: str, verbose: bool = True
+    folder: str | os.PathLike,
+    model: str,
+    *,
+    fit: bool,
+    batch: int,
+    size: int | None,
+    budget: str,
+    optimizer: str,
+    verbose: bool = True,
 ) -> PlannedStep:
-    """Plans a model ahead of time, into a folder that `plan=` of `compile`, or where `fit` is set of `rematerialize`, looks into.
+    """Plans a model ahead of time, into a folder that `plan=` of `compile`, or where `fit` is set
+    of `rematerialize`, looks into.
 
     Args: see `traced_step`; `budget` as it will be asked for.
     """
     keras.backend.clear_session()
     work = workload(model, batch=batch, size=size)
     if not fit:
-        return compile(work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, plan=folder, verbose=verbose)
+        return compile(
+            work.model,
+            work.loss,
+            optimizer,
+            work.inputs,
+            work.labels,
+            budget=budget,
+            plan=folder,
+            verbose=verbose,
+        )
     work.model.compile(optimizer, work.loss, jit_compile=False)
     rematerialize(work.model, budget=budget, plan=folder, verbose=verbose)
     return planned(work.model).plan_for((work.inputs, work.labels))
@@ -91,30 +117,52 @@ def _loaded(path: str) -> keras.Model:
 
 
 def application(name: str, size: int | None = None) -> keras.Model:
-    """Makes a model of keras.applications, untrained. Case does not matter: "ResNet50", "resnet50"."""
+    """Makes a model of keras.applications, untrained. Case does not matter: "ResNet50",
+    "resnet50"."""
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are {', '.join(sorted(known.values()))}."
-        raise TraceError(f"keras.applications has no {name!r}, and it is no .keras file and no module:function. {hint}")
+        hint = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else f"There are {', '.join(sorted(known.values()))}."
+        )
+        raise TraceError(
+            f"keras.applications has no {name!r}, and it is no .keras file and no module:function."
+            f" {hint}"
+        )
     shape = {"input_shape": (size, size, 3)} if size else {}
     return getattr(keras.applications, known[name.lower()])(weights=None, **shape)
 
 
 def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:
-    """What `module:function` returns: (model, loss), or (model, loss, inputs, labels) where the batch is not to be guessed."""
+    """What `module:function` returns: (model, loss), or (model, loss, inputs, labels) where the
+    batch is not to be guessed."""
     module, function = target.split(":", 1)
     sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError) as error:
-        raise TraceError(f"Cannot call {target}: {error}. It is found from the current folder.") from error
+        raise TraceError(
+            f"Cannot call {target}: {error}. It is found from the current folder."
+        ) from error
     finally:
         sys.path.remove(os.getcwd())
-    if not isinstance(made, tuple) or len(made) not in (2, 4) or not isinstance(made[0], keras.Model):
-        raise TraceError(f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned {made!r}.")
+    if (
+        not isinstance(made, tuple)
+        or len(made) not in (2, 4)
+        or not isinstance(made[0], keras.Model)
+    ):
+        raise TraceError(
+            f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned"
+            f" {made!r}."
+        )
     own_loss: Any = loss or made[1]
-    return Workload(made[0], own_loss, *made[2:]) if len(made) == 4 else _specified(made[0], own_loss, batch, size)
+    return (
+        Workload(made[0], own_loss, *made[2:])
+        if len(made) == 4
+        else _specified(made[0], own_loss, batch, size)
+    )
 
 
 def _loss(model: keras.Model, name: str | None) -> Any:
@@ -122,25 +170,46 @@ def _loss(model: keras.Model, name: str | None) -> Any:
     if isinstance(found, str) or callable(found):
         return found
     softmax = getattr(model.layers[-1], "activation", None) is keras.activations.softmax
-    return keras.losses.SparseCategoricalCrossentropy() if softmax else keras.losses.MeanSquaredError()
+    return (
+        keras.losses.SparseCategoricalCrossentropy() if softmax else keras.losses.MeanSquaredError()
+    )
 
 
 def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> Workload:
-    """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole numbers."""
+    """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole
+    numbers."""
     if not hasattr(model, "inputs") or not model.inputs:
-        raise TraceError(f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels) from a module:function.")
+        raise TraceError(
+            f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels)"
+            " from a module:function."
+        )
 
     def spec(tensor: Any, *, label: bool = False) -> tf.TensorSpec:
         shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
         if None in shape:
-            raise TraceError(f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size.")
-        if label and "sparse" in (loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))).lower():
+            raise TraceError(
+                f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size."
+            )
+        if (
+            label
+            and "sparse"
+            in (
+                loss
+                if isinstance(loss, str)
+                else getattr(loss, "name", getattr(loss, "__name__", ""))
+            ).lower()
+        ):
             return tf.TensorSpec(shape[:-1], tf.int32)
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 
     def tensors(side: str) -> Any:
-        """The symbolic inputs or outputs in their structure; a Sequential has one, and only in a list."""
-        return getattr(model, f"{side}s")[0] if isinstance(model, keras.Sequential) else getattr(model, side)
+        """The symbolic inputs or outputs in their structure; a Sequential has one, and only in a
+        list."""
+        return (
+            getattr(model, f"{side}s")[0]
+            if isinstance(model, keras.Sequential)
+            else getattr(model, side)
+        )
 
     outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), tensors("output"))
     return Workload(model, loss, tf.nest.map_structure(spec, tensors("input")), outputs)

@@ -1,4 +1,5 @@
-"""TensorBoardScalars: what a plan was made for and what it takes, as scalars beside those of `keras.callbacks.TensorBoard`."""
+"""TensorBoardScalars: what a plan was made for and what it takes, as scalars beside those of
+`keras.callbacks.TensorBoard`."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ GIB = 2**30
 
 
 class TensorBoardScalars(keras.callbacks.Callback):
-    """Writes memory and recomputations of a model under a budget to TensorBoard, once per epoch of `fit`.
+    """Writes memory and recomputations of a model under a budget to TensorBoard, once per epoch of
+    `fit`.
 
-    The tags are `checkmate/budget_GiB`, `checkmate/planned_peak_GiB`, `checkmate/plain_peak_GiB` (of the step without a plan, predicted),
-    `checkmate/recomputations` (evaluations more than the plain step has), `checkmate/predicted_overhead` (their share of its time), and, where
-    the allocator reports, `checkmate/measured_peak_GiB`: the most that was in use during the epoch's training batches. A batch for which a plan
-    was made is not measured, and neither is validation.
+    The tags are `checkmate/budget_GiB`, `checkmate/planned_peak_GiB`, `checkmate/plain_peak_GiB`
+    (of the step without a plan, predicted), `checkmate/recomputations` (evaluations more than the
+    plain step has), `checkmate/predicted_overhead` (their share of its time), and, where the
+    allocator reports, `checkmate/measured_peak_GiB`: the most that was in use during the epoch's
+    training batches. A batch for which a plan was made is not measured, and neither is validation.
 
     Args:
-      log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars. The package tensorboard is only needed to
-        look at them.
+      log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
+        The package tensorboard is only needed to look at them.
 
     Example:
       >>> model.fit(x, y, callbacks=[keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")])  # doctest: +SKIP
@@ -56,7 +59,9 @@ class TensorBoardScalars(keras.callbacks.Callback):
             self._kinds = kinds
             self._count_anew()
         elif self._measures:
-            self._peak = max(self._peak, tf.config.experimental.get_memory_info(self._device)["peak"])
+            self._peak = max(
+                self._peak, tf.config.experimental.get_memory_info(self._device)["peak"]
+            )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes."""
@@ -90,7 +95,10 @@ def scalars(report: Report) -> dict[str, float]:
 
 
 def _write(tag: str, value: float) -> None:
-    """`tf.summary.scalar`, which newer TensorFlow has only where the package tensorboard is installed."""
-    metadata = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
+    """`tf.summary.scalar`, which newer TensorFlow has only where the package tensorboard is
+    installed."""
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    )
     metadata.data_class = 1  # DATA_CLASS_SCALAR
     tf.summary.write(tag, tf.constant(value, tf.float32), metadata=metadata)

@@ -16,13 +16,18 @@ def test_the_largest_batches_are_found(monkeypatch, plain, planned):
         most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
         if batch > most + 1:
             raise ProcessDiedError("status -11")
-        return {"trained": batch <= most, "batch": batch, "step_s": batch / {"plain": 20, "planned": 10}[kind]}
+        return {
+            "trained": batch <= most,
+            "batch": batch,
+            "step_s": batch / {"plain": 20, "planned": 10}[kind],
+        }
 
     monkeypatch.setattr(cap, "fresh_process", fresh_process)
     row = cap.measure("unet", 400 << 20, 3)
     found = [row[kind]["batch"] if row[kind] else 0 for kind in ("plain", "planned")]
     assert found[0] == plain
-    assert planned - max(0, planned // cap.CLOSE - 1) <= found[1] <= planned  # exact below twice that
+    # Exact below twice that.
+    assert planned - max(0, planned // cap.CLOSE - 1) <= found[1] <= planned
     times, ratio = (f"{found[1] / plain:.2f}", "2.00") if plain and planned else ("-", "-")
     cells = cap.cells(row)
     assert cells[2:5] == (str(plain or "none"), str(found[1] or "none"), times)
@@ -31,7 +36,11 @@ def test_the_largest_batches_are_found(monkeypatch, plain, planned):
 
 @pytest.mark.parametrize(("status", "kind"), [(-11, ProcessDiedError), (1, CheckmateError)])
 def test_a_crash_is_told_from_an_error(monkeypatch, status, kind):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], status, "", "something broke"))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda *_, **__: subprocess.CompletedProcess([], status, "", "something broke"),
+    )
     with pytest.raises(CheckmateError, match="something broke") as info:
         process.fresh_process("some.module", [])
     assert type(info.value) is kind

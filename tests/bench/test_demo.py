@@ -23,9 +23,20 @@ def calls(monkeypatch, losses):
         called.append(arguments)
         planned = arguments[-1] == "50%"
         loss = losses["moved" if "--moved" in arguments else "planned" if planned else "plain"]
-        seen = [(0.0, MIB), (0.5, (4 if planned else 9) * MIB), (1.0, MIB)] if "--watch" in arguments else []
+        seen = (
+            [(0.0, MIB), (0.5, (4 if planned else 9) * MIB), (1.0, MIB)]
+            if "--watch" in arguments
+            else []
+        )
         budget = 5 * MIB if planned else None
-        return {"device": "CPU:0", "budget_bytes": budget, "peak_bytes": 4 * MIB, "step_s": 1.0, "losses": [loss], "in_use": seen}
+        return {
+            "device": "CPU:0",
+            "budget_bytes": budget,
+            "peak_bytes": 4 * MIB,
+            "step_s": 1.0,
+            "losses": [loss],
+            "in_use": seen,
+        }
 
     monkeypatch.setattr(demo, "fresh_process", fresh_process)
     return called
@@ -48,8 +59,13 @@ def test_beside_losses_that_differ_stands_what_a_last_bit_makes_of_them(calls, l
     losses["planned"], losses["moved"] = 1.02, 1.01
     found = CliRunner().invoke(main, ["demo", "--budget", "50%"])
     assert found.exit_code == 1
-    assert "DIFFERENT losses: by up to 2.0e-02, and its own by 1.0e-02 when weights begin a last bit off" in found.output
-    assert [arguments for arguments in calls if "--moved" in arguments] == [["--moved", "mobilenet", "4"]]
+    assert (
+        "DIFFERENT losses: by up to 2.0e-02, and its own by 1.0e-02 when weights begin a last"
+        " bit off" in found.output
+    )
+    assert [arguments for arguments in calls if "--moved" in arguments] == [
+        ["--moved", "mobilenet", "4"]
+    ]
 
 
 def test_losses_that_agree_need_no_third_training(calls):

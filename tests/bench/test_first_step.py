@@ -1,4 +1,5 @@
-"""`bench first-step`: what is put beside the plain step, and a first step of each kind of a small model."""
+"""`bench first-step`: what is put beside the plain step, and a first step of each kind of a small
+model."""
 
 import json
 import re
@@ -11,7 +12,12 @@ from checkmate.bench import first_step
 from checkmate.cli import main
 from checkmate.errors import CheckmateError
 
-WHOLE = {"plain": (2.0, 3.0), "ours, cold": (10.0, 12.0), "ours, costs known": (8.0, 9.0), "ours, plan kept": (3.0, 6.0)}
+WHOLE = {
+    "plain": (2.0, 3.0),
+    "ours, cold": (10.0, 12.0),
+    "ours, costs known": (8.0, 9.0),
+    "ours, plan kept": (3.0, 6.0),
+}
 
 
 @pytest.fixture
@@ -26,11 +32,13 @@ def processes(monkeypatch):
         wall_s, cpu_s = WHOLE[arguments[2]]
         phases = {"all": {"wall_s": wall_s, "cpu_s": cpu_s}}
         if arguments[2] != "plain":
-            phases |= {"tracing": {"wall_s": 1.0, "cpu_s": None}, "first step": {"wall_s": 0.5, "cpu_s": 0.75}}
+            phases |= {
+                "tracing": {"wall_s": 1.0, "cpu_s": None},
+                "first step": {"wall_s": 0.5, "cpu_s": 0.75},
+            }
         return {"phases": phases, "steps_before": None}
 
     monkeypatch.setattr(first_step, "fresh_process", fresh_process)
-    monkeypatch.setattr("checkmate.solvers.machine_code.wait_until_compiled", lambda: None)
     return asked
 
 
@@ -43,19 +51,42 @@ def invoke(*arguments):
 def test_rows_are_beside_the_plain_step(processes):
     rows = list(first_step.measure("net", "50%", 4))
     assert [row["variant"] for row in rows if row["phase"] == "all"] == list(first_step.VARIANTS)
-    assert [arguments[:4] for arguments in processes] == [["net", "4", variant, "50%"] for variant in first_step.VARIANTS]
+    assert [arguments[:4] for arguments in processes] == [
+        ["net", "4", variant, "50%"] for variant in first_step.VARIANTS
+    ]
     assert len({arguments[4] for arguments in processes}) == 1
     assert first_step.cells(rows[0]) == ("net", "plain", "all", "2.00", "1.00", "3.00", "1.00", "-")
     assert first_step.cells(rows[1]) == ("net", "XLA", "all", "ValueError: no XLA here")
-    assert first_step.cells(rows[2]) == ("net", "ours, cold", "all", "10.00", "5.00", "12.00", "4.00", "-")
-    assert first_step.cells(rows[3]) == ("net", "ours, cold", "tracing", "1.00", "0.50", "-", "-", "-")
+    assert first_step.cells(rows[2]) == (
+        "net",
+        "ours, cold",
+        "all",
+        "10.00",
+        "5.00",
+        "12.00",
+        "4.00",
+        "-",
+    )
+    assert first_step.cells(rows[3]) == (
+        "net",
+        "ours, cold",
+        "tracing",
+        "1.00",
+        "0.50",
+        "-",
+        "-",
+        "-",
+    )
     assert first_step.cells(rows[4])[2:] == ("first step", "0.50", "0.25", "0.75", "0.25", "-")
     assert first_step.cells({**rows[2], "steps_before": 7})[-1] == "7"
 
 
 def test_the_table_in_a_sentence_is_of_whole_variants(processes):
     said = invoke("net", "--budget", "50%").splitlines()[-1]
-    assert "ours, cold: 5.0 wall, 4.0 CPU (median), 5.0 wall, 4.0 CPU (most); ours, costs known: 4.0 wall, 3.0 CPU" in said
+    assert (
+        "ours, cold: 5.0 wall, 4.0 CPU (median), 5.0 wall, 4.0 CPU (most); ours, costs known: 4.0"
+        " wall, 3.0 CPU" in said
+    )
     assert "XLA" not in said
     assert first_step.summary([]) == "Only plain steps ran."
 
@@ -82,18 +113,29 @@ def test_phases_of_a_small_model_add_up(tensorflow, monkeypatch, tmp_path):
     def tiny(*, batch):
         layers = [keras.layers.Dense(64, activation="tanh") for _ in range(4)]
         model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
-        return Workload(model, keras.losses.MeanSquaredError(), tensorflow.ones((batch, 64)), tensorflow.ones((batch, 1)))
+        return Workload(
+            model,
+            keras.losses.MeanSquaredError(),
+            tensorflow.ones((batch, 64)),
+            tensorflow.ones((batch, 1)),
+        )
 
     monkeypatch.setitem(models._WORKLOADS, "tiny", (tiny, 8))
     monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(tmp_path))  # put back after the test
-    found = {variant: first_step.run("tiny", 256, variant, "80%", tmp_path) for variant in first_step.VARIANTS if variant != first_step.XLA}
+    found = {
+        variant: first_step.run("tiny", 256, variant, "80%", tmp_path)
+        for variant in first_step.VARIANTS
+        if variant != first_step.XLA
+    }
     for variant, told in found.items():
         phases = dict(told["phases"])
         whole = phases.pop("all")
         assert whole["wall_s"] > 0 and whole["cpu_s"] > 0
         if variant != first_step.PLAIN:
             assert {"tracing", "no phase", "first step"} <= phases.keys()
-            assert sum(phase["wall_s"] for phase in phases.values()) == pytest.approx(whole["wall_s"])
+            assert sum(phase["wall_s"] for phase in phases.values()) == pytest.approx(
+                whole["wall_s"]
+            )
             assert ("measuring ops" in phases) == (variant != first_step.PLAN_KEPT)
 
 

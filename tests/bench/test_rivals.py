@@ -1,4 +1,5 @@
-"""What `bench rivals` puts beside each other: cut in the right places, with the numbers of the model, and said as it is."""
+"""What `bench rivals` puts beside each other: cut in the right places, with the numbers of the
+model, and said as it is."""
 
 import numpy as np
 import pytest
@@ -33,11 +34,41 @@ def processes(monkeypatch):
 
 def test_rows_are_beside_the_plain_step(processes):
     rows = list(rivals.measure("mobilenet", ("xla", "remat by hand"), "50%,40%", 2))
-    assert [row["method"] for row in rows] == ["plain", "xla", "remat by hand", "ours, 50%", "ours, 40%"]
-    assert [arguments[1] for arguments in processes] == ["plain", "xla", "remat by hand", str((50 + 45) * MIB), str((50 + 36) * MIB)]
-    assert rivals.cells(rows[0]) == ("mobilenet", "plain", "100", "1.00", "1.00", "1.00", "0e+00", "2.0")
+    assert [row["method"] for row in rows] == [
+        "plain",
+        "xla",
+        "remat by hand",
+        "ours, 50%",
+        "ours, 40%",
+    ]
+    assert [arguments[1] for arguments in processes] == [
+        "plain",
+        "xla",
+        "remat by hand",
+        str((50 + 45) * MIB),
+        str((50 + 36) * MIB),
+    ]
+    assert rivals.cells(rows[0]) == (
+        "mobilenet",
+        "plain",
+        "100",
+        "1.00",
+        "1.00",
+        "1.00",
+        "0e+00",
+        "2.0",
+    )
     assert rivals.cells(rows[1]) == ("mobilenet", "xla", "no: ValueError: no XLA here")
-    assert rivals.cells(rows[2]) == ("mobilenet", "remat by hand", "40", "0.40", "1.50", "1.50", "1e-03", "2.0")
+    assert rivals.cells(rows[2]) == (
+        "mobilenet",
+        "remat by hand",
+        "40",
+        "0.40",
+        "1.50",
+        "1.50",
+        "1e-03",
+        "2.0",
+    )
 
 
 @pytest.fixture
@@ -56,7 +87,14 @@ def model(tensorflow):
 
 def test_a_model_is_cut_where_one_value_connects_it(model):
     names = [layer.name for layer in rivals.articulation_layers(model)]
-    assert [name for name in names if "input" not in name] == ["stem", "join0", "join1", "join2", "join3", "head"]
+    assert [name for name in names if "input" not in name] == [
+        "stem",
+        "join0",
+        "join1",
+        "join2",
+        "join3",
+        "head",
+    ]
 
 
 def test_segments_compute_what_the_model_does(model):

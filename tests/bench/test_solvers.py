@@ -1,4 +1,5 @@
-"""The bench of solvers: its problems are what they say, and its table says what the solvers said."""
+"""The bench of solvers: its problems are what they say, and its table says what the solvers
+said."""
 
 import pytest
 from click.testing import CliRunner
@@ -39,7 +40,9 @@ def test_encoder_grows_by_the_layer():
     one, two, three = (len(problems.encoder(layers)) for layers in (1, 2, 3))
     assert three - two == two - one == 94
     graph = problems.encoder(2)
-    assert [op.is_backward for op in graph.ops] == [False] * (len(graph) // 2 + 1) + [True] * (len(graph) // 2)
+    assert [op.is_backward for op in graph.ops] == [False] * (len(graph) // 2 + 1) + [True] * (
+        len(graph) // 2
+    )
 
 
 def test_budget_goes_from_floor_to_peak():
@@ -49,7 +52,9 @@ def test_budget_goes_from_floor_to_peak():
 
 
 def test_rows_tell_what_the_solvers_said():
-    (auto, chen, none) = solvers.measure(["vgg16"], [0.3], ["auto", "chen_sqrt_n", "checkpoint_all"], time_limit_s=30)
+    (auto, chen, none) = solvers.measure(
+        ["vgg16"], [0.3], ["auto", "chen_sqrt_n", "checkpoint_all"], time_limit_s=30
+    )
     assert auto.overhead == pytest.approx(auto.bound, rel=1e-3)
     assert 0 <= auto.first_s <= auto.gap_s <= auto.small_gap_s <= auto.total_s
     assert chen.overhead is None or chen.overhead >= auto.bound
@@ -67,7 +72,9 @@ def test_the_papers_chain_and_its_program():
 
 def test_what_grouping_loses():
     graph = problems.load("vgg16")
-    alone, all_ops, grouped = solvers.measure(["vgg16"], [0.2], ["auto", f"grouped:{len(graph)}", "grouped:40"], time_limit_s=30)
+    alone, all_ops, grouped = solvers.measure(
+        ["vgg16"], [0.2], ["auto", f"grouped:{len(graph)}", "grouped:40"], time_limit_s=30
+    )
     assert all_ops.overhead == pytest.approx(alone.overhead)
     assert grouped.overhead > alone.overhead + 1e-3
     assert (grouped.bound, grouped.proof_s) == (1.0, None)
@@ -75,9 +82,16 @@ def test_what_grouping_loses():
 
 def test_how_much_faster():
     def row(solver, proof_s, total_s):
-        return solvers.Row("g", 9, 0.5, solver, 1.1, 1.1, 0.0, proof_s, proof_s, proof_s, total_s, "")
+        return solvers.Row(
+            "g", 9, 0.5, solver, 1.1, 1.1, 0.0, proof_s, proof_s, proof_s, total_s, ""
+        )
 
-    rows = [row("auto", 0.5, 0.5), row("paper:scip", 100.0, 100.0), row("paper:cbc", None, 60.0), row("checkpoint_all", None, 0.1)]
+    rows = [
+        row("auto", 0.5, 0.5),
+        row("paper:scip", 100.0, 100.0),
+        row("paper:cbc", None, 60.0),
+        row("checkpoint_all", None, 0.1),
+    ]
     assert list(solvers.times_faster(rows)) == [
         "g f=0.5: auto has its proof 200 times faster than paper:scip",
         "g f=0.5: auto has its proof more than 120 times faster than paper:cbc",
@@ -86,7 +100,18 @@ def test_how_much_faster():
 
 def test_the_command_prints_the_table():
     found = CliRunner().invoke(
-        main, ["bench", "solvers", "layered4", "--shares", "0.5", "--solvers", "auto,paper:scip", "--time-limit", "5"]
+        main,
+        [
+            "bench",
+            "solvers",
+            "layered4",
+            "--shares",
+            "0.5",
+            "--solvers",
+            "auto,paper:scip",
+            "--time-limit",
+            "5",
+        ],
     )
     assert found.exit_code == 0, found.output
     assert "layered4" in found.output

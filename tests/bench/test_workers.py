@@ -1,4 +1,5 @@
-"""`bench workers`: what is made of what the workers of two clusters found, and a worker that fails."""
+"""`bench workers`: what is made of what the workers of two clusters found, and a worker that
+fails."""
 
 import subprocess
 from typing import ClassVar
@@ -19,8 +20,9 @@ class Worker:
         Worker.started.append(env["TF_CONFIG"])
         self.returncode, self.killed = 0, False
         self.found = (
-            f'{{"losses": [2.0, {1.0 + 0.001 * planned * number}], "peak_bytes": {(60 if planned else 100) << 20}, '
-            f'"budget_bytes": {70 << 20}, "recomputed": {7 * planned}}}'
+            f'{{"losses": [2.0, {1.0 + 0.001 * planned * number}], "peak_bytes":'
+            f' {(60 if planned else 100) << 20}, "budget_bytes": {70 << 20}, "recomputed":'
+            f" {7 * planned}}}"
         )
 
     def communicate(self, timeout):
@@ -34,7 +36,8 @@ def test_each_worker_is_compared_with_itself(monkeypatch):
     Worker.started.clear()
     monkeypatch.setattr(subprocess, "Popen", Worker)
     rows = list(workers.measure("60%"))
-    assert len(Worker.started) == 8 and len(set(Worker.started)) == 8  # a cluster of its own each time
+    # A cluster of its own each time.
+    assert len(Worker.started) == 8 and len(set(Worker.started)) == 8
     assert [(row["optimized"], row["worker"], round(row["difference"], 6)) for row in rows] == [
         (True, 0, 0), (True, 1, 0.001), (False, 0, 0), (False, 1, 0.001),
     ]  # fmt: skip
@@ -55,6 +58,8 @@ def test_a_worker_that_fails_ends_the_others(monkeypatch):
             return "", "Traceback\nValueError: no"
 
     monkeypatch.setattr(subprocess, "Popen", Failing)
-    with pytest.raises(CheckmateError, match=r"Worker 0 ended with status 3:\nTraceback\nValueError: no"):
+    with pytest.raises(
+        CheckmateError, match=r"Worker 0 ended with status 3:\nTraceback\nValueError: no"
+    ):
         next(workers.measure("60%"))
     assert len(made) == 2 and all(worker.killed for worker in made)

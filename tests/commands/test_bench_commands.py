@@ -1,4 +1,5 @@
-"""`checkmate bench`: what it tells as JSON, and refuses. What is measured is tested in `tests/bench`."""
+"""`checkmate bench`: what it tells as JSON, and refuses. What is measured is tested in
+`tests/bench`."""
 
 import re
 
@@ -8,7 +9,13 @@ from calling import invoke, lines_of_json
 import checkmate
 from checkmate.bench import eager, layered, limits, steps
 
-ONE_STEP = {"budget_bytes": 80, "peak_bytes": 70, "predicted_bytes": 75, "overhead": 1.1, "recomputed": 3}
+ONE_STEP = {
+    "budget_bytes": 80,
+    "peak_bytes": 70,
+    "predicted_bytes": 75,
+    "overhead": 1.1,
+    "recomputed": 3,
+}
 
 PLANNED = {
     **ONE_STEP,
@@ -21,7 +28,15 @@ PLANNED = {
     "phases": {"solving": 0.5},
 }
 
-EAGER = {"peak_bytes": 70, "step_s": 1.5, "plain_s": 1.0, "slowdown": 1.5, "cost": 1.2, "difference": 0.0, "state_equal": True}
+EAGER = {
+    "peak_bytes": 70,
+    "step_s": 1.5,
+    "plain_s": 1.0,
+    "slowdown": 1.5,
+    "cost": 1.2,
+    "difference": 0.0,
+    "state_equal": True,
+}
 
 PLAIN_FACTS = {
     limits: {"plain_peak_bytes": 100, "fixed_bytes": 20},
@@ -30,9 +45,12 @@ PLAIN_FACTS = {
 }
 
 
-@pytest.mark.parametrize(("module", "found"), [(limits, ONE_STEP), (steps, PLANNED), (eager, EAGER)])
+@pytest.mark.parametrize(
+    ("module", "found"), [(limits, ONE_STEP), (steps, PLANNED), (eager, EAGER)]
+)
 def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
-    """One object per row, with the keys that the command's help names, whether or not there was a plan."""
+    """One object per row, with the keys that the command's help names, whether or not there was a
+    plan."""
     name = "dtr-eager" if module is eager else module.__name__.rsplit(".", 1)[-1]
 
     def fresh_process(_, given, **options):
@@ -41,22 +59,42 @@ def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
         return found if len(given) == 3 else PLAIN_FACTS[module]
 
     monkeypatch.setattr(module, "fresh_process", fresh_process)
-    printed = invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B", "--json")
+    printed = invoke(
+        "bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B", "--json"
+    )
     assert printed.exit_code == 0, printed.output
     *rows, last = lines_of_json(printed.stdout)
-    documented = set(re.findall(r"\w+", invoke("bench", name, "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    documented = set(
+        re.findall(
+            r"\w+", invoke("bench", name, "--help").stdout.split("JSON:")[1].split("Options:")[0]
+        )
+    )
     assert rows
     for row in rows:
         assert set(row) <= documented, set(row) - documented
     assert last["error"] == "No plan fits 23 B."
-    assert "No plan fits" in invoke("bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B").stdout
+    assert (
+        "No plan fits"
+        in invoke(
+            "bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B"
+        ).stdout
+    )
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("layered", "9", "--time-limit", "1"),
-        ("solvers", "layered9", "--shares", "0.5", "--solvers", "auto,checkpoint_all", "--time-limit", "1"),
+        (
+            "solvers",
+            "layered9",
+            "--shares",
+            "0.5",
+            "--solvers",
+            "auto,checkpoint_all",
+            "--time-limit",
+            "1",
+        ),
         ("dtr", "lstm2", "--shares", "80", "--heuristics", "lru"),
     ],
     ids=lambda arguments: arguments[0],
@@ -64,7 +102,12 @@ def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
 def test_bench_without_training_tells_as_json_what_its_help_says(arguments):
     printed = invoke("bench", *arguments, "--json")
     assert printed.exit_code == 0, printed.output
-    documented = set(re.findall(r"\w+", invoke("bench", arguments[0], "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    documented = set(
+        re.findall(
+            r"\w+",
+            invoke("bench", arguments[0], "--help").stdout.split("JSON:")[1].split("Options:")[0],
+        )
+    )
     rows = lines_of_json(printed.stdout)
     assert len(rows) > 1
     for row in rows:
@@ -75,7 +118,16 @@ def test_bench_without_training_tells_as_json_what_its_help_says(arguments):
 def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
     def measure(*arguments, **options):
         yield from (
-            {"ops": 9, "edges": 1, "percent": 90, "overhead": None, "bound": 1, "given_order_bound": 1, "seconds": 0, "fast_sa": ""},
+            {
+                "ops": 9,
+                "edges": 1,
+                "percent": 90,
+                "overhead": None,
+                "bound": 1,
+                "given_order_bound": 1,
+                "seconds": 0,
+                "fast_sa": "",
+            },
         )
         raise KeyboardInterrupt
 

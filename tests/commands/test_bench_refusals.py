@@ -8,7 +8,13 @@ from calling import invoke, lines_of_json
 from checkmate import CheckmateError
 from checkmate.bench import refusals
 
-REFUSED = {"asked_bytes": 30, "refused": "proven", "least_bytes": 50, "named_bytes": 60, "here": True}
+REFUSED = {
+    "asked_bytes": 30,
+    "refused": "proven",
+    "least_bytes": 50,
+    "named_bytes": 60,
+    "here": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +41,12 @@ def test_what_is_named_is_given_to_another_process(monkeypatch):
     printed = invoke("bench", "refusals", "mlp", "wrong", "--json")
     assert printed.exit_code == 0, printed.output
     assert asked == [["mlp", "4"], ["mlp", "4", "60"], ["wrong", "4"]]
-    documented = set(re.findall(r"\w+", invoke("bench", "refusals", "--help").stdout.split("JSON:")[1].split("Options:")[0]))
+    documented = set(
+        re.findall(
+            r"\w+",
+            invoke("bench", "refusals", "--help").stdout.split("JSON:")[1].split("Options:")[0],
+        )
+    )
     row, failed = lines_of_json(printed.stdout)
     assert {*row, *failed} <= documented
     assert "1 of 2 answers hold" in invoke("bench", "refusals", "mlp", "wrong").stdout

@@ -28,10 +28,19 @@ def test_doctor_finds_what_is_here_and_what_is_not(monkeypatch):
 
 
 def test_what_libraries_say_while_they_load_is_shown_only_if_that_fails():
-    say = "import os, sys; from checkmate.commands.quiet import quietly\nwith quietly():\n    os.write(2, b'noise\\n'); print('progress', file=sys.stderr)"
-    for level, failure, expected in (("3", "", "progress"), ("3", "; 1 / 0", "noise"), ("0", "", "noise\nprogress")):
+    say = (
+        "import os, sys; from checkmate.commands.quiet import quietly\nwith quietly():\n   "
+        " os.write(2, b'noise\\n'); print('progress', file=sys.stderr)"
+    )
+    for level, failure, expected in (
+        ("3", "", "progress"),
+        ("3", "; 1 / 0", "noise"),
+        ("0", "", "noise\nprogress"),
+    ):
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": level}
-        done = subprocess.run([sys.executable, "-c", say + failure], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", say + failure], capture_output=True, text=True, env=environment
+        )
         assert expected in done.stderr
         assert ("noise" in done.stderr) == ("noise" in expected)
         assert ("ZeroDivisionError" in done.stderr) == bool(failure)

@@ -24,7 +24,9 @@ from checkmate.solvers.solve import SOLVERS
         (("solve", "-o", "/proc/nothing"), "Cannot read or write /proc/nothing"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_is_said_before_the_work_and_is_status_2(graph_file, monkeypatch, arguments, said):
+def test_what_cannot_be_written_is_said_before_the_work_and_is_status_2(
+    graph_file, monkeypatch, arguments, said
+):
     from checkmate.commands import output, show, simulate
 
     for module, work in ((show, "draw"), (simulate, "simulate"), (output, "solve")):
@@ -58,7 +60,16 @@ def test_completion(shell):
 
 
 def test_a_shell_completes_solvers():
-    words = {"COMP_WORDS": "checkmate solve --solver chen", "COMP_CWORD": "3", "_CHECKMATE_COMPLETE": "bash_complete"}
-    script = "import sys; sys.argv = ['checkmate']; from checkmate.cli import main; main(prog_name='checkmate')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **words})
+    words = {
+        "COMP_WORDS": "checkmate solve --solver chen",
+        "COMP_CWORD": "3",
+        "_CHECKMATE_COMPLETE": "bash_complete",
+    }
+    script = (
+        "import sys; sys.argv = ['checkmate']; from checkmate.cli import main;"
+        " main(prog_name='checkmate')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **words}
+    )
     assert "plain,chen_sqrt_n" in done.stdout.split()

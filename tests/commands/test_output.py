@@ -20,7 +20,12 @@ def run(*arguments, **options):
 
 @pytest.mark.parametrize("command", ["show", "solve"])
 @pytest.mark.parametrize(
-    "locale", [{"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}], ids=["posix", "ascii"]
+    "locale",
+    [
+        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+    ],
+    ids=["posix", "ascii"],
 )
 def test_names_in_any_script_are_shown_where_output_is_ascii(tmp_path, command, locale):
     file, options = tmp_path / "chain.graph.json", ("-b", "100%") if command == "solve" else ()
@@ -33,14 +38,23 @@ def test_names_in_any_script_are_shown_where_output_is_ascii(tmp_path, command, 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 @pytest.mark.parametrize(
     "arguments",
-    [("show", "plan.json"), ("show", "plan.json", "--json"), ("solve", "graph.json"), ("completion", "bash"), ("show", "--help")],
+    [
+        ("show", "plan.json"),
+        ("show", "plan.json", "--json"),
+        ("solve", "graph.json"),
+        ("completion", "bash"),
+        ("show", "--help"),
+    ],
     ids=" ".join,
 )
 def test_output_that_finds_no_room_is_a_sentence_and_status_1(tmp_path, arguments):
     GRAPH.save(tmp_path / "graph.json")
     save_plan(Plan.keep_all(GRAPH), tmp_path / "plan.json", graph=GRAPH, graph_file="graph.json")
     with open("/dev/full", "w") as full:
-        found = run(*(tmp_path / each if each.endswith(".json") else each for each in arguments), stdout=full)
+        found = run(
+            *(tmp_path / each if each.endswith(".json") else each for each in arguments),
+            stdout=full,
+        )
     assert found.returncode == 1
     assert found.stderr.startswith("checkmate: could not write: ")
     assert len(found.stderr.splitlines()) == 1

@@ -41,7 +41,10 @@ def test_plan_writes_a_graph_and_plans(models):
     assert (fits["status"], fails["status"]) == ("OPTIMAL", "INFEASIBLE")
     assert fits["graph_file"] == "some-models-small-b512.graph.json"
     graph = DFGraph.load(models / fits["graph_file"])
-    assert replay(graph, load_plan(models / fits["plan_file"], graph=graph)).peak_bytes == fits["peak_bytes"]
+    assert (
+        replay(graph, load_plan(models / fits["plan_file"], graph=graph)).peak_bytes
+        == fits["peak_bytes"]
+    )
     shown = invoke("show", fits["plan_file"])
     assert shown.exit_code == 0
     assert "dense3" in shown.stdout
@@ -68,7 +71,16 @@ def test_compile_runs_what_plan_wrote(models):
 
     model, loss = small()
     x, y = keras.ops.zeros((512, 16)), keras.ops.zeros((512, 4))
-    step = checkmate.tf2.compile(model, loss, "adam", x, y, budget=2 * facts["budget_bytes"], plan=facts["plan_file"], verbose=False)
+    step = checkmate.tf2.compile(
+        model,
+        loss,
+        "adam",
+        x,
+        y,
+        budget=2 * facts["budget_bytes"],
+        plan=facts["plan_file"],
+        verbose=False,
+    )
     assert step.plan == load_plan(facts["plan_file"], graph=step.graph)
     assert float(step(x, y)[1]) >= 0
 
@@ -81,7 +93,12 @@ def test_plan_takes_a_batch_of_one_s_own(models):
 def test_plan_takes_a_keras_file(models):
     import keras
 
-    layers = [keras.Input((8,)), keras.layers.Dense(32), keras.layers.Dense(32), keras.layers.Dense(3, activation="softmax")]
+    layers = [
+        keras.Input((8,)),
+        keras.layers.Dense(32),
+        keras.layers.Dense(32),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
     model = keras.Sequential(layers)
     model.save("Own Model.keras")
     found = invoke("plan", "Own Model.keras", "-b", "100%", *QUICK)
@@ -104,14 +121,24 @@ def test_plan_says_what_is_wrong_with_a_model(models, model, said):
 
 
 @pytest.mark.parametrize(
-    ("softmax", "loss", "kind"), [(True, None, "int32"), (False, None, "float32"), (False, "SparseCategoricalCrossentropy", "int32")]
+    ("softmax", "loss", "kind"),
+    [
+        (True, None, "int32"),
+        (False, None, "float32"),
+        (False, "SparseCategoricalCrossentropy", "int32"),
+    ],
 )
 def test_labels_follow_the_loss(tensorflow, softmax, loss, kind):
     import keras
 
     from checkmate.tf2.models import _loss, _specified
 
-    model = keras.Sequential([keras.Input((5, None, 2)), keras.layers.Dense(3, activation="softmax" if softmax else None)])
+    model = keras.Sequential(
+        [
+            keras.Input((5, None, 2)),
+            keras.layers.Dense(3, activation="softmax" if softmax else None),
+        ]
+    )
     work = _specified(model, _loss(model, loss), batch=7, size=4)
     assert work.inputs.shape == (7, 5, 4, 2)
     assert work.labels.dtype == kind

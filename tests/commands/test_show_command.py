@@ -39,7 +39,9 @@ def test_show_a_plan(plan_files):
 def test_show_believes_the_judge_and_not_the_file(graph_file):
     plan = solve(GRAPH, "70%").plan
     file = graph_file.parent / "boast.plan.json"
-    save_plan(plan, file, graph=GRAPH, graph_file=graph_file.name, cost=1, overhead=0.5, peak_bytes=7)
+    save_plan(
+        plan, file, graph=GRAPH, graph_file=graph_file.name, cost=1, overhead=0.5, peak_bytes=7
+    )
     (facts,) = lines_of_json(invoke("show", file, "--json").stdout)
     timeline = replay(GRAPH, plan)
     assert (facts["cost"], facts["peak_bytes"]) == (timeline.cost, timeline.peak_bytes)
@@ -63,7 +65,9 @@ def test_show_draws_what_goes_with_the_files(plan_files, graph_file, monkeypatch
     from checkmate.commands import show
 
     drawn = []
-    monkeypatch.setattr(show, "draw", lambda shown, picture: drawn.append(picture) or checkmate.plot.memory(GRAPH))
+    monkeypatch.setattr(
+        show, "draw", lambda shown, picture: drawn.append(picture) or checkmate.plot.memory(GRAPH)
+    )
     for files in ([graph_file], plan_files[:1], plan_files):
         assert invoke("show", *files, "--png", tmp_path / "a.png").exit_code == 0
     assert drawn == ["memory", "memory", "curve"]
@@ -80,9 +84,16 @@ def test_show_writes_a_page(plan_files, graph_file, tmp_path):
 def test_show_refuses_what_does_not_belong_together(plan_files, graph_file, tmp_path):
     other = training_chain(4)
     other.save(tmp_path / "other.json")
-    for arguments in ([plan_files[0], graph_file], [graph_file, graph_file], [plan_files[0], "--graph", tmp_path / "other.json"]):
+    for arguments in (
+        [plan_files[0], graph_file],
+        [graph_file, graph_file],
+        [plan_files[0], "--graph", tmp_path / "other.json"],
+    ):
         assert invoke("show", *arguments).exit_code == 2
-    assert invoke("show", graph_file, "--picture", "layers", "--png", tmp_path / "a.png").exit_code == 2
+    assert (
+        invoke("show", graph_file, "--picture", "layers", "--png", tmp_path / "a.png").exit_code
+        == 2
+    )
     graph_file.rename(tmp_path / "moved.json")
     lost = invoke("show", plan_files[0])
     assert lost.exit_code == 2

@@ -44,15 +44,25 @@ def test_a_budget_without_a_plan_is_status_1(graph_file):
 def test_reorder_looks_at_other_orders(tmp_path):
     """Two large values that the graph's order makes before the first of them is read."""
     facts = (("a", ()), ("b", ()), ("use_a", (0,)), ("use_b", (1,)), ("end", (2, 3)))
-    ops = tuple(checkmate.Op(name, deps, 5, 1 if name.startswith("use") or name == "end" else 10) for name, deps in facts)
+    ops = tuple(
+        checkmate.Op(name, deps, 5, 1 if name.startswith("use") or name == "end" else 10)
+        for name, deps in facts
+    )
     DFGraph(ops, (4,)).save(tmp_path / "two.json")
     kept, moved = (
-        lines_of_json(invoke("solve", tmp_path / "two.json", "-b", "12", "--json", "--time-limit", "1", *more).stdout)[0]
+        lines_of_json(
+            invoke(
+                "solve", tmp_path / "two.json", "-b", "12", "--json", "--time-limit", "1", *more
+            ).stdout
+        )[0]
         for more in ((), ("--reorder",))
     )
     assert kept["cost"] is None or kept["cost"] > 25
     assert (moved["cost"], moved["bound_covers"]) == (25, "any order")
-    assert "in any order of ops" in invoke("solve", tmp_path / "two.json", "-b", "12", "--reorder").stdout
+    assert (
+        "in any order of ops"
+        in invoke("solve", tmp_path / "two.json", "-b", "12", "--reorder").stdout
+    )
 
 
 def test_a_bound_without_a_plan_is_told(graph_file):
@@ -60,7 +70,10 @@ def test_a_bound_without_a_plan_is_told(graph_file):
     assert found.exit_code == 1
     (facts,) = lines_of_json(found.stdout)
     assert GRAPH.total_cost < facts["bound"] <= solve(GRAPH, "70%").cost
-    assert f">= {facts['bound'] / GRAPH.total_cost - 1:+.2%}" in invoke("solve", graph_file, "-b", "70%", "--solver", "lp_bound").stdout
+    assert (
+        f">= {facts['bound'] / GRAPH.total_cost - 1:+.2%}"
+        in invoke("solve", graph_file, "-b", "70%", "--solver", "lp_bound").stdout
+    )
 
 
 def test_a_solver_that_finds_nothing_is_status_1(graph_file):
@@ -70,7 +83,14 @@ def test_a_solver_that_finds_nothing_is_status_1(graph_file):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-b", "lots"], ["--solver", "magic"], ["--time-limit", "soon"], ["--nothing"], ["-b", "60%", "more"]]
+    "arguments",
+    [
+        ["-b", "lots"],
+        ["--solver", "magic"],
+        ["--time-limit", "soon"],
+        ["--nothing"],
+        ["-b", "60%", "more"],
+    ],
 )
 def test_what_cannot_be_understood_is_status_2(graph_file, arguments):
     found = invoke("solve", graph_file, *arguments)
@@ -85,7 +105,9 @@ def test_no_budget_is_status_2(graph_file, budget):
     assert "No budget was given" in found.stderr
 
 
-@pytest.mark.parametrize("content", ["not JSON", "{}", "[]", '{"nodes": [{"name": "a"}], "edges": []}'])
+@pytest.mark.parametrize(
+    "content", ["not JSON", "{}", "[]", '{"nodes": [{"name": "a"}], "edges": []}']
+)
 def test_files_that_are_no_graph_are_status_2(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     for command in ("solve", "show"):
@@ -97,23 +119,36 @@ def test_files_that_are_no_graph_are_status_2(tmp_path, content):
 
 
 def test_solve_writes_plans_that_can_be_read(plan_files):
-    assert [file.name for file in plan_files] == [f"chain-{share}pct.plan.json" for share in (60, 75, 90)]
+    assert [file.name for file in plan_files] == [
+        f"chain-{share}pct.plan.json" for share in (60, 75, 90)
+    ]
     for file, share in zip(plan_files, (0.6, 0.75, 0.9), strict=True):
         plan = load_plan(file, graph=GRAPH)
         facts = read_json(file)
-        assert replay(GRAPH, plan).peak_bytes == facts["peak_bytes"] <= facts["budget_bytes"] == int(share * PLAIN)
+        assert (
+            replay(GRAPH, plan).peak_bytes
+            == facts["peak_bytes"]
+            <= facts["budget_bytes"]
+            == int(share * PLAIN)
+        )
         assert facts["graph_file"] == "chain.graph.json"
 
 
 def test_the_table_names_what_a_budget_can_be(graph_file):
     said = invoke("solve", graph_file, "-b", "70%").stdout
-    for expected in ("none", "gap", "+", checkmate.units.format_bytes(PLAIN), checkmate.units.format_bytes(floor(GRAPH).bytes)):
+    for expected in (
+        "none",
+        "gap",
+        "+",
+        checkmate.units.format_bytes(PLAIN),
+        checkmate.units.format_bytes(floor(GRAPH).bytes),
+    ):
         assert expected in said
     assert max(map(len, said.splitlines())) <= PIPED_WIDTH
 
 
 def test_ctrl_c_keeps_the_best_plan_and_skips_other_budgets(graph_file, monkeypatch):
-    from checkmate.solvers.baselines import ChenGreedy
+    from checkmate.solvers.baselines.chen import ChenGreedy
 
     def interrupted(self, search, run=ChenGreedy.run):
         run(self, search)
@@ -126,7 +161,7 @@ def test_ctrl_c_keeps_the_best_plan_and_skips_other_budgets(graph_file, monkeypa
 
 
 def test_ctrl_c_before_there_is_a_plan_keeps_what_other_budgets_have(graph_file, monkeypatch):
-    from checkmate.solvers.baselines import ChenGreedy
+    from checkmate.solvers.baselines.chen import ChenGreedy
 
     def interrupted(self, search, run=ChenGreedy.run):
         if search.budget_bytes < int(0.75 * PLAIN):
@@ -146,7 +181,12 @@ def test_ctrl_c_before_there_is_a_plan_keeps_what_other_budgets_have(graph_file,
 
 
 def test_a_pipe_gets_no_progress_and_no_colour(graph_file):
-    done = subprocess.run([sys.executable, "-m", "checkmate", "solve", str(graph_file)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "checkmate", "solve", str(graph_file)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert "Plans of" in done.stdout

@@ -29,7 +29,9 @@ def screen(monkeypatch):
 
 
 def test_a_table_that_fits_is_a_table(screen):
-    shown = screen(50, lambda: print_table("All of it", COLUMNS, ROWS, left=("name", "why"))).splitlines()
+    shown = screen(
+        50, lambda: print_table("All of it", COLUMNS, ROWS, left=("name", "why"))
+    ).splitlines()
     assert [line.split() for line in shown[:2]] == [["All", "of", "it"], ["name", "bytes", "why"]]
     assert shown[3].split(maxsplit=3) == ["first", "12.00", "MiB", "because it is so"]
     assert len(shown) == 5

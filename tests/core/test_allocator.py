@@ -1,4 +1,5 @@
-"""The allocator's twin: each rule by example, then all of them against a second implementation that searches lists from end to end."""
+"""The allocator's twin: each rule by example, then all of them against a second implementation that
+searches lists from end to end."""
 
 from itertools import pairwise
 
@@ -22,7 +23,10 @@ def cut(pool, *sizes):
 # The rules
 
 
-@pytest.mark.parametrize(("size", "chunk"), [(1, 256), (255, 256), (256, 256), (257, 512), (1000, 1024), (MIB + 1, MIB + 256)])
+@pytest.mark.parametrize(
+    ("size", "chunk"),
+    [(1, 256), (255, 256), (256, 256), (257, 512), (1000, 1024), (MIB + 1, MIB + 256)],
+)
 def test_requests_are_rounded_up(size, chunk):
     pool = one_piece()
     address = pool.request(size)
@@ -91,7 +95,8 @@ def test_regions_double():
     for size in (1, 2 * MIB, 8 * MIB, 20 * MIB, 32 * MIB, 60 * MIB):
         pool.request(size)
         fetched.append(pool.fetched_bytes // MIB)
-    # 8 is as large as the region that is due, 20 does not fit 16, 32 is due then as it was not fetched before, 60 fits 64, which is due
+    # 8 is as large as the region that is due, 20 does not fit 16, 32 is due then as it was not
+    # fetched before, 60 fits 64, which is due
     assert fetched == [2, 6, 14, 46, 78, 142]
 
 
@@ -110,10 +115,16 @@ def test_a_limit_cuts_the_last_region():
     before = pool.free_chunks, pool.in_use_bytes
     with pytest.raises(PoolExhausted) as caught:
         pool.request(MIB)
-    assert (caught.value.requested_bytes, caught.value.largest_hole_bytes, caught.value.buffer) == (MIB, MIB // 2, None)
+    assert (caught.value.requested_bytes, caught.value.largest_hole_bytes, caught.value.buffer) == (
+        MIB,
+        MIB // 2,
+        None,
+    )
     assert (pool.free_chunks, pool.in_use_bytes) == before
     pool.request(MIB // 2)
-    with pytest.raises(PoolExhausted, match=r"256 bytes does not fit: the largest free chunk has 0\."):
+    with pytest.raises(
+        PoolExhausted, match=r"256 bytes does not fit: the largest free chunk has 0\."
+    ):
         pool.request(1)
 
 
@@ -187,7 +198,9 @@ def test_a_chunk_in_use_is_told_of_once():
             pool.add_chunk_in_use(*chunk)
 
 
-@pytest.mark.parametrize("chunks", [[(0, 100)], [(0, 0)], [(0, -256)], [(0, 512), (256, 256)], [(-256, 256)]])
+@pytest.mark.parametrize(
+    "chunks", [[(0, 100)], [(0, 0)], [(0, -256)], [(0, 512), (256, 256)], [(-256, 256)]]
+)
 def test_chunks_must_be_possible(chunks):
     with pytest.raises(ValueError, match="no free chunk"):
         Pool.of_free_chunks(chunks)
@@ -214,9 +227,13 @@ def test_run_counts_from_what_is_in_use():
 
 
 def test_steps_with_equal_ids_and_results_that_outlive_them():
-    """Each step reads a batch that lies in memory before, and leaves a result that is dropped during the next."""
+    """Each step reads a batch that lies in memory before, and leaves a result that is dropped
+    during the next."""
     pool, last = one_piece(), None
-    step = [("batch", 1024)], [("x", 4096), ("result", 512), ("last result", 0), ("x", 0), ("batch", 0)]
+    step = (
+        [("batch", 1024)],
+        [("x", 4096), ("result", 512), ("last result", 0), ("x", 0), ("batch", 0)],
+    )
     peaks = []
     for _ in range(3):
         buffers = {"last result": last}
@@ -224,8 +241,16 @@ def test_steps_with_equal_ids_and_results_that_outlive_them():
             peaks.append(pool.run(events, buffers))
         assert list(buffers) == ["result"]
         last = buffers["result"]
-    # In the second step x gets what it needs, in the third a whole chunk of 4,608 bytes, which is too small to be split.
-    assert peaks == [1024, 1024 + 4096 + 512, 512 + 1024, 512 + 1024 + 4096 + 512, 512 + 1024, 512 + 1024 + 4608 + 512]
+    # In the second step x gets what it needs, in the third a whole chunk of 4,608 bytes, which is
+    # too small to be split.
+    assert peaks == [
+        1024,
+        1024 + 4096 + 512,
+        512 + 1024,
+        512 + 1024 + 4096 + 512,
+        512 + 1024,
+        512 + 1024 + 4608 + 512,
+    ]
     pool.release(last)
     assert pool.in_use_bytes == 0
 
@@ -261,7 +286,8 @@ def test_a_copy_goes_its_own_way():
 
 
 class Naive:
-    """The same allocator, with a list of [bytes, in use] per region, searched from end to end; an address is (region, bytes before)."""
+    """The same allocator, with a list of [bytes, in use] per region, searched from end to end; an
+    address is (region, bytes before)."""
 
     def __init__(self, sizes, *, limit, next_region, split):
         self.regions = {k: [[size, False]] for k, size in enumerate(sizes)}
@@ -286,7 +312,9 @@ class Naive:
             return self.request(size)
         found, address, _, k = min(fits)
         given = need if found >= 2 * need or found - need >= self.split else found
-        self.regions[address[0]][k : k + 1] = [[given, True]] + ([[found - given, False]] if found > given else [])
+        self.regions[address[0]][k : k + 1] = [[given, True]] + (
+            [[found - given, False]] if found > given else []
+        )
         return address
 
     def grow(self, need):
@@ -319,7 +347,9 @@ class Naive:
 
 
 UNITS = st.one_of(st.integers(1, 12), st.integers(1, 300))
-SIZES = st.builds(lambda units, less: max(1, 256 * units - less), UNITS, st.sampled_from([0, 0, 1, 255]))
+SIZES = st.builds(
+    lambda units, less: max(1, 256 * units - less), UNITS, st.sampled_from([0, 0, 1, 255])
+)
 # A number of bytes to request, or, below 1, which of the buffers in use to release.
 MOVES = st.lists(st.one_of(SIZES, st.integers(-40, 0)), max_size=60)
 REGIONS = st.lists(st.builds(lambda units: 256 * units, st.integers(1, 200)), max_size=4)
@@ -333,9 +363,14 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def pool_of(sizes, options):
-    """A pool with these regions side by side, so that nothing but their borders keeps chunks apart, and the addresses of the regions."""
+    """A pool with these regions side by side, so that nothing but their borders keeps chunks apart,
+    and the addresses of the regions."""
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    pool = Pool.of_free_chunks(zip(starts, sizes, strict=True), limit_bytes=max(options["limit"], sum(sizes)), split_bytes=options["split"])
+    pool = Pool.of_free_chunks(
+        zip(starts, sizes, strict=True),
+        limit_bytes=max(options["limit"], sum(sizes)),
+        split_bytes=options["split"],
+    )
     pool._next_region_bytes = options["next_region"]
     return pool, dict(enumerate(starts))
 
@@ -343,7 +378,12 @@ def pool_of(sizes, options):
 @given(REGIONS, OPTIONS, MOVES)
 def test_a_second_implementation_gives_the_same_chunks(sizes, options, moves):
     pool, bases = pool_of(sizes, options)
-    naive = Naive(sizes, limit=max(options["limit"], sum(sizes)), next_region=options["next_region"], split=options["split"])
+    naive = Naive(
+        sizes,
+        limit=max(options["limit"], sum(sizes)),
+        next_region=options["next_region"],
+        split=options["split"],
+    )
     held, peak = [], 0
     for move in moves:
         if move > 0:
@@ -364,7 +404,9 @@ def test_a_second_implementation_gives_the_same_chunks(sizes, options, moves):
             naive.release(expected)
         peak = max(peak, naive.total(True))
         assert (pool.in_use_bytes, pool.peak_bytes) == (naive.total(True), peak)
-        assert pool.largest_hole_bytes == max((size for size, _, used, _ in naive.chunks() if not used), default=0)
+        assert pool.largest_hole_bytes == max(
+            (size for size, _, used, _ in naive.chunks() if not used), default=0
+        )
 
 
 @given(REGIONS.filter(bool), OPTIONS, MOVES)
@@ -379,7 +421,9 @@ def test_chunks_tile_their_regions(sizes, options, moves):
             held.append(pool.request(move))
         used = [(address, pool.chunk_bytes(address)) for address in held]
         assert pool.in_use_bytes == sum(size for _, size in used)
-        pieces = sorted([(*each, True) for each in used] + [(*each, False) for each in pool.free_chunks])
+        pieces = sorted(
+            [(*each, True) for each in used] + [(*each, False) for each in pool.free_chunks]
+        )
         assert pieces[0][0] == 0
         assert pieces[-1][0] + pieces[-1][1] == ends[-1]
         for (start, size, busy, *_), (following, _, busy_too, *_) in pairwise(pieces):

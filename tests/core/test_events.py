@@ -1,4 +1,5 @@
-"""What nodes that run one after another ask the allocator for, and what a log of that teaches about them."""
+"""What nodes that run one after another ask the allocator for, and what a log of that teaches about
+them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,13 @@ def asked(*nodes, outputs=(), **footprints):
 
 
 def test_a_buffer_is_given_back_when_its_last_reader_has_run():
-    steps, results = asked(node("a", sizes=(1,)), node("b", "a", (2,)), node("c", "a b", (3,)), node("d", "c", (4,)), outputs="d")
+    steps, results = asked(
+        node("a", sizes=(1,)),
+        node("b", "a", (2,)),
+        node("c", "a b", (3,)),
+        node("d", "c", (4,)),
+        outputs="d",
+    )
     assert steps == [(0, 1), (1, 2), (2, 3), (0, 0), (1, 0), (3, 4), (2, 0)]
     assert results == (3,)
 
@@ -50,7 +57,14 @@ def test_what_a_step_returns_is_left():
 
 
 def test_views_share_a_buffer():
-    steps, results = asked(node("a"), view("v", "a"), view("w", "v"), node("b", "a", (2,)), node("c", "w", (3,)), outputs="c")
+    steps, results = asked(
+        node("a"),
+        view("v", "a"),
+        view("w", "v"),
+        node("b", "a", (2,)),
+        node("c", "w", (3,)),
+        outputs="c",
+    )
     assert steps == [(0, 100), (1, 2), (1, 0), (2, 3), (0, 0)] and results == (2,)
     assert asked(node("a"), view("v", "a"), outputs="v") == ([(0, 100)], (0,))
 
@@ -60,81 +74,189 @@ def test_outputs_of_a_view_lie_in_the_inputs_in_turn_and_in_the_first_where_ther
     steps, _ = asked(node("a", sizes=(1,)), split, node("b", "s:0", (2,)), node("c", "s:1", (3,)))
     assert steps == [(0, 1), (1, 2), (1, 0), (2, 3), (2, 0), (0, 0)]
     both = node("i", "a b", (0, 0), Kind.VIEW)
-    steps, _ = asked(node("a", sizes=(1,)), node("b", sizes=(2,)), both, node("c", "i:0", (3,)), node("d", "i:1", (4,)))
+    steps, _ = asked(
+        node("a", sizes=(1,)),
+        node("b", sizes=(2,)),
+        both,
+        node("c", "i:0", (3,)),
+        node("d", "i:1", (4,)),
+    )
     assert steps == [(0, 1), (1, 2), (2, 3), (2, 0), (0, 0), (3, 4), (3, 0), (1, 0)]
 
 
 def test_what_nobody_reads_is_given_back_at_once():
     steps, results = asked(node("a", sizes=(1, 2)), node("b", "a", (3,)), outputs="b")
     assert steps == [(0, 1), (1, 2), (1, 0), (2, 3), (0, 0)] and results == (2,)
-    assert asked(node("a"), view("v", "a"))[0] == [(0, 100), (0, 0)], "nor what only a view that nobody reads is of"
+    assert asked(node("a"), view("v", "a"))[0] == [
+        (0, 100),
+        (0, 0),
+    ], "nor what only a view that nobody reads is of"
 
 
 def test_what_is_resident_takes_nothing():
-    steps, results = asked(resident("x"), view("v", "x"), node("a", "x v", (1,)), outputs=("a", "x", "v"))
+    steps, results = asked(
+        resident("x"), view("v", "x"), node("a", "x v", (1,)), outputs=("a", "x", "v")
+    )
     assert steps == [(0, 1)] and results == (0,)
-    assert asked(resident("x"), node("a", "x", (1000,), in_place=True), outputs="a")[0] == [(0, 1000)], "nothing is written over it"
-    steps, _ = asked(node("a", sizes=(1,)), node("r", "a", (1000,), Kind.RESIDENT), node("b", "r", (2,)), outputs="b")
+    assert asked(resident("x"), node("a", "x", (1000,), in_place=True), outputs="a")[0] == [
+        (0, 1000)
+    ], "nothing is written over it"
+    steps, _ = asked(
+        node("a", sizes=(1,)),
+        node("r", "a", (1000,), Kind.RESIDENT),
+        node("b", "r", (2,)),
+        outputs="b",
+    )
     assert steps == [(0, 1), (0, 0), (1, 2)], "what it is made of is not what it is"
-    assert asked(node("a", "given", (1,)), outputs="a")[0] == [(0, 1)], "nor does what no node makes"
+    assert asked(node("a", "given", (1,)), outputs="a")[0] == [(0, 1)], (
+        "nor does what no node makes"
+    )
 
 
 def test_an_output_is_written_over_an_input_that_nobody_else_holds():
     over = node("b", "a", in_place=True)
     assert asked(node("a"), over, outputs="b") == ([(0, 100)], (0,))
-    assert asked(node("a"), replace(over, in_place=False), outputs="b")[0] == [(0, 100), (1, 100), (0, 0)]
-    assert asked(node("a"), over, node("c", "a", (1,)), outputs="b")[0] == [(0, 100), (1, 100), (2, 1), (2, 0), (0, 0)], "read later"
+    assert asked(node("a"), replace(over, in_place=False), outputs="b")[0] == [
+        (0, 100),
+        (1, 100),
+        (0, 0),
+    ]
+    assert asked(node("a"), over, node("c", "a", (1,)), outputs="b")[0] == [
+        (0, 100),
+        (1, 100),
+        (2, 1),
+        (2, 0),
+        (0, 0),
+    ], "read later"
     assert asked(node("a"), over, outputs=("a", "b"))[0] == [(0, 100), (1, 100)], "returned"
-    assert asked(node("a"), view("v", "a"), over, node("c", "v", (1,)))[0][1] == (1, 100), "a view is read later"
-    assert asked(node("a"), view("v", "a"), node("b", "v", in_place=True), outputs="b")[0] == [(0, 100)], "a view is nobody else"
+    assert asked(node("a"), view("v", "a"), over, node("c", "v", (1,)))[0][1] == (
+        1,
+        100,
+    ), "a view is read later"
+    assert asked(node("a"), view("v", "a"), node("b", "v", in_place=True), outputs="b")[0] == [
+        (0, 100)
+    ], "a view is nobody else"
     assert asked(node("a", sizes=(99,)), over, outputs="b")[0][1] == (1, 100), "of another size"
-    assert asked(node("a"), over)[0] == [(0, 100), (1, 100), (1, 0), (0, 0)], "where nobody reads the output, it is no use"
+    assert asked(node("a"), over)[0] == [
+        (0, 100),
+        (1, 100),
+        (1, 0),
+        (0, 0),
+    ], "where nobody reads the output, it is no use"
 
 
 def test_of_several_inputs_the_first_that_may_be_is_written_over():
     three = [node("a"), node("b"), node("c"), node("d", "a b c", in_place=True)]
     assert asked(*three, outputs="d") == ([(0, 100), (1, 100), (2, 100), (1, 0), (2, 0)], (0,))
     assert asked(*three, outputs="da") == ([(0, 100), (1, 100), (2, 100), (2, 0)], (0, 1))
-    two = [node("a"), node("b"), node("d", "a b", (100, 100), in_place=True), node("e", "d:0 d:1", (1,))]
-    assert asked(*two)[0] == [(0, 100), (1, 100), (2, 1), (2, 0), (0, 0), (1, 0)], "each by one output"
-    assert asked(node("a"), node("b", "a a", in_place=True), outputs="b")[0] == [(0, 100), (1, 100), (0, 0)], "what is read twice by none"
+    two = [
+        node("a"),
+        node("b"),
+        node("d", "a b", (100, 100), in_place=True),
+        node("e", "d:0 d:1", (1,)),
+    ]
+    assert asked(*two)[0] == [
+        (0, 100),
+        (1, 100),
+        (2, 1),
+        (2, 0),
+        (0, 0),
+        (1, 0),
+    ], "each by one output"
+    assert asked(node("a"), node("b", "a a", in_place=True), outputs="b")[0] == [
+        (0, 100),
+        (1, 100),
+        (0, 0),
+    ], "what is read twice by none"
 
 
 def test_a_part_shares_the_memory_of_what_it_is_a_part_of():
     none = Footprint(())
     part = node("p", "a", (10,), shares=True)
-    assert asked(node("a"), part, node("b", "p", (1,)), p=none)[0] == [(0, 100), (1, 1), (1, 0), (0, 0)]
+    assert asked(node("a"), part, node("b", "p", (1,)), p=none)[0] == [
+        (0, 100),
+        (1, 1),
+        (1, 0),
+        (0, 0),
+    ]
     assert asked(resident("a"), part, outputs="p", p=none) == ([], ())
-    assert asked(node("a"), part, outputs="p")[0] == [(0, 100), (1, 10), (0, 0)], "not where it was seen to ask, or was not seen"
+    assert asked(node("a"), part, outputs="p")[0] == [
+        (0, 100),
+        (1, 10),
+        (0, 0),
+    ], "not where it was seen to ask, or was not seen"
     small = node("p", "b a", (10,), shares=True)
-    assert asked(node("a"), node("b", sizes=(50,)), small, outputs="p", p=none) == ([(0, 100), (1, 50), (1, 0)], (0,)), "of the largest"
-    assert asked(node("a"), replace(part, shares=False), outputs="p", p=none) == ([(0, 100), (0, 0)], ()), (
-        "what may not be one is made elsewhere"
-    )
+    assert asked(node("a"), node("b", sizes=(50,)), small, outputs="p", p=none) == (
+        [(0, 100), (1, 50), (1, 0)],
+        (0,),
+    ), "of the largest"
+    assert asked(node("a"), replace(part, shares=False), outputs="p", p=none) == (
+        [(0, 100), (0, 0)],
+        (),
+    ), "what may not be one is made elsewhere"
 
 
 def test_a_footprint_says_what_is_asked_for_in_which_order():
     seen = Footprint((Request(7), Request(100, output=0), Request(8)))
     assert asked(node("a"), a=seen)[0] == [(0, 7), (1, 100), (2, 8), (0, 0), (2, 0), (1, 0)]
     expected = node("a", workspace_bytes=9)
-    assert asked(expected, outputs="a")[0] == [(0, 100), (1, 9), (1, 0)], "outputs, then the workspace, where none tells"
+    assert asked(expected, outputs="a")[0] == [
+        (0, 100),
+        (1, 9),
+        (1, 0),
+    ], "outputs, then the workspace, where none tells"
     assert asked(expected, outputs="a", a=Footprint((Request(100, output=0),)))[0] == [(0, 100)]
-    assert asked(node("a"), outputs="a", a=Footprint((Request(5),)))[0] == [(0, 5), (0, 0)], "what no request is for another kernel makes"
+    assert asked(node("a"), outputs="a", a=Footprint((Request(5),)))[0] == [
+        (0, 5),
+        (0, 0),
+    ], "what no request is for another kernel makes"
     seen = Footprint((Request(5),), in_place=True)
-    assert asked(node("a"), outputs="a", a=seen)[0] == [(0, 5), (1, 100), (0, 0)], (
-        "or it comes last, where it cannot be written over an input"
-    )
+    assert asked(node("a"), outputs="a", a=seen)[0] == [
+        (0, 5),
+        (1, 100),
+        (0, 0),
+    ], "or it comes last, where it cannot be written over an input"
 
 
 def test_a_workspace_is_given_back_when_its_footprint_says():
-    seen = Footprint((Request(7, until=1), Request(8, until=3), Request(100, output=0), Request(9), Request(6, until=9)))
-    assert asked(node("a"), outputs="a", a=seen)[0] == [(0, 7), (0, 0), (1, 8), (2, 100), (1, 0), (3, 9), (4, 6), (3, 0), (4, 0)]
+    seen = Footprint(
+        (
+            Request(7, until=1),
+            Request(8, until=3),
+            Request(100, output=0),
+            Request(9),
+            Request(6, until=9),
+        )
+    )
+    assert asked(node("a"), outputs="a", a=seen)[0] == [
+        (0, 7),
+        (0, 0),
+        (1, 8),
+        (2, 100),
+        (1, 0),
+        (3, 9),
+        (4, 6),
+        (3, 0),
+        (4, 0),
+    ]
 
 
 def test_the_footprint_of_an_evaluation_goes_before_that_of_its_op():
     first, again = node("op/0", key="op"), node("op/1", key="op")
-    seen = {"op": Footprint((Request(1), Request(100, output=0))), "op/1": Footprint((Request(2), Request(100, output=0)))}
-    assert program(first, again).events(seen).steps == ((0, 1), (1, 100), (0, 0), (1, 0), (2, 2), (3, 100), (2, 0), (3, 0))
+    seen = {
+        "op": Footprint((Request(1), Request(100, output=0))),
+        "op/1": Footprint((Request(2), Request(100, output=0))),
+    }
+    assert program(first, again).events(seen).steps == (
+        (0, 1),
+        (1, 100),
+        (0, 0),
+        (1, 0),
+        (2, 2),
+        (3, 100),
+        (2, 0),
+        (3, 0),
+    )
 
 
 def test_whether_it_was_seen_in_place_goes_before_what_is_expected():
@@ -147,12 +269,28 @@ def test_whether_it_was_seen_in_place_goes_before_what_is_expected():
 
 def test_a_log_is_told_apart_by_who_asked():
     log = [
-        ("a", 1, 100, True), ("a", 2, 7, False), (None, 2, 0, False), ("a", 2, 8, False), (None, 2, 0, False), ("b", 3, 50, True),
-        (None, 1, 0, False), ("", 4, 5, False), (None, 4, 0, False), (None, 77, 0, False), ("c", 1, 9, True),
-    ]  # fmt: skip
+        ("a", 1, 100, True),
+        ("a", 2, 7, False),
+        (None, 2, 0, False),
+        ("a", 2, 8, False),
+        (None, 2, 0, False),
+        ("b", 3, 50, True),
+        (None, 1, 0, False),
+        ("", 4, 5, False),
+        (None, 4, 0, False),
+        (None, 77, 0, False),
+        ("c", 1, 9, True),
+    ]
     assert bursts(log) == {
-        "a": [LoggedRequest(100, True, None), LoggedRequest(7, False, 2), LoggedRequest(8, False, 3)],
-        "b": [LoggedRequest(50, True, None), LoggedRequest(5, False, 2)],  # a thread of a kernel asks without its name
+        "a": [
+            LoggedRequest(100, True, None),
+            LoggedRequest(7, False, 2),
+            LoggedRequest(8, False, 3),
+        ],
+        "b": [
+            LoggedRequest(50, True, None),
+            LoggedRequest(5, False, 2),
+        ],  # a thread of a kernel asks without its name
         "c": [LoggedRequest(9, True, None)],
     }
     assert bursts([]) == {}
@@ -164,29 +302,51 @@ def learnt(nodes, outputs=(), **logged):
 
 def test_what_is_for_an_output_is_said_or_what_outlives_the_kernel():
     work, out = LoggedRequest(100, False, 2), LoggedRequest(100, True, None)
-    assert learnt([node("a")], outputs="a", a=[work, out])["a"].requests == (Request(100, until=2), Request(100, output=0))
-    assert learnt([node("a")], outputs="a", a=[out, work])["a"].requests == (Request(100, output=0), Request(100, until=2))
-    outlives = replace(out, is_output=False)
-    assert learnt([node("a")], outputs="a", a=[outlives, work])["a"].requests == (Request(100, output=0), Request(100, until=2))
-    longer = replace(work, until=None)
-    assert learnt([node("a")], outputs="a", a=[out, longer])["a"].requests == (Request(100, output=0), Request(100)), (
-        "what is said counts first"
+    assert learnt([node("a")], outputs="a", a=[work, out])["a"].requests == (
+        Request(100, until=2),
+        Request(100, output=0),
     )
+    assert learnt([node("a")], outputs="a", a=[out, work])["a"].requests == (
+        Request(100, output=0),
+        Request(100, until=2),
+    )
+    outlives = replace(out, is_output=False)
+    assert learnt([node("a")], outputs="a", a=[outlives, work])["a"].requests == (
+        Request(100, output=0),
+        Request(100, until=2),
+    )
+    longer = replace(work, until=None)
+    assert learnt([node("a")], outputs="a", a=[out, longer])["a"].requests == (
+        Request(100, output=0),
+        Request(100),
+    ), "what is said counts first"
     other = LoggedRequest(99, True, None)
-    assert learnt([node("a")], outputs="a", a=[other])["a"].requests == (Request(99),), "of another size"
+    assert learnt([node("a")], outputs="a", a=[other])["a"].requests == (Request(99),), (
+        "of another size"
+    )
 
 
 def test_outputs_of_one_size_are_asked_for_in_their_order():
     out = LoggedRequest(100, True, None)
-    assert learnt([node("a", sizes=(100, 100))], a=[out, out])["a"].requests == (Request(100, output=0), Request(100, output=1))
+    assert learnt([node("a", sizes=(100, 100))], a=[out, out])["a"].requests == (
+        Request(100, output=0),
+        Request(100, output=1),
+    )
 
 
 def test_whether_an_output_is_written_over_an_input_is_learnt_where_it_could_be():
     out = LoggedRequest(100, True, None)
     assert learnt([node("a"), node("b", "a")], outputs="b", a=[out])["b"].in_place is True
     assert learnt([node("a"), node("b", "a")], outputs="b", a=[out], b=[out])["b"].in_place is False
-    assert learnt([node("a"), node("b", "a")], outputs="ab", a=[out], b=[out])["b"].in_place is None, "somebody holds it"
-    assert learnt([resident("a"), node("b", "a", (1000,))], outputs="b", b=[replace(out, bytes=1000)])["b"].in_place is None
+    assert (
+        learnt([node("a"), node("b", "a")], outputs="ab", a=[out], b=[out])["b"].in_place is None
+    ), "somebody holds it"
+    assert (
+        learnt([resident("a"), node("b", "a", (1000,))], outputs="b", b=[replace(out, bytes=1000)])[
+            "b"
+        ].in_place
+        is None
+    )
 
 
 def test_what_was_seen_in_one_evaluation_is_known_of_all():
@@ -194,12 +354,19 @@ def test_what_was_seen_in_one_evaluation_is_known_of_all():
     nodes = [node("a"), node("x/0", "a", key="x"), node("c"), node("x/1", "c", key="x")]
     found = learnt(nodes, outputs=("a", "x/0", "x/1"), **{"a": [out], "x/0": [out], "c": [out]})
     assert found["x/0"].in_place and found["x/1"].in_place and found["x"].in_place
-    assert found["x"].requests == (Request(100, output=0),), "the longer one is for evaluations that were not there"
+    assert found["x"].requests == (Request(100, output=0),), (
+        "the longer one is for evaluations that were not there"
+    )
 
 
 def test_what_was_seen_to_ask_for_nothing_asks_for_nothing():
     """As an op that TensorFlow folded into a constant."""
-    whole = program(resident("x"), node("folded", "x", (1000,), in_place=True), node("b", "folded", (1,)), outputs="b")
+    whole = program(
+        resident("x"),
+        node("folded", "x", (1000,), in_place=True),
+        node("b", "folded", (1,)),
+        outputs="b",
+    )
     found = learn(whole, {"b": [LoggedRequest(1, True, None)]})
     assert whole.events(found).steps == ((0, 1),)
 
@@ -208,7 +375,8 @@ def test_what_was_seen_to_ask_for_nothing_asks_for_nothing():
 
 
 def served(whole, footprints):
-    """Yields (node, buffer, bytes, whether for an output) for each request, and (None, buffer, 0, False) where a buffer is given back."""
+    """Yields (node, buffer, bytes, whether for an output) for each request, and (None, buffer, 0,
+    False) where a buffer is given back."""
     left = {}  # tensor -> how often it will be read yet
     for tensor in itertools.chain(whole.outputs, *(each.reads for each in whole.nodes)):
         left[tensor] = left.get(tensor, 0) + 1
@@ -228,7 +396,10 @@ def served(whole, footprints):
             footprint = footprints[each.key]
             (output,), (size,), place = outputs[:1], each.output_bytes[:1], None
             if footprint.in_place and left.get(output):
-                place = next((b for b in inside if b is not None and size_of[b] == size and holders(b) == 1), None)
+                place = next(
+                    (b for b in inside if b is not None and size_of[b] == size and holders(b) == 1),
+                    None,
+                )
             workspaces, new = [], []
             for number, request in enumerate(footprint.requests):
                 for done in [b for b, until in workspaces if until is not None and until <= number]:
@@ -260,7 +431,8 @@ def served(whole, footprints):
 
 @st.composite
 def programs(draw):
-    """(program, footprints by key): kernels with one output in place or with several, evaluations of one op, views, residents."""
+    """(program, footprints by key): kernels with one output in place or with several, evaluations
+    of one op, views, residents."""
     nodes, footprints, ops = [], {}, []
     unlike = itertools.count(10_001)  # no other request of a kernel is as large as an output of it
     for i in range(draw(st.integers(1, 12))):
@@ -274,17 +446,40 @@ def programs(draw):
         elif ops and draw(st.booleans()):
             nodes.append(replace(draw(st.sampled_from(ops)), name=f"n{i}", reads=tuple(reads)))
         else:
-            sizes = [draw(st.sampled_from((256, 512))), *(next(unlike) for _ in range(draw(st.integers(0, 1))))]
+            sizes = [
+                draw(st.sampled_from((256, 512))),
+                *(next(unlike) for _ in range(draw(st.integers(0, 1)))),
+            ]
             count = draw(st.integers(0, 3))
-            work = [Request(next(unlike), until=draw(st.none() | st.integers(1, 6))) for _ in range(count)]
-            requests = draw(st.permutations([*work, *(Request(size, output=k) for k, size in enumerate(sizes))]))
-            requests = [replace(each, until=each.until and each.until + k) for k, each in enumerate(requests)]
+            work = [
+                Request(next(unlike), until=draw(st.none() | st.integers(1, 6)))
+                for _ in range(count)
+            ]
+            requests = draw(
+                st.permutations([*work, *(Request(size, output=k) for k, size in enumerate(sizes))])
+            )
+            requests = [
+                replace(each, until=each.until and each.until + k)
+                for k, each in enumerate(requests)
+            ]
             in_place = draw(st.booleans()) if len(sizes) == 1 else False
-            ops.append(Node(f"n{i}", f"n{i}", Kind.KERNEL, tuple(reads), tuple(sizes), in_place=draw(st.booleans())))
+            ops.append(
+                Node(
+                    f"n{i}",
+                    f"n{i}",
+                    Kind.KERNEL,
+                    tuple(reads),
+                    tuple(sizes),
+                    in_place=draw(st.booleans()),
+                )
+            )
             nodes.append(ops[-1])
             footprints[ops[-1].key] = Footprint(tuple(requests), in_place)
     tensors = [(each.name, k) for each in nodes for k in range(len(each.output_bytes))]
-    return Program(tuple(nodes), tuple(draw(st.lists(st.sampled_from(tensors), max_size=2)))), footprints
+    return (
+        Program(tuple(nodes), tuple(draw(st.lists(st.sampled_from(tensors), max_size=2)))),
+        footprints,
+    )
 
 
 @given(programs())
@@ -293,7 +488,9 @@ def test_events_are_those_of_a_program_that_counts_its_readers(problem):
     expected = [(buffer, size) for _, buffer, size, _ in served(whole, footprints)]
     events = whole.events(footprints)
     assert list(events.steps) == expected
-    left = {buffer for buffer, size in expected if size} - {buffer for buffer, size in expected if not size}
+    left = {buffer for buffer, size in expected if size} - {
+        buffer for buffer, size in expected if not size
+    }
     assert set(events.results) == left
 
 
@@ -317,12 +514,17 @@ def test_another_plan_of_the_same_ops_is_told_by_what_was_learnt(problem, data):
     """Where each op was seen to ask for its output, and nothing is written over."""
     whole, footprints = problem
     footprints = {key: replace(each, in_place=False) for key, each in footprints.items()}
-    log = [(name, buffer, size, is_output) for name, buffer, size, is_output in served(whole, footprints)]
+    log = [
+        (name, buffer, size, is_output)
+        for name, buffer, size, is_output in served(whole, footprints)
+    ]
     found = learn(whole, bursts(log))
     kernels = [each for each in whole.nodes if each.kind is Kind.KERNEL]
     again = [
         replace(each, name=f"again{k}")
-        for k, each in enumerate(data.draw(st.lists(st.sampled_from(kernels), max_size=4)) if kernels else [])
+        for k, each in enumerate(
+            data.draw(st.lists(st.sampled_from(kernels), max_size=4)) if kernels else []
+        )
     ]
     other = Program((*whole.nodes, *again), whole.outputs)
     assert other.events(found).steps == other.events(footprints).steps

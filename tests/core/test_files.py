@@ -1,4 +1,5 @@
-"""Graph and plan files: equal after a round trip, and every broken or foreign file is named for what it is."""
+"""Graph and plan files: equal after a round trip, and every broken or foreign file is named for
+what it is."""
 
 import dataclasses
 import json
@@ -33,13 +34,40 @@ def test_plan_round_trip(graph, tmp_path_factory):
 @given(graph=graphs(max_ops=6, min_ops=2), data=st.data())
 def test_the_fingerprint_is_of_what_a_plan_depends_on(graph, data):
     i = data.draw(st.integers(0, len(graph) - 1))
-    change = data.draw(st.sampled_from(["cost", "workspace_bytes", "name", "output_bytes", "recomputable", "outputs", "in_place"]))
+    change = data.draw(
+        st.sampled_from(
+            [
+                "cost",
+                "workspace_bytes",
+                "name",
+                "output_bytes",
+                "recomputable",
+                "outputs",
+                "in_place",
+            ]
+        )
+    )
     op = graph.ops[i]
     facts = {
         key: getattr(op, key)
-        for key in ("name", "deps", "cost", "output_bytes", "workspace_bytes", "recomputable", "control_deps", "overwrites", "in_place")
+        for key in (
+            "name",
+            "deps",
+            "cost",
+            "output_bytes",
+            "workspace_bytes",
+            "recomputable",
+            "control_deps",
+            "overwrites",
+            "in_place",
+        )
     }
-    graph = dataclasses.replace(graph, ops=tuple(dataclasses.replace(o, in_place=o.in_place if o is op else ()) for o in graph.ops))
+    graph = dataclasses.replace(
+        graph,
+        ops=tuple(
+            dataclasses.replace(o, in_place=o.in_place if o is op else ()) for o in graph.ops
+        ),
+    )
     outputs = graph.outputs
     if change == "outputs":
         outputs = tuple({i} ^ set(outputs))
@@ -47,24 +75,45 @@ def test_the_fingerprint_is_of_what_a_plan_depends_on(graph, data):
         assume(op.in_place)
         facts[change] = op.in_place[1:]
     else:
-        facts["in_place"] = op.in_place if change != "output_bytes" else ()  # what is larger may not fit any more
-        facts[change] = not op.recomputable if change == "recomputable" else op.name + "_" if change == "name" else facts[change] + 1
-    changed = DFGraph((*graph.ops[:i], Op(**facts), *graph.ops[i + 1 :]), outputs, graph.fixed_bytes)
-    assert (fingerprint(changed) == fingerprint(graph)) == (change in ("cost", "workspace_bytes", "name", "in_place"))
+        # What is larger may not fit any more.
+        facts["in_place"] = op.in_place if change != "output_bytes" else ()
+        facts[change] = (
+            not op.recomputable
+            if change == "recomputable"
+            else op.name + "_"
+            if change == "name"
+            else facts[change] + 1
+        )
+    changed = DFGraph(
+        (*graph.ops[:i], Op(**facts), *graph.ops[i + 1 :]), outputs, graph.fixed_bytes
+    )
+    assert (fingerprint(changed) == fingerprint(graph)) == (
+        change in ("cost", "workspace_bytes", "name", "in_place")
+    )
 
 
 def test_files_of_graphs_without_ops_in_place_stay_as_they_were(tmp_path):
     plain = DFGraph((Op("a", output_bytes=2), Op("b", (0,), output_bytes=2)), (1,))
-    in_place = dataclasses.replace(plain, ops=(plain.ops[0], dataclasses.replace(plain.ops[1], in_place=(0,))))
+    in_place = dataclasses.replace(
+        plain, ops=(plain.ops[0], dataclasses.replace(plain.ops[1], in_place=(0,)))
+    )
     plain.save(tmp_path / "plain.json")
     in_place.save(tmp_path / "in_place.json")
     nodes = json.loads((tmp_path / "plain.json").read_text())["nodes"]
-    assert [set(node) for node in nodes] == [{"name", "op", "cost", "bytes", "backward", "workspace", "output"}] * 2
-    assert json.loads((tmp_path / "in_place.json").read_text())["nodes"] == [nodes[0], nodes[1] | {"in_place": [0]}]
+    assert [set(node) for node in nodes] == [
+        {"name", "op", "cost", "bytes", "backward", "workspace", "output"}
+    ] * 2
+    assert json.loads((tmp_path / "in_place.json").read_text())["nodes"] == [
+        nodes[0],
+        nodes[1] | {"in_place": [0]},
+    ]
     assert DFGraph.load(tmp_path / "plain.json") == plain  # what an older version wrote
     assert DFGraph.load(tmp_path / "in_place.json") == in_place
     # Written down when Op had no such field.
-    assert fingerprint(plain) == "sha256:c7604f353218c64ba70b7beb1fbff9be5e41f692ddfdc55e998de692805ad41b"
+    assert (
+        fingerprint(plain)
+        == "sha256:c7604f353218c64ba70b7beb1fbff9be5e41f692ddfdc55e998de692805ad41b"
+    )
     assert fingerprint(in_place) == fingerprint(plain)  # found out anew in every process
 
 
@@ -90,8 +139,14 @@ NODE = {"name": "a", "cost": 1, "bytes": 2}
         ({"nodes": [NODE], "edges": [["a", 0]]}, "does not join"),
         ({"nodes": 3, "edges": []}, "TypeError"),
         ({"nodes": [3], "edges": []}, "TypeError"),
-        ({"nodes": [NODE | {"in_place": 0}], "edges": []}, "in_place is a list of numbers of nodes; got 0"),
-        ({"nodes": [NODE | {"in_place": [True]}], "edges": []}, "in_place is a list of numbers of nodes"),
+        (
+            {"nodes": [NODE | {"in_place": 0}], "edges": []},
+            "in_place is a list of numbers of nodes; got 0",
+        ),
+        (
+            {"nodes": [NODE | {"in_place": [True]}], "edges": []},
+            "in_place is a list of numbers of nodes",
+        ),
         ('{"nodes": [], "edges": [], "fixed_bytes": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )
@@ -140,7 +195,11 @@ def test_a_plan_file_that_was_cut_short(cut, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"format": "another"}, PlanFileError, "format 'another' version 1; this library reads 'checkmate-plan' version 1"),
+        (
+            {"format": "another"},
+            PlanFileError,
+            "format 'another' version 1; this library reads 'checkmate-plan' version 1",
+        ),
         ({"version": 2}, PlanFileError, "version 2; this library reads"),
         ({"graph": "sha256:0"}, PlanFileError, "was made for .*sha256:0"),
         ({"steps": [["compute", 0], ["jump", 1]]}, PlanFileError, r"step 1 is \['jump', 1\]"),
@@ -154,8 +213,16 @@ def test_a_plan_file_that_was_cut_short(cut, tmp_path):
             ({key: value}, PlanFileError, rf"plan\.json: its {key} is .*; {expected} was expected")
             for keys, expected, values in (
                 (("status", "solver", "bound_covers"), "text", (5, [], {}, float("inf"))),
-                (("budget_bytes",), "a whole number of bytes below 2\\^63", ("x", [], {}, -1, 0.5, True, 10**400, float("inf"))),
-                (("bound", "gap", "seconds"), "a finite number, 0 or more,", ("x", [], {}, -1, True, 10**400, float("inf"), float("nan"))),
+                (
+                    ("budget_bytes",),
+                    "a whole number of bytes below 2\\^63",
+                    ("x", [], {}, -1, 0.5, True, 10**400, float("inf")),
+                ),
+                (
+                    ("bound", "gap", "seconds"),
+                    "a finite number, 0 or more,",
+                    ("x", [], {}, -1, True, 10**400, float("inf"), float("nan")),
+                ),
             )
             for key in keys
             for value in values
@@ -182,7 +249,9 @@ def test_steps_of_another_type(steps, tmp_path):
 def test_a_plan_for_another_graph(tmp_path):
     path = tmp_path / "plan.json"
     save_plan(Plan.keep_all(training_chain(3)), path, graph=training_chain(3))
-    with pytest.raises(PlanFileError, match=r"was made for chain3 .* but this is chain4 with 9 ops"):
+    with pytest.raises(
+        PlanFileError, match=r"was made for chain3 .* but this is chain4 with 9 ops"
+    ):
         load_plan(path, graph=training_chain(4))
 
 
@@ -205,7 +274,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(PlanFileError, match=r"Cannot write .*nowhere/graph.json: No such file or directory"):
+    with pytest.raises(
+        PlanFileError, match=r"Cannot write .*nowhere/graph.json: No such file or directory"
+    ):
         save_graph(training_chain(2), tmp_path / "nowhere" / "graph.json")
 
 
@@ -215,6 +286,9 @@ def test_a_file_that_cannot_be_written(tmp_path):
      ("name", None), ("op", {"kind": "relu"})],
 )  # fmt: skip
 def test_fields_of_another_type_are_not_read_as_something_else(field, value, tmp_path):
-    nodes = [{"name": "a", "cost": 1, "bytes": 1}, {"name": "b", "cost": 1, "bytes": 1} | {field: value}]
+    nodes = [
+        {"name": "a", "cost": 1, "bytes": 1},
+        {"name": "b", "cost": 1, "bytes": 1} | {field: value},
+    ]
     with pytest.raises(PlanFileError, match=f"{field} is "):
         load_graph(write(tmp_path / "g.json", {"nodes": nodes, "edges": [[0, 1]]}))

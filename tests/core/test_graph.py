@@ -26,7 +26,10 @@ from checkmate.core.graph import ancestors
         ({"output_bytes": 1.5}, "output_bytes 1.5"),
         ({"workspace_bytes": -1}, "workspace_bytes -1"),
         ({"deps": (0, 1), "in_place": (1, 1)}, "lists an op twice in in_place"),
-        ({"deps": (0, 1), "in_place": (2,)}, r"has op 2 in in_place, but does not read it: deps are \(0, 1\)"),
+        (
+            {"deps": (0, 1), "in_place": (2,)},
+            r"has op 2 in in_place, but does not read it: deps are \(0, 1\)",
+        ),
     ],
 )
 def test_an_op_that_is_none(facts, message):
@@ -87,7 +90,12 @@ def test_networkx_round_trip(graph):
 
 
 def without_order_of_deps(graph):
-    return dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, control_deps=tuple(sorted(op.control_deps))) for op in graph.ops))
+    return dataclasses.replace(
+        graph,
+        ops=tuple(
+            dataclasses.replace(op, control_deps=tuple(sorted(op.control_deps))) for op in graph.ops
+        ),
+    )
 
 
 def test_networkx_names_what_may_be_overwritten():
@@ -115,7 +123,10 @@ def test_networkx_nodes_in_any_order_are_sorted_topologically():
     digraph.add_node("first", cost=1, output=True)
     digraph.add_edge("first", "last")
     graph = DFGraph.from_networkx(digraph)
-    assert [(op.name, op.deps, op.cost) for op in graph.ops] == [("first", (), 1), ("last", (0,), 3)]
+    assert [(op.name, op.deps, op.cost) for op in graph.ops] == [
+        ("first", (), 1),
+        ("last", (0,), 3),
+    ]
     assert graph.outputs == (0,)
 
 

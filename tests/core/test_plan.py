@@ -40,7 +40,8 @@ def test_values_live_exactly_until_their_last_use(example):
             live_since[step.op] = last_read[step.op] = computes
             last_read.update(dict.fromkeys(graph.deps[step.op], computes))
         else:
-            assert last_read[step.op] == computes  # freed right after the evaluation that read it last, or its own
+            # Freed right after the evaluation that read it last, or its own.
+            assert last_read[step.op] == computes
             del live_since[step.op]
     assert set(live_since) == set(graph.outputs)
     assert set(plan.computed) == set(range(len(graph)))
@@ -55,12 +56,16 @@ def test_a_repeat_that_is_left_in_is_read(example):
         if i in computed[:position]:
             later = computed[position + 1 :]
             until = later.index(i) if i in later else len(later)
-            assert any(i in graph.deps[j] for j in later[:until]) or (until == len(later) and i in graph.outputs)
+            assert any(i in graph.deps[j] for j in later[:until]) or (
+                until == len(later) and i in graph.outputs
+            )
 
 
 def test_from_order_refuses():
     graph = training_chain(2)
-    with pytest.raises(PlanError, match=r"Op 1 'f1' at position 0 reads op 0 'f0', which did not run before"):
+    with pytest.raises(
+        PlanError, match=r"Op 1 'f1' at position 0 reads op 0 'f0', which did not run before"
+    ):
         Plan.from_order(graph, [1, 0, 2, 3, 4])
     with pytest.raises(PlanError, match="1 ops never run, the first is op 4 'b0'"):
         Plan.from_order(graph, [0, 1, 2, 3])
@@ -89,7 +94,10 @@ def test_keep_all_runs_every_op_once():
 def test_lower_refuses_what_is_not_there():
     graph = DFGraph((Op("a"), Op("b", (0,))))
     nothing = [[False, False], [False, False]]
-    with pytest.raises(PlanError, match="In stage 1 op 1 'b' runs, but its input 0 'a' is neither retained nor computed"):
+    with pytest.raises(
+        PlanError,
+        match="In stage 1 op 1 'b' runs, but its input 0 'a' is neither retained nor computed",
+    ):
         lower(graph, Schedule([[True, False], [False, True]], nothing))
     with pytest.raises(PlanError, match="3 columns and the graph 2 ops"):
         lower(graph, Schedule([[True, False, False]], [[False] * 3]))

@@ -16,7 +16,11 @@ from checkmate import Compute, DFGraph, Free, Op, Plan, PlanError, Schedule, low
         ([1, 0], [0, 0], "matrices of one shape"),
         (np.zeros((0, 2)), np.zeros((0, 2)), "matrices of one shape"),
         ([[1, 0], [0, 1]], [[1, 0], [0, 0]], "S retains op 0 into stage 0"),
-        ([[1, 0], [0, 1], [0, 0]], [[0, 0], [0, 0], [1, 0]], "S retains op 0 into stage 2, but it was not in memory in stage 1"),
+        (
+            [[1, 0], [0, 1], [0, 0]],
+            [[0, 0], [0, 0], [1, 0]],
+            "S retains op 0 into stage 2, but it was not in memory in stage 1",
+        ),
     ],
 )
 def test_refused(R, S, message):
@@ -37,7 +41,8 @@ def test_read_only_and_comparable():
 
 @st.composite
 def stage_orders(draw):
-    """A graph and an order in stages: some earlier ops in index order, with what they read, then the next op for the first time."""
+    """A graph and an order in stages: some earlier ops in index order, with what they read, then
+    the next op for the first time."""
     graph = draw(graphs())
     order: list[int] = []
     for t in range(len(graph)):
@@ -58,7 +63,9 @@ def test_plans_in_stages_go_to_matrices_and_back(example):
     assert int(schedule.R.sum()) == len(plan.computed)
     assert Schedule.from_plan(graph, lower(graph, schedule)) == schedule
     available = schedule.R | schedule.S
-    assert all(available[t, d] for t in range(n) for i in schedule.R[t].nonzero()[0] for d in graph.deps[i])
+    assert all(
+        available[t, d] for t in range(n) for i in schedule.R[t].nonzero()[0] for d in graph.deps[i]
+    )
 
 
 @given(stage_orders())

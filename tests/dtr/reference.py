@@ -1,7 +1,8 @@
-"""DTR written down once more, naively and from the paper, to compare decisions with: sets, recursion, and every score from scratch.
+"""DTR written down once more, naively and from the paper, to compare decisions with: sets,
+recursion, and every score from scratch.
 
-An evicted neighbourhood grows when its edge is evicted, and is searched again when something in it comes back. Storages that are linked
-but never ran yet are evicted ones that nobody has evicted.
+An evicted neighbourhood grows when its edge is evicted, and is searched again when something in it
+comes back. Storages that are linked but never ran yet are evicted ones that nobody has evicted.
 """
 
 from __future__ import annotations
@@ -79,17 +80,28 @@ class Reference:
             "dtr_eq": lambda: sum(f[0] for f in {id(f): f for f in self.families(block)}.values()),
         }.get(self.heuristic, lambda: 0)()
         cost = 1 if self.heuristic in ("lru", "size") else block.cost + around
-        below = (1 if self.heuristic == "lru" else block.size) * (1 if self.heuristic in ("size", "msps") else self.clock - block.last)
+        below = (1 if self.heuristic == "lru" else block.size) * (
+            1 if self.heuristic in ("size", "msps") else self.clock - block.last
+        )
         return cost / below if below else math.inf
 
     def families(self, block):
-        return [root(other.family) for way in ("up", "down") for other in block.near(way) if not other.there and other.family]
+        return [
+            root(other.family)
+            for way in ("up", "down")
+            for other in block.near(way)
+            if not other.there and other.family
+        ]
 
     def evict(self, block):
         self.decisions.append(self.blocks.index(block))
         for way in ("up", "down"):
             for other in self.blocks:
-                if other.there and other is not block and block in set().union(*(b.near(way) for b in {other, *other.seen[way]})):
+                if (
+                    other.there
+                    and other is not block
+                    and block in set().union(*(b.near(way) for b in {other, *other.seen[way]}))
+                ):
                     other.seen[way] |= {block} | block.seen[way]
         block.there = False
         self.used -= block.size

@@ -1,4 +1,5 @@
-"""The simulator against the naive reference: the same storages evicted in the same order, and so the same figures."""
+"""The simulator against the naive reference: the same storages evicted in the same order, and so
+the same figures."""
 
 import contextlib
 import random
@@ -26,7 +27,9 @@ def run_reference(program, budget, heuristic, limit, eager):
     try:
         for step in program.steps:
             if isinstance(step, Run):
-                tensors += reference.call([tensors[i] for i in step.inputs], step.sizes, step.aliases, step.cost)
+                tensors += reference.call(
+                    [tensors[i] for i in step.inputs], step.sizes, step.aliases, step.cost
+                )
             elif isinstance(step, Retain):
                 tensors[step.tensor].block.refs += 1
             elif isinstance(step, Drop):
@@ -64,16 +67,43 @@ def check(program, budget, heuristic, overhead_limit, eager):
     for few in (0, 3, 10**9):  # arrays alone, both, one storage after the other alone
         witness = Witness()
         with contextlib.suppress(EvictionError), mock.patch("checkmate.dtr.pool.FEW", few):
-            program.run(Runtime(witness, budget_bytes=budget, heuristic=chosen, deallocation=policy, recompute_limit=limit))
+            program.run(
+                Runtime(
+                    witness,
+                    budget_bytes=budget,
+                    heuristic=chosen,
+                    deallocation=policy,
+                    recompute_limit=limit,
+                )
+            )
         assert witness.decisions == reference.decisions
-    run = simulate(program, budget, heuristic=heuristic, overhead_limit=overhead_limit, deallocation=policy)
-    figures = (run.status.value, run.evictions, run.rematerializations, run.peak_bytes, run.cost - run.plain_cost)
-    assert figures == (status, len(reference.decisions), reference.again, reference.peak, reference.extra)
+    run = simulate(
+        program, budget, heuristic=heuristic, overhead_limit=overhead_limit, deallocation=policy
+    )
+    figures = (
+        run.status.value,
+        run.evictions,
+        run.rematerializations,
+        run.peak_bytes,
+        run.cost - run.plain_cost,
+    )
+    assert figures == (
+        status,
+        len(reference.decisions),
+        reference.again,
+        reference.peak,
+        reference.extra,
+    )
 
 
 @pytest.mark.parametrize("heuristic", DETERMINISTIC)
 @settings(max_examples=60)
-@given(log=op_logs(), share=st.floats(0.4, 1.0), eager=st.booleans(), overhead_limit=st.sampled_from((1.5, 2.0, 8.0)))
+@given(
+    log=op_logs(),
+    share=st.floats(0.4, 1.0),
+    eager=st.booleans(),
+    overhead_limit=st.sampled_from((1.5, 2.0, 8.0)),
+)
 def test_decisions_are_those_of_the_reference(heuristic, log, share, eager, overhead_limit):
     program = Program.from_log(log)
     assume(program.plain_peak_bytes)
@@ -82,10 +112,17 @@ def test_decisions_are_those_of_the_reference(heuristic, log, share, eager, over
 
 @st.composite
 def pools(draw):
-    """Storages of sizes and times for which products are not exact in floating point, with ties made on purpose."""
+    """Storages of sizes and times for which products are not exact in floating point, with ties
+    made on purpose."""
     sizes = st.integers(0, 2**40) | st.sampled_from((0, 3 * 2**30, 3 * 2**31))
     times = st.integers(1, 2**40) | st.sampled_from((2**33 - 7, 2**34 - 14))
-    return draw(st.lists(st.tuples(sizes, times, st.sampled_from((0, 1, 7, 10**9)) | st.integers(0, 2**40)), min_size=1, max_size=30))
+    return draw(
+        st.lists(
+            st.tuples(sizes, times, st.sampled_from((0, 1, 7, 10**9)) | st.integers(0, 2**40)),
+            min_size=1,
+            max_size=30,
+        )
+    )
 
 
 @pytest.mark.parametrize("heuristic", ["local", "lru", "size"])
@@ -98,8 +135,11 @@ def pools(draw):
     few=st.sampled_from((0, 10**9)),
     seed=st.integers(0, 9),
 )
-def test_the_lowest_score_of_equal_ones_the_last(heuristic, facts, clock, now, horizon, zero, few, seed):
-    now = clock if now is None else now  # as in a backward pass: some were read after the moment that is asked for
+def test_the_lowest_score_of_equal_ones_the_last(
+    heuristic, facts, clock, now, horizon, zero, few, seed
+):
+    # As in a backward pass: some were read after the moment that is asked for.
+    now = clock if now is None else now
     chosen = HEURISTICS[heuristic]
     neighbourhood = chosen.neighbourhood()
     pool = Pool(chosen, neighbourhood, Search())

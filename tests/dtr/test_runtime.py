@@ -31,7 +31,13 @@ def test_the_least_recently_read_goes_and_comes_back():
     assert (a.defined, b.defined, c.defined) == (False, True, True)
     rt.materialize(a)
     assert (a.defined, b.defined, c.defined) == (True, False, True)
-    assert (rt.clock, rt.evictions, rt.rematerializations, rt.recomputed_cost, rt.backend.in_use) == (5, 2, 1, 1, 2)
+    assert (
+        rt.clock,
+        rt.evictions,
+        rt.rematerializations,
+        rt.recomputed_cost,
+        rt.backend.in_use,
+    ) == (5, 2, 1, 1, 2)
 
 
 def test_inputs_are_locked_while_missing_ones_come_back():
@@ -41,7 +47,10 @@ def test_inputs_are_locked_while_missing_ones_come_back():
     c, d, e = (call(rt) for _ in range(3))
     assert not a.defined
     assert not b.defined
-    with pytest.raises(EvictionError, match=r"'op' needs 1 B within 3 B, of which 3 B is locked or pinned.*1 B too much"):
+    with pytest.raises(
+        EvictionError,
+        match=r"'op' needs 1 B within 3 B, of which 3 B is locked or pinned.*1 B too much",
+    ):
         call(rt, e, a, b)
     assert all(not tensor.storage.locks for tensor in (a, b, c, d, e))
     assert len(rt.pool) == rt.backend.in_use == 3
@@ -225,7 +234,12 @@ class Checked(Runtime):
 @given(log=op_logs(many_views=True))
 def test_neighbourhoods_are_exact(counted, policy, log):
     program = Program.from_log(log)
-    rt = Checked(Paper(), budget_bytes=max(1, program.plain_peak_bytes * 7 // 10), heuristic=Heuristic(counted), deallocation=policy)
+    rt = Checked(
+        Paper(),
+        budget_bytes=max(1, program.plain_peak_bytes * 7 // 10),
+        heuristic=Heuristic(counted),
+        deallocation=policy,
+    )
     rt.counted = counted
     with contextlib.suppress(EvictionError):
         program.run(rt)
@@ -243,4 +257,6 @@ def test_nothing_is_recomputed_without_a_budget(policy, log):
     if policy != "eager":  # there a view can outlive what it was made of and be asked for again
         assert rt.rematerializations == 0
     if policy == "ignore":
-        assert rt.backend.in_use == sum(sum(step.sizes) for step in program.steps if isinstance(step, Run))
+        assert rt.backend.in_use == sum(
+            sum(step.sizes) for step in program.steps if isinstance(step, Run)
+        )

@@ -10,7 +10,17 @@ from oracles import run_plan
 from strategies import graphs, training_chain
 
 import checkmate
-from checkmate import BudgetError, CheckmateError, DFGraph, Op, Plan, PlanFileError, floor, replay, simulate
+from checkmate import (
+    BudgetError,
+    CheckmateError,
+    DFGraph,
+    Op,
+    Plan,
+    PlanFileError,
+    floor,
+    replay,
+    simulate,
+)
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
 from checkmate.dtr.log import Call, Constant, Copy, CopyFrom, OpLog, Release
 from checkmate.dtr.pool import Search
@@ -29,7 +39,9 @@ def test_the_run_of_a_graph_is_a_plan(graph, share, heuristic, policy):
     program = Program.from_graph(graph)
     plain = Plan.keep_all(graph)
     assert program.plain_peak_bytes == replay(graph, plain).peak_bytes
-    budget = max(1, int(floor(graph).bytes + share * (program.plain_peak_bytes - floor(graph).bytes)))
+    budget = max(
+        1, int(floor(graph).bytes + share * (program.plain_peak_bytes - floor(graph).bytes))
+    )
     run = simulate(program, budget, heuristic=heuristic, deallocation=policy, overhead_limit=10)
     assert run.peak_bytes <= budget
     assert (run.plan is not None) == (run.status == "ok") == (not run.message)
@@ -52,7 +64,8 @@ def test_training_steps_recompute(heuristic, updates):
 
 
 def test_what_is_overwritten_is_kept_as_long_as_anything_may_need_it():
-    """`b` may be recomputed from `a` after `u` has changed what `a` read: `a` is pinned from there to the last reader of `b`."""
+    """`b` may be recomputed from `a` after `u` has changed what `a` read: `a` is pinned from there
+    to the last reader of `b`."""
     ops = (
         Op("a", (), 1, 4),
         Op("b", (0,), 1, 4),
@@ -84,7 +97,10 @@ def test_the_three_ends():
 def test_below_the_working_set_of_one_op():
     run = simulate(OpLog((Constant("w", 100), Call(("x",), "big", ("w",), 1, (50,), (-1,)))), 120)
     assert (run.status, run.peak_bytes) == ("oom", 100)
-    assert "'big' needs 50 B within 120 B, of which 100 B is locked or pinned and cannot be evicted: 30 B too much" in run.message
+    assert (
+        "'big' needs 50 B within 120 B, of which 100 B is locked or pinned and cannot be evicted:"
+        " 30 B too much" in run.message
+    )
 
 
 def test_what_is_held_at_the_end_must_be_there_together():
@@ -103,14 +119,19 @@ def test_shares_are_of_the_peak_without_a_budget():
 def test_figures_are_the_same_every_time():
     graph = training_chain(25, skip=4, sizes=(3, 9, 5), costs=(2.0, 7.0, 1.0))
     for heuristic in HEURISTICS:
-        first, second = (simulate(graph, "55%", heuristic=heuristic, overhead_limit=20) for _ in range(2))
+        first, second = (
+            simulate(graph, "55%", heuristic=heuristic, overhead_limit=20) for _ in range(2)
+        )
         assert first == second
         assert first.plan == second.plan
 
 
 def test_seeds():
     graph = training_chain(40)
-    plans = {simulate(graph, "60%", heuristic="random", search=Search(seed=seed), overhead_limit=20).plan for seed in range(5)}
+    plans = {
+        simulate(graph, "60%", heuristic="random", search=Search(seed=seed), overhead_limit=20).plan
+        for seed in range(5)
+    }
     assert len(plans) == 5
 
 
@@ -125,7 +146,11 @@ def test_sampling_and_small_ones_left_out():
     assert large.status == "ok"
     small = {i for i, op in enumerate(graph.ops) if op.output_bytes < 50}
     assert not small & set(large.plan.recomputed)
-    assert not small & set(simulate(graph, "50%", heuristic="lru", overhead_limit=20, search=Search(smallest=0.5)).plan.recomputed)
+    assert not small & set(
+        simulate(
+            graph, "50%", heuristic="lru", overhead_limit=20, search=Search(smallest=0.5)
+        ).plan.recomputed
+    )
     assert small & set(simulate(graph, "50%", heuristic="lru", overhead_limit=20).plan.recomputed)
 
 
@@ -143,7 +168,9 @@ def test_heuristics_are_products_of_named_factors():
     log = chain(30)
     for name, heuristic in HEURISTICS.items():
         assert str(heuristic) == name
-        assert simulate(log, 9, heuristic=name, overhead_limit=20) == simulate(log, 9, heuristic=heuristic, overhead_limit=20)
+        assert simulate(log, 9, heuristic=name, overhead_limit=20) == simulate(
+            log, 9, heuristic=heuristic, overhead_limit=20
+        )
     own = Heuristic("own", size=False, staleness=False)
     assert simulate(log, 9, heuristic=own).heuristic.startswith("Heuristic(cost='own'")
 
@@ -152,7 +179,11 @@ def test_heuristics_are_products_of_named_factors():
     ("arguments", "error", "said"),
     [
         ({"heuristic": "fifo"}, CheckmateError, r"no heuristic 'fifo'. Known: dtr, dtr_eq"),
-        ({"deallocation": "later"}, CheckmateError, "no deallocation policy 'later'. Known: ignore, eager, banish"),
+        (
+            {"deallocation": "later"},
+            CheckmateError,
+            "no deallocation policy 'later'. Known: ignore, eager, banish",
+        ),
         ({"overhead_limit": 0.5}, CheckmateError, "overhead limit of 0.5"),
         ({"overhead_limit": float("nan")}, CheckmateError, "overhead limit of nan"),
         ({"budget": "much"}, BudgetError, "much"),
@@ -179,7 +210,9 @@ def test_files_of_both_kinds(tmp_path):
     graph.save(tmp_path / "graph.json")
     OpLog.from_graph(graph).save(tmp_path / "program.log")
     assert simulate(tmp_path / "graph.json", "80%").plan is not None
-    assert dataclasses.replace(simulate(tmp_path / "graph.json", "80%"), plan=None) == simulate(str(tmp_path / "program.log"), "80%")
+    assert dataclasses.replace(simulate(tmp_path / "graph.json", "80%"), plan=None) == simulate(
+        str(tmp_path / "program.log"), "80%"
+    )
 
 
 def test_the_name_at_the_top():
@@ -197,9 +230,17 @@ def test_a_name_copied_onto_its_own_tensor_changes_nothing(policy):
     made = (Constant("w", 3), Call(("x",), "f", ("w",), 5, (4,), (-1,)))
     used = Call(("y",), "g", ("x",), 5, (4,), (-1,))
     plain = simulate(OpLog((*made, used)), 100, deallocation=policy)
-    for copies in ((CopyFrom("x", "x"),), (Copy("z", "x"), CopyFrom("z", "x"), CopyFrom("x", "z"), Release("z"))):
+    for copies in (
+        (CopyFrom("x", "x"),),
+        (Copy("z", "x"), CopyFrom("z", "x"), CopyFrom("x", "z"), Release("z")),
+    ):
         found = simulate(OpLog((*made, *copies, used)), 100, deallocation=policy)
-        assert (found.evictions, found.rematerializations, found.overhead, found.peak_bytes) == (0, 0, 1.0, plain.peak_bytes)
+        assert (found.evictions, found.rematerializations, found.overhead, found.peak_bytes) == (
+            0,
+            0,
+            1.0,
+            plain.peak_bytes,
+        )
 
 
 def test_a_run_without_time_is_given_up():

@@ -14,7 +14,9 @@ from checkmate.plot import page
 from checkmate.plot.usage import stages, usage
 from checkmate.units import format_bytes
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 MIB = 2**20
 
 
@@ -27,7 +29,9 @@ def case():
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    )
 
 
 def test_the_page_holds_the_judge_s_figures(case):
@@ -37,7 +41,11 @@ def test_the_page_holds_the_judge_s_figures(case):
     assert [plan["title"] for plan in data["plans"]] == ["plain step", "planned step"]
     for shown, plan in zip(data["plans"], (Plan.keep_all(graph), result.plan), strict=True):
         found = usage(graph, plan)
-        assert shown["peak_bytes"] == found.timeline.peak_bytes == max(map(sum, zip(*shown["parts"].values(), strict=True)))
+        assert (
+            shown["peak_bytes"]
+            == found.timeline.peak_bytes
+            == max(map(sum, zip(*shown["parts"].values(), strict=True)))
+        )
         assert tuple(shown["ops"]) == plan.computed
         assert sum(shown["again"]) == sum(plan.recomputed.values())
     assert data["ops"]["times"] == [1 + result.plan.recomputed.get(i, 0) for i in range(len(graph))]
@@ -66,7 +74,9 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         if BROWSER is None and not Path(driver.chromium.executable_path).exists():
-            pytest.skip("needs a Chromium: `apt-get install chromium`, or `playwright install chromium`")
+            pytest.skip(
+                "needs a Chromium: `apt-get install chromium`, or `playwright install chromium`"
+            )
         found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield found
         found.close()
@@ -74,7 +84,8 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page, and fails on a message to the console, an error, or a request for anything but the page."""
+    """Opens a page, and fails on a message to the console, an error, or a request for anything but
+    the page."""
     troubles = []
 
     def show(text):
@@ -82,7 +93,12 @@ def opened(browser, tmp_path):
         shown = browser.new_page(viewport={"width": 1100, "height": 900})
         shown.on("console", lambda message: troubles.append(message.text))
         shown.on("pageerror", lambda error: troubles.append(str(error)))
-        shown.on("request", lambda request: None if request.url.endswith("/page.html") else troubles.append(request.url))
+        shown.on(
+            "request",
+            lambda request: (
+                None if request.url.endswith("/page.html") else troubles.append(request.url)
+            ),
+        )
         shown.goto((tmp_path / "page.html").as_uri())
         return shown
 
@@ -101,11 +117,18 @@ def test_pointing_at_memory_tells_the_op(opened, case):
     shown = opened(page(graph, result.plan, budget_bytes=result.budget_bytes))
     found = usage(graph, result.plan)
     k = next(k for k, again in enumerate(found.again) if again)
-    said = point_at(shown, ".pane", (found.starts[k] + found.starts[k + 1]) / 2 / found.starts[-1], 0.5)
+    said = point_at(
+        shown, ".pane", (found.starts[k] + found.starts[k + 1]) / 2 / found.starts[-1], 0.5
+    )
     op = graph.ops[found.ops[k]]
     assert format_bytes(int(found.bytes_by_part[k].sum())) in said
     assert "computing again" in said
-    for expected in (op.name, format_bytes(op.output_bytes), f"{1 + result.plan.recomputed[int(found.ops[k])]} times", "of the plain step"):
+    for expected in (
+        op.name,
+        format_bytes(op.output_bytes),
+        f"{1 + result.plan.recomputed[int(found.ops[k])]} times",
+        "of the plain step",
+    ):
         assert expected in said
 
 
@@ -114,9 +137,18 @@ def test_the_peak_is_marked_where_it_is(opened, case):
     shown = opened(page(graph, result.plan))
     for k, plan in enumerate((Plan.keep_all(graph), result.plan)):
         found = usage(graph, plan)
-        mark, pane = shown.locator(".peak").nth(k).bounding_box(), shown.locator(".pane").nth(k).bounding_box()
-        share = (found.starts[found.peak] + found.starts[found.peak + 1]) / 2 / usage(graph, result.plan).starts[-1]
-        assert mark["x"] + mark["width"] / 2 == pytest.approx(pane["x"] + share * pane["width"], abs=2)
+        mark, pane = (
+            shown.locator(".peak").nth(k).bounding_box(),
+            shown.locator(".pane").nth(k).bounding_box(),
+        )
+        share = (
+            (found.starts[found.peak] + found.starts[found.peak + 1])
+            / 2
+            / usage(graph, result.plan).starts[-1]
+        )
+        assert mark["x"] + mark["width"] / 2 == pytest.approx(
+            pane["x"] + share * pane["width"], abs=2
+        )
         plain_peak = usage(graph, Plan.keep_all(graph)).timeline.peak_bytes
         down = 1 - found.timeline.peak_bytes / (1.08 * plain_peak)
         assert mark["y"] + mark["height"] == pytest.approx(pane["y"] + down * pane["height"], abs=2)

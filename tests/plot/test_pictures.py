@@ -24,7 +24,14 @@ MIB = 2**20
 def stored(tmp_path_factory):
     """A graph and a plan that recomputes, as they come back from files."""
     folder = tmp_path_factory.mktemp("stored")
-    graph = training_chain(14, sizes=(MIB, 2 * MIB), costs=(1.0, 2.0), updates=True, gradient_bytes=MIB // 2, fixed_bytes=MIB)
+    graph = training_chain(
+        14,
+        sizes=(MIB, 2 * MIB),
+        costs=(1.0, 2.0),
+        updates=True,
+        gradient_bytes=MIB // 2,
+        fixed_bytes=MIB,
+    )
     save_plan(solve(graph, "65%").plan, folder / "plan.json", graph=graph)
     graph.save(folder / "graph.json")
     graph = DFGraph.load(folder / "graph.json")
@@ -42,7 +49,10 @@ def areas(axis):
     """Colour -> the filled area's corners, for each part of memory that is drawn."""
     from matplotlib.colors import to_hex
 
-    return {to_hex(found.get_facecolor()[0]): found.get_paths()[0].vertices for found in axis.collections}
+    return {
+        to_hex(found.get_facecolor()[0]): found.get_paths()[0].vertices
+        for found in axis.collections
+    }
 
 
 def test_memory_draws_the_judge_s_figures(stored):
@@ -53,14 +63,20 @@ def test_memory_draws_the_judge_s_figures(stored):
     for axis, shown in ((plain, Plan.keep_all(graph)), (planned, plan)):
         found = usage(graph, shown)
         drawn = areas(axis)
-        assert max(corners[:, 1].max() for corners in drawn.values()) == pytest.approx(found.timeline.peak_bytes / MIB)
+        assert max(corners[:, 1].max() for corners in drawn.values()) == pytest.approx(
+            found.timeline.peak_bytes / MIB
+        )
         bottom = drawn[COLOURS["resident"]]
         assert (bottom[:, 1].min(), bottom[:, 1].max()) == (0, graph.fixed_bytes / MIB)
         assert axis.get_xlim() == pytest.approx((0, 100 * found.timeline.cost / graph.total_cost))
         said = " ".join(text.get_text() for text in axis.texts)
         assert format_bytes(found.timeline.peak_bytes) in said
         assert found.layers[found.ops[found.peak]] in said
-        line = next(line for line in axis.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2)
+        line = next(
+            line
+            for line in axis.lines
+            if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
+        )
         assert line.get_ydata()[0] == pytest.approx(budget / MIB)
     assert COLOURS["recomputed"] in areas(planned)
     assert COLOURS["recomputed"] not in areas(plain)
@@ -104,7 +120,9 @@ def test_layer_bars_sum_to_the_step(stored):
     graph, plan = stored
     for most in (3, 100):
         picture = plot.layers(graph, plan, most=most)
-        kept, saved = ([patch.get_width() for patch in bars] for bars in picture.figure.axes[0].containers)
+        kept, saved = (
+            [patch.get_width() for patch in bars] for bars in picture.figure.axes[0].containers
+        )
         rows = layers(graph, plan)
         assert sum(kept) * MIB == pytest.approx(sum(row.kept_bytes for row in rows))
         if most == 100:
@@ -112,7 +130,11 @@ def test_layer_bars_sum_to_the_step(stored):
         spent = [patch.get_width() for patch in picture.figure.axes[1].containers[0]]
         assert sum(spent) == pytest.approx(100 * sum(row.cost for row in rows))
         assert len(kept) <= most + 1
-    assert labels(picture) == ["kept for the backward pass", "saved by the plan", "time to recompute, number of evaluations"]
+    assert labels(picture) == [
+        "kept for the backward pass",
+        "saved by the plan",
+        "time to recompute, number of evaluations",
+    ]
 
 
 def test_bars_of_layers_end_before_the_frame_and_nothing_saved_has_no_outline(stored):
@@ -127,7 +149,14 @@ def test_many_layers_are_grouped_by_how_their_names_begin():
     from checkmate.bench.problems import budget_at, load
 
     graph = load("resnet50")
-    rows = chosen(layers(graph, solve(graph, budget_at(graph, 0.5), solver="chen_sqrt_n", throw=False).plan or Plan.keep_all(graph)), 24)
+    rows = chosen(
+        layers(
+            graph,
+            solve(graph, budget_at(graph, 0.5), solver="chen_sqrt_n", throw=False).plan
+            or Plan.keep_all(graph),
+        ),
+        24,
+    )
     names = [row.name for row in rows]
     assert len(names) <= 25
     assert any(re.fullmatch(r"conv3_block2 \(\d+ layers\)", name) for name in names)
@@ -137,31 +166,51 @@ def test_the_curve_draws_plans_and_what_is_impossible():
     graph = training_chain(12, sizes=(MIB, 2 * MIB))
     lowest, plain = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
     budgets = [int(lowest + share * (plain - lowest)) for share in (0.5, 0.7, 0.9)]
-    results = {name: [solve(graph, budget, solver=name, throw=False) for budget in budgets] for name in ("auto", "chen_sqrt_n")}
+    results = {
+        name: [solve(graph, budget, solver=name, throw=False) for budget in budgets]
+        for name in ("auto", "chen_sqrt_n")
+    }
     picture = plot.budget_curve(results, floor_bytes=lowest, plain_bytes=plain)
     axis = picture.figure.axes[0]
     for k, found in enumerate(results.values()):
-        dots = next(line for line in axis.lines if line.get_linestyle() == "None" and line.get_color() == SERIES[k])
+        dots = next(
+            line
+            for line in axis.lines
+            if line.get_linestyle() == "None" and line.get_color() == SERIES[k]
+        )
         solved = [result for result in found if result.plan]
-        assert list(dots.get_xdata()) == [pytest.approx(result.peak_bytes / MIB) for result in solved]
-        assert list(dots.get_ydata()) == [pytest.approx(100 * (result.overhead - 1)) for result in solved]
+        assert list(dots.get_xdata()) == [
+            pytest.approx(result.peak_bytes / MIB) for result in solved
+        ]
+        assert list(dots.get_ydata()) == [
+            pytest.approx(100 * (result.overhead - 1)) for result in solved
+        ]
     shaded = next(patch for patch in axis.patches if patch.get_label() == "proven impossible")
     values = shaded.get_data()
     points = [plot.Point.of(result) for found in results.values() for result in found]
     for point in points:
         if point.overhead is not None:
             place = np.searchsorted(values.edges, point.budget_bytes / MIB - 1e-9) - 1
-            assert values.values[place] <= 100 * (point.overhead - 1) + 1e-6, "a plan lies in what is proven impossible"
+            assert values.values[place] <= 100 * (point.overhead - 1) + 1e-6, (
+                "a plan lies in what is proven impossible"
+            )
     assert {"proven impossible", "below the floor", "auto", "plain step"} <= set(labels(picture))
 
 
 def test_bounds_hold_for_every_smaller_budget():
-    points = [plot.Point(10, 1.5, 1.4), plot.Point(20, 1.3, 1.1), plot.Point(20, 1.2, 1.2), plot.Point(30, None, 1.0)]
+    points = [
+        plot.Point(10, 1.5, 1.4),
+        plot.Point(20, 1.3, 1.1),
+        plot.Point(20, 1.2, 1.2),
+        plot.Point(30, None, 1.0),
+    ]
     assert bound_steps(points) == ([10, 20, 30], [1.4, 1.2, 1.0])
 
 
 def test_a_solver_without_a_plan_is_named_as_such():
-    picture = plot.budget_curve({"auto": [plot.Point(100, 1.2, 1.1, 90)], "chen": [plot.Point(100, None)]})
+    picture = plot.budget_curve(
+        {"auto": [plot.Point(100, 1.2, 1.1, 90)], "chen": [plot.Point(100, None)]}
+    )
     assert {"auto", "chen (no plan)"} <= set(labels(picture))
 
 
@@ -187,7 +236,8 @@ def test_batch_sizes_that_cannot_be_compared(data):
 
 
 @pytest.mark.parametrize(
-    ("draw", "ending", "begins"), [("matrices", "png", b"\x89PNG"), ("memory", "svg", b"<?xml"), ("layers", "pdf", b"%PDF")]
+    ("draw", "ending", "begins"),
+    [("matrices", "png", b"\x89PNG"), ("memory", "svg", b"<?xml"), ("layers", "pdf", b"%PDF")],
 )
 def test_pictures_are_files(stored, tmp_path, draw, ending, begins):
     path = tmp_path / f"picture.{ending}"
@@ -209,7 +259,10 @@ def test_other_endings_are_refused(stored, tmp_path):
 def test_the_online_curve_draws_runs_and_what_was_given_up(stored):
     graph, _ = stored
     shares = (100, 60, 20)
-    runs = {heuristic: [checkmate.simulate(graph, f"{share}%", heuristic=heuristic) for share in shares] for heuristic in ("dtr_eq", "lru")}
+    runs = {
+        heuristic: [checkmate.simulate(graph, f"{share}%", heuristic=heuristic) for share in shares]
+        for heuristic in ("dtr_eq", "lru")
+    }
     ended = {heuristic: [run.status == "ok" for run in found] for heuristic, found in runs.items()}
     assert all(any(each) and not all(each) for each in ended.values()), "the case has both kinds"
     picture = plot.online_curve(runs, plain_bytes=runs["lru"][0].plain_peak_bytes)
@@ -220,7 +273,11 @@ def test_the_online_curve_draws_runs_and_what_was_given_up(stored):
         drawn = dict(zip(solid.get_xdata(), solid.get_ydata(), strict=True))
         for run in runs[heuristic]:
             cost = drawn[run.budget_bytes / MIB]
-            assert cost == pytest.approx(100 * (run.overhead - 1)) if run.status == "ok" else np.isnan(cost)
+            assert (
+                cost == pytest.approx(100 * (run.overhead - 1))
+                if run.status == "ok"
+                else np.isnan(cost)
+            )
         assert len(hollow.get_xdata()) == ended[heuristic].count(False)
 
 
@@ -257,26 +314,34 @@ def test_drawing_needs_no_tensorflow_and_changes_no_settings(stored, tmp_path):
     graph, _ = stored
     graph.save(tmp_path / "graph.json")
     script = (
-        "import sys, matplotlib, checkmate\n"
-        "before = dict(matplotlib.rcParams)\n"
-        f"checkmate.plot.memory(checkmate.DFGraph.load({str(tmp_path / 'graph.json')!r})).save({str(tmp_path / 'a.png')!r})\n"
-        "print([name for name in ('tensorflow', 'keras') if name in sys.modules], dict(matplotlib.rcParams) == before)"
+        "import sys, matplotlib, checkmate\nbefore ="
+        f" dict(matplotlib.rcParams)\ncheckmate.plot.memory(checkmate.DFGraph.load({str(tmp_path / 'graph.json')!r})).save({str(tmp_path / 'a.png')!r})\nprint([name"
+        " for name in ('tensorflow', 'keras') if name in sys.modules], dict(matplotlib.rcParams)"
+        " == before)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split("\n")[0] == "[] True"
 
 
 def test_measured_memory_draws_every_peak():
     plain = [(k / 1e4, MIB * (100 + (k == 5000) * 900)) for k in range(10_000)]
     planned = [(0.0, 10 * MIB), (0.6, 480 * MIB), (1.2, 20 * MIB)]
-    picture = plot.measured({"plain step": plain, "planned step": planned}, budget_bytes=500 * MIB, name="a model")
+    picture = plot.measured(
+        {"plain step": plain, "planned step": planned}, budget_bytes=500 * MIB, name="a model"
+    )
     axis = picture.figure.axes[0]
     for found, most, end in zip(axis.collections, (1000, 480), (0.9999, 1.2), strict=True):
         corners = found.get_paths()[0].vertices
         assert corners[:, 1].max() == pytest.approx(most)
         assert corners[:, 0].max() == pytest.approx(end)
         assert len(corners) < 3000
-    line = next(line for line in axis.lines if len(line.get_ydata()) == 2 and len(set(line.get_ydata())) == 1)
+    line = next(
+        line
+        for line in axis.lines
+        if len(line.get_ydata()) == 2 and len(set(line.get_ydata())) == 1
+    )
     assert line.get_ydata()[0] == pytest.approx(500)
     said = [text.get_text() for text in axis.texts]
     assert said == ["plain step: peak 1000.00 MiB", "planned step: peak 480.00 MiB"]

@@ -20,7 +20,11 @@ def planned(draw):
 def memory_while_running(graph, plan):
     """Bytes in use while each evaluation runs, from the judge's figures after each step."""
     after = replay(graph, plan).bytes_after_step
-    return [after[k] + graph.ops[step.op].workspace_bytes for k, step in enumerate(plan.steps) if isinstance(step, Compute)]
+    return [
+        after[k] + graph.ops[step.op].workspace_bytes
+        for k, step in enumerate(plan.steps)
+        if isinstance(step, Compute)
+    ]
 
 
 @given(planned())
@@ -51,7 +55,12 @@ def test_an_op_in_place_counts_as_the_input_whose_memory_it_takes():
     found = usage(graph, Plan.keep_all(graph))
     columns = [PARTS.index(part) for part in ("forward", "backward", "workspace")]
     # 'grad' runs in the 32 bytes of its inputs, one of which is its own afterwards.
-    assert found.bytes_by_part[:, columns].tolist() == [[16, 0, 0], [32, 0, 0], [32, 0, 3], [16, 16, 0]]
+    assert found.bytes_by_part[:, columns].tolist() == [
+        [16, 0, 0],
+        [32, 0, 0],
+        [32, 0, 3],
+        [16, 16, 0],
+    ]
 
 
 def test_what_is_computed_again_is_told_apart():
@@ -71,7 +80,10 @@ def test_the_phases_of_a_step():
     assert [part_of(graph.ops[graph.index(name)]) for name in ("f0", "loss", "b2", "g1", "u0")] == [
         "forward", "forward", "backward", "backward", "update",
     ]  # fmt: skip
-    assert part_of(Op("adam/AssignSubVariableOp", kind="Sqrt+AssignSubVariableOp", is_backward=True)) == "update"
+    assert (
+        part_of(Op("adam/AssignSubVariableOp", kind="Sqrt+AssignSubVariableOp", is_backward=True))
+        == "update"
+    )
 
 
 @given(planned())
@@ -84,7 +96,12 @@ def test_layers_sum_to_the_step(case):
     for found, column in ((planned_use, "kept_bytes"), (plain_use, "plain_bytes")):
         k = found.turn
         running = graph.ops[found.ops[k]]
-        in_memory = int(found.bytes_by_part[k].sum()) - graph.fixed_bytes - running.output_bytes - running.workspace_bytes
+        in_memory = (
+            int(found.bytes_by_part[k].sum())
+            - graph.fixed_bytes
+            - running.output_bytes
+            - running.workspace_bytes
+        )
         assert sum(getattr(row, column) for row in rows) == in_memory
 
 
@@ -92,7 +109,9 @@ def test_the_backward_pass_begins_with_its_first_op():
     graph = training_chain(6)
     found = usage(graph, Plan.keep_all(graph))
     assert graph.ops[found.ops[found.turn]].name == "b5"
-    alone = DFGraph((Op("a", output_bytes=1), Op("b", (0,), output_bytes=5), Op("c", (1,), output_bytes=1)))
+    alone = DFGraph(
+        (Op("a", output_bytes=1), Op("b", (0,), output_bytes=5), Op("c", (1,), output_bytes=1))
+    )
     assert alone.ops[usage(alone, Plan.keep_all(alone)).turn].name == "b"
 
 

@@ -1,4 +1,5 @@
-"""Whatever the graph, the budget or the machine: an answer within the budget, or one of the library's errors."""
+"""Whatever the graph, the budget or the machine: an answer within the budget, or one of the
+library's errors."""
 
 import importlib.util
 import os
@@ -26,17 +27,23 @@ from checkmate import (
     solve_curve,
 )
 from checkmate.solvers.backends import engines
-from checkmate.solvers.formulation import formulate
-from checkmate.solvers.local_search import Repair, trim
-from checkmate.solvers.retention import Retention
+from checkmate.solvers.local.repair import Repair, trim
+from checkmate.solvers.local.stage_plan import Timetable
+from checkmate.solvers.paper.formulation import formulate
+from checkmate.solvers.paper.retention import Retention
 from checkmate.solvers.solve import SOLVERS
-from checkmate.solvers.timetable import Timetable
 
 FAST = ("auto", "local_search", "lp_rounding", "retention", "chen_greedy", "revolve", "min_cut")
 
 
 def ask(graph, budget, name):
-    return solve(graph, budget, solver=Retention(start_share=0) if name == "retention" else name, time_limit_s=10, throw=False)
+    return solve(
+        graph,
+        budget,
+        solver=Retention(start_share=0) if name == "retention" else name,
+        time_limit_s=10,
+        throw=False,
+    )
 
 
 def test_no_graph_at_all():
@@ -74,7 +81,8 @@ def test_sums_that_no_number_holds():
 
 @pytest.mark.parametrize("name", FAST)
 def test_huge_costs_beside_small_ones(name):
-    """Engines have tolerances; the judge has none. What is cheap beside 1e15 must not be thrown away, and the budget is a limit."""
+    """Engines have tolerances; the judge has none. What is cheap beside 1e15 must not be thrown
+    away, and the budget is a limit."""
     for costs in ((1e15, 1e3, 1.0), (1.0, 1e15, 1e3)):
         graph = training_chain(3, costs=costs, sizes=(7, 10, 3))
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
@@ -97,7 +105,9 @@ def test_values_without_bytes_and_ops_without_cost(name):
     if result.plan is not None:
         run_plan(graph, result.plan)
         assert result.peak_bytes <= result.budget_bytes
-        assert set(result.plan.recomputed) <= {i for i, op in enumerate(graph.ops) if op.output_bytes or not op.cost}
+        assert set(result.plan.recomputed) <= {
+            i for i, op in enumerate(graph.ops) if op.output_bytes or not op.cost
+        }
     nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 0.0, 0) for i in range(5)), (4,))
     assert ask(nothing, 1, name).status is SolveStatus.OPTIMAL
     assert ask(nothing, "60%", name).status is SolveStatus.OPTIMAL
@@ -153,7 +163,9 @@ def test_sizes_of_terabytes():
     graph = training_chain(8, sizes=(10**13, 3 * 10**12 + 1, 7))
     small = training_chain(8, sizes=(10**4, 3 * 10**3, 7))
     for name in ("auto", "lp_rounding", "chen_greedy", "min_cut"):
-        result, alike = (solve(each, "80%", solver=name, time_limit_s=30, throw=False) for each in (graph, small))
+        result, alike = (
+            solve(each, "80%", solver=name, time_limit_s=30, throw=False) for each in (graph, small)
+        )
         assert result.plan is None or result.peak_bytes <= result.budget_bytes, name
         assert (result.plan is None) == (alike.plan is None), name
 
@@ -161,25 +173,35 @@ def test_sizes_of_terabytes():
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("-inf"), "3", None, True], ids=str)
 def test_times_that_are_none(seconds):
     for budget in ("85%", "100%"):
-        with pytest.raises(BudgetError, match=r"time_limit_s is a number of seconds, 0 or more; got "):
+        with pytest.raises(
+            BudgetError, match=r"time_limit_s is a number of seconds, 0 or more; got "
+        ):
             solve(training_chain(5), budget, time_limit_s=seconds)
     with pytest.raises(BudgetError):
         solve_curve(training_chain(5), ["85%"], time_limit_s=seconds)
 
 
 def test_a_solver_that_finds_nothing_says_what_else_there_is(monkeypatch):
-    from checkmate.solvers.snapshot import Snapshot
+    from checkmate.solvers.auto.solver import Snapshot
 
     monkeypatch.setattr(Snapshot, "run", lambda self, search: None)
-    for name, advice in (("snapshot", r"or try solver='auto'\."), ("auto", r"Raise the budget or the time limit\.")):
+    for name, advice in (
+        ("snapshot", r"or try solver='auto'\."),
+        ("auto", r"Raise the budget or the time limit\."),
+    ):
         with pytest.raises(NoPlanFoundError, match=f"{advice}$"):
             solve(training_chain(8), "70%", solver=name)
 
 
-@pytest.mark.parametrize("solver", ["auto", "milp_scip", "lp_rounding", Retention(start_share=0)], ids=str)
+@pytest.mark.parametrize(
+    "solver", ["auto", "milp_scip", "lp_rounding", Retention(start_share=0)], ids=str
+)
 def test_all_the_time_there_is(solver):
     graph = training_chain(5, sizes=(4, 9, 2))
-    assert solve(graph, "85%", solver=solver, time_limit_s=float("inf"), throw=False).status is not SolveStatus.INFEASIBLE
+    assert (
+        solve(graph, "85%", solver=solver, time_limit_s=float("inf"), throw=False).status
+        is not SolveStatus.INFEASIBLE
+    )
 
 
 def test_interval_engine_that_breaks(monkeypatch):
@@ -196,15 +218,22 @@ def test_interval_engine_that_breaks(monkeypatch):
 
 
 def test_no_time_to_start_the_engine():
-    """The process of an engine takes longer to start than there is time: no answer, but no error either."""
+    """The process of an engine takes longer to start than there is time: no answer, but no error
+    either."""
     for name in ("milp_scip", "lp_rounding"):
-        assert solve(training_chain(30), "70%", solver=name, time_limit_s=0.2, throw=False).status in SolveStatus
+        assert (
+            solve(training_chain(30), "70%", solver=name, time_limit_s=0.2, throw=False).status
+            in SolveStatus
+        )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypatch, caplog):
     """A real engine, killed by the system before it can answer, as when memory runs out."""
-    real, graph = subprocess.Popen, training_chain(30, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5))
+    real, graph = (
+        subprocess.Popen,
+        training_chain(30, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5)),
+    )
 
     def doomed(*arguments, **facts):
         child = real(*arguments, **facts)
@@ -213,7 +242,9 @@ def test_an_engine_that_is_killed_is_an_error_or_the_plan_found_before(monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", doomed)
     program = formulate(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2)
-    with pytest.raises(SolverFailedError, match=r"engine 'scip' ended with code -9.*Try another engine"):
+    with pytest.raises(
+        SolverFailedError, match=r"engine 'scip' ended with code -9.*Try another engine"
+    ):
         engines.solve_matrices(program.problem, engine="scip", time_limit_s=60)
 
     with caplog.at_level("WARNING", logger="checkmate"):
@@ -228,7 +259,16 @@ def test_an_engine_that_hangs_is_ended_and_what_was_found_beside_it_counts(monke
     real, children = subprocess.Popen, []
 
     def sleeper(command, **facts):
-        children.append(real([sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)"], **facts))
+        children.append(
+            real(
+                [
+                    sys.executable,
+                    "-c",
+                    "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)",
+                ],
+                **facts,
+            )
+        )
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", sleeper)
@@ -240,12 +280,16 @@ def test_an_engine_that_hangs_is_ended_and_what_was_found_beside_it_counts(monke
 
 
 @pytest.mark.parametrize("missing", ["cylp", "ortools"])
+# Retention asks CP-SAT only where its start is not optimal.
 def test_without_a_package_a_solver_works_or_names_it(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)  # what makes `import` raise ImportError
     graph, refused = training_chain(8, sizes=(4, 9, 2)), set()
     for name in SOLVERS:
         try:
-            assert solve(graph, "80%", solver=name, time_limit_s=1, throw=False).status is not SolveStatus.INFEASIBLE
+            assert (
+                solve(graph, "80%", solver=name, time_limit_s=1, throw=False).status
+                is not SolveStatus.INFEASIBLE
+            )
         except SolverUnavailableError as error:
             assert f"needs the package '{missing}'" in str(error)
             refused.add(name)
@@ -253,14 +297,14 @@ def test_without_a_package_a_solver_works_or_names_it(missing, monkeypatch):
         "cylp": {"milp", "milp_cbc", "lp_rounding", "lp_bound"},
         "ortools": {"milp_scip", "milp_highs", "milp_cp_sat", "lp_bound_glop", "lp_bound_pdlp"},
     }
-    assert refused - {"retention"} == needs[missing]  # retention asks CP-SAT only where its start is not optimal
+    assert refused - {"retention"} == needs[missing]
 
 
 # A graph so small that every engine runs in this process, where that can be.
 SOLVE = """
 import checkmate
 from checkmate.solvers.backends.engines import SMALL
-from checkmate.solvers.formulation import formulate
+from checkmate.solvers.paper.formulation import formulate
 ops = tuple(checkmate.Op(f"op{i}", (i - 1,) if i else (), 1, 4) for i in range(4))
 graph = checkmate.DFGraph((*ops, checkmate.Op("end", (0, 3), 1, 1)), (4,))
 assert len(formulate(graph, 9).problem.value) < SMALL
@@ -269,19 +313,29 @@ for name in NAMES:
 """
 PIECES = {
     "checkmate": "import checkmate",
-    "solvers": SOLVE.replace("NAMES", "('auto', 'milp_cbc', 'milp_highs', 'milp_cp_sat', 'lp_rounding')"),
+    "solvers": SOLVE.replace(
+        "NAMES", "('auto', 'milp_cbc', 'milp_highs', 'milp_cp_sat', 'lp_rounding')"
+    ),
     "scip": SOLVE.replace("NAMES", "('milp_scip',)"),
     "tensorflow": "import tensorflow as tf; assert float(tf.reduce_sum(tf.ones(3))) == 3",
-    "ortools": "from ortools.linear_solver import pywraplp; assert pywraplp.Solver.CreateSolver('SCIP')",
+    "ortools": (
+        "from ortools.linear_solver import pywraplp; assert pywraplp.Solver.CreateSolver('SCIP')"
+    ),
     "mathopt": "from ortools.math_opt.python import mathopt; assert mathopt.Model()",
     # As the real one: it cannot be imported beside OR-tools, nor OR-tools beside it.
     "highspy": "import highspy",
 }
 ORDERS = [
-    ("solvers", "ortools", "mathopt"), ("mathopt", "ortools", "solvers"), ("scip", "highspy"), ("highspy", "scip"),
-    ("checkmate", "tensorflow", "solvers"), ("solvers", "ortools", "tensorflow", "mathopt"), ("tensorflow", "mathopt", "solvers", "ortools"),
-]  # fmt: skip
-"""Orders in which these packages bear each other without checkmate. MathOpt before TensorFlow is not one: that fails by itself."""
+    ("solvers", "ortools", "mathopt"),
+    ("mathopt", "ortools", "solvers"),
+    ("scip", "highspy"),
+    ("highspy", "scip"),
+    ("checkmate", "tensorflow", "solvers"),
+    ("solvers", "ortools", "tensorflow", "mathopt"),
+    ("tensorflow", "mathopt", "solvers", "ortools"),
+]
+"""Orders in which these packages bear each other without checkmate. MathOpt before TensorFlow is
+not one: that fails by itself."""
 
 HIGHSPY = """
 import sys
@@ -297,47 +351,61 @@ sys.meta_path.insert(0, Clash())
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_packages_in_every_order(order, tmp_path):
-    if "tensorflow" in order and not importlib.util.find_spec("tensorflow"):  # not imported here: the tests' own process stays without it
+    # Not imported here: the tests' own process stays without it.
+    if "tensorflow" in order and not importlib.util.find_spec("tensorflow"):
         pytest.skip("needs TensorFlow")
     if "highspy" in order:
         (tmp_path / "highspy.py").write_text(HIGHSPY)
     script = "\n".join(PIECES[piece] for piece in order) + "\nprint('done')"
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr[-2000:]
 
 
 GIVEN_UP = """
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
-from checkmate.solvers import beside
-from checkmate.solvers.formulation import formulate
-from test_backends import hard
+from checkmate.solvers import background
+from checkmate.solvers.paper.formulation import formulate
+from test_engines import hard
 p = formulate(*hard()).problem
 rows = LinearConstraint(csr_matrix((p.value, p.column, p.start), shape=p.shape), p.row_lower, p.row_upper)
 options = {"time_limit": 2.0}
-work = beside.Beside(lambda: milp(p.cost, integrality=p.integer.astype(int), bounds=Bounds(p.lower, p.upper), constraints=rows, options=options))
+work = background.Beside(lambda: milp(p.cost, integrality=p.integer.astype(int), bounds=Bounds(p.lower, p.upper), constraints=rows, options=options))
 assert work.answer(0.5) is None
-assert beside.working() == [work]
+assert background.working() == [work]
 """
 
 
 def test_a_process_that_ends_while_an_engine_works_in_it_ends_well():
-    path = os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    here = os.path.dirname(__file__)
+    path = os.pathsep.join(
+        [os.path.join(here, "backends"), os.path.dirname(here), *filter(None, sys.path)]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", GIVEN_UP],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 INTERRUPTED = """
 import os, signal, threading, time
-from checkmate.solvers import beside
+from checkmate.solvers import background
 free = threading.Event()
-work = beside.Beside(lambda: free.wait(30))
+work = background.Beside(lambda: free.wait(30))
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     work.answer(20)
 except KeyboardInterrupt:
-    print("interrupted", work.busy, beside.working() == [work])
+    print("interrupted", work.busy, background.working() == [work])
 free.set()
 work.wait()
 print(work.busy)
@@ -346,19 +414,30 @@ print(work.busy)
 
 def test_work_goes_on_after_an_interrupt_and_is_known_to():
     path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.stdout.split("\n")[:2] == ["interrupted True True", "False"], done.stderr
 
 
 def test_repairs_look_at_the_clock_between_two_candidates(monkeypatch):
     # One op reads all there is, so that nothing helps: every candidate is tried.
     many = 20
-    ops = [Op("x", (), 3, 50), *(Op(f"m{k}", (0,), 2, 5) for k in range(many)), Op("big", tuple(range(many + 1)), 1, 5)]
+    ops = [
+        Op("x", (), 3, 50),
+        *(Op(f"m{k}", (0,), 2, 5) for k in range(many)),
+        Op("big", tuple(range(many + 1)), 1, 5),
+    ]
     ops += [Op(f"g{k}", (0, k, many + 1), 2, 5, is_backward=True) for k in range(1, many + 1)]
     graph = DFGraph((*ops, Op("end", tuple(range(many + 2, 2 * many + 2)), 1, 1)), (2 * many + 2,))
     timetable, scored = Timetable(graph), []
     score = Repair._score
-    monkeypatch.setattr(Repair, "_score", lambda self, *args: scored.append(args) or score(self, *args))
+    monkeypatch.setattr(
+        Repair, "_score", lambda self, *args: scored.append(args) or score(self, *args)
+    )
     assert not Repair(timetable, timetable.peak_bytes - 3, lambda: len(scored) >= 5).run()
     assert len(scored) == 5
 
@@ -373,19 +452,34 @@ def test_costs_at_the_ends_of_what_numbers_can_be(factor):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_dtr_with_costs_whose_products_are_infinite():
-    graph = training_chain(30, costs=(3e305, 7e305, 2e305, 9e305, 5e305), sizes=(10, 3, 25, 14, 30, 8))
-    budget = floor(graph).bytes + (replay(graph, Plan.keep_all(graph)).peak_bytes - floor(graph).bytes) * 2 // 5
-    assert solve(graph, budget, solver="dtr", throw=False).status in (SolveStatus.FEASIBLE, SolveStatus.NOT_FOUND)
+    graph = training_chain(
+        30, costs=(3e305, 7e305, 2e305, 9e305, 5e305), sizes=(10, 3, 25, 14, 30, 8)
+    )
+    budget = (
+        floor(graph).bytes
+        + (replay(graph, Plan.keep_all(graph)).peak_bytes - floor(graph).bytes) * 2 // 5
+    )
+    assert solve(graph, budget, solver="dtr", throw=False).status in (
+        SolveStatus.FEASIBLE,
+        SolveStatus.NOT_FOUND,
+    )
 
 
 @pytest.mark.parametrize("engine", ["milp", "milp_highs", "milp_scip"])
 def test_integer_programs_tell_small_costs_beside_large_ones(engine):
     many = 10**6
-    graph = DFGraph((
-        Op("o0", (), many, 148174446962), Op("o1", (0,), 4, 451118585805), Op("o2", (0, 1), 5, 104517299831),
-        Op("o3", (0, 1, 2), many, 843261565022, 421630782511), Op("o4", (0, 2), 8, 943597783632), Op("o5", (), 3, 431210336623),
-        Op("o6", (0, 4, 5), 2, 17338718829, 17338718829), Op("o7", (1, 5), 0.4, 176226265597),
-    ))  # fmt: skip
+    graph = DFGraph(
+        (
+            Op("o0", (), many, 148174446962),
+            Op("o1", (0,), 4, 451118585805),
+            Op("o2", (0, 1), 5, 104517299831),
+            Op("o3", (0, 1, 2), many, 843261565022, 421630782511),
+            Op("o4", (0, 2), 8, 943597783632),
+            Op("o5", (), 3, 431210336623),
+            Op("o6", (0, 4, 5), 2, 17338718829, 17338718829),
+            Op("o7", (1, 5), 0.4, 176226265597),
+        )
+    )
     budget = 1968702680132
     result, optimum = solve(graph, budget, solver=engine), cheapest(graph, budget)
     assert result.bound <= optimum

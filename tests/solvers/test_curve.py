@@ -1,4 +1,5 @@
-"""The curve: a larger budget never costs more, bounds never contradict each other, and how low the budget can go is bracketed."""
+"""The curve: a larger budget never costs more, bounds never contradict each other, and how low the
+budget can go is bracketed."""
 
 from itertools import pairwise
 
@@ -45,9 +46,17 @@ def test_monotone_and_bounded(graph):
 def test_the_lowest_plan_is_an_answer_wherever_it_fits(graph):
     curve = solve_curve(graph, ["100%"], find_smallest=True, time_limit_s=0.4)
     assert curve.within(curve.smallest_bytes - 1) is None
-    for budget in (curve.smallest_bytes, curve.smallest_bytes + 3, replay(graph, Plan.keep_all(graph)).peak_bytes):
+    for budget in (
+        curve.smallest_bytes,
+        curve.smallest_bytes + 3,
+        replay(graph, Plan.keep_all(graph)).peak_bytes,
+    ):
         answer = curve.within(budget)
-        assert (answer.plan, answer.budget_bytes, answer.peak_bytes) == (curve.lowest.plan, budget, curve.smallest_bytes)
+        assert (answer.plan, answer.budget_bytes, answer.peak_bytes) == (
+            curve.lowest.plan,
+            budget,
+            curve.smallest_bytes,
+        )
         assert answer.stats.found_by.endswith("at another budget")
         assert answer.bound <= cheapest(graph, budget) * (1 + 1e-6)
 
@@ -76,7 +85,12 @@ def test_the_least_budget_is_bracketed():
     graph = strategies.training_chain(16, fixed_bytes=100)
     curve = solve_curve(graph, ["90%", "70%"], find_smallest=True, time_limit_s=0.4)
     check(curve)
-    assert floor(graph).bytes <= curve.floor_bytes <= curve.smallest_bytes < curve.results[0].budget_bytes
+    assert (
+        floor(graph).bytes
+        <= curve.floor_bytes
+        <= curve.smallest_bytes
+        < curve.results[0].budget_bytes
+    )
     assert solve(graph, curve.smallest_bytes, time_limit_s=0.5).plan
 
 
@@ -92,7 +106,10 @@ def test_budgets_without_a_plan_say_why():
     graph = strategies.training_chain(6)
     lowest = floor(graph).bytes
     curve = solve_curve(graph, [lowest - 1, "100%"])
-    assert [result.status for result in curve.results] == [SolveStatus.INFEASIBLE, SolveStatus.OPTIMAL]
+    assert [result.status for result in curve.results] == [
+        SolveStatus.INFEASIBLE,
+        SolveStatus.OPTIMAL,
+    ]
     assert curve.floor_bytes >= lowest
     assert curve.at(lowest - 2) is None
     assert curve.at(10**9) is curve.results[-1]
@@ -100,10 +117,15 @@ def test_budgets_without_a_plan_say_why():
 
 def test_a_bound_from_another_budget_says_which_orders_it_covers():
     graph = DFGraph(
-        (Op("o0", (), 1, 2), Op("o1", (0,), 4, 5), Op("o2", (1,), 1, 11, overwrites=(1,)), Op("o3", (2,), 7, 2),
-         Op("o4", (0, 1), 10, 5, overwrites=(0,))),
+        (
+            Op("o0", (), 1, 2),
+            Op("o1", (0,), 4, 5),
+            Op("o2", (1,), 1, 11, overwrites=(1,)),
+            Op("o3", (2,), 7, 2),
+            Op("o4", (0, 1), 10, 5, overwrites=(0,)),
+        ),
         outputs=(3,),
-    )  # fmt: skip
+    )
     in_another_order = solve(graph, 16, reorder=True)
     below = solve_curve(graph, [16, 18, 19]).results[0]
     assert below.status is SolveStatus.INFEASIBLE
@@ -113,7 +135,8 @@ def test_a_bound_from_another_budget_says_which_orders_it_covers():
 
 
 class Impatient:
-    """Finds a plan for the first budget, and is interrupted at the second, before or after it has found one there."""
+    """Finds a plan for the first budget, and is interrupted at the second, before or after it has
+    found one there."""
 
     name = "impatient"
 
@@ -154,7 +177,12 @@ class Slow:
 
     def run(self, search):
         if search.remaining_s > 0.5:
-            search.offer(solve(search.graph, search.budget_bytes, solver="state_space", time_limit_s=30).plan, by=self.name)
+            search.offer(
+                solve(
+                    search.graph, search.budget_bytes, solver="state_space", time_limit_s=30
+                ).plan,
+                by=self.name,
+            )
 
 
 def test_a_moment_in_which_nothing_is_found_does_not_end_the_search_for_the_smallest_budget():

@@ -1,9 +1,11 @@
-"""The laws that every solver passes: one table of solvers x laws. A new solver is one file, one entry in the registry, and this table.
+"""The laws that every solver passes: one table of solvers x laws. A new solver is one file, one
+entry in the registry, and this table.
 
-1 the judge accepts the plan; 2 its peak is within the budget; 3 it computes what the plain step computes; 4 its cost is at least the plain
-step's; 5 bound <= optimum <= cost; 6 on small graphs an exact solver finds the optimum of its space; 7 a larger budget costs no more;
-8 below the floor there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer; 11 fixed bytes
-change nothing.
+1 the judge accepts the plan; 2 its peak is within the budget; 3 it computes what the plain step
+computes; 4 its cost is at least the plain step's; 5 bound <= optimum <= cost; 6 on small graphs an
+exact solver finds the optimum of its space; 7 a larger budget costs no more; 8 below the floor
+there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer; 11
+fixed bytes change nothing.
 """
 
 from dataclasses import replace
@@ -11,14 +13,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles import cheapest, run_plan
+from oracles import cheapest, cheapest_in_stages, run_plan
 from strategies import graphs, in_place, leaky_relu_grad, problems, training_chain, training_chains
-from test_formulation import cheapest_in_stages
 
-from checkmate import DFGraph, InfeasibleBudgetError, NoPlanFoundError, Op, Plan, SolveStatus, floor, replay, solve
-from checkmate.solvers.dtr import DTR
-from checkmate.solvers.lp_rounding import LPRounding
-from checkmate.solvers.milp import MILP
+from checkmate import (
+    DFGraph,
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    Op,
+    Plan,
+    SolveStatus,
+    floor,
+    replay,
+    solve,
+)
+from checkmate.solvers.baselines.dtr import DTR
+from checkmate.solvers.paper.lp_rounding import LPRounding
+from checkmate.solvers.paper.milp import MILP
 from checkmate.solvers.search import Search
 from checkmate.solvers.solve import SOLVERS
 
@@ -34,12 +45,17 @@ MILPS = tuple(name for name in NAMES if name.startswith("milp"))
 # What an exact solver's answer is to equal, by the space that it states.
 EXACT = {name: cheapest_in_stages for name in MILPS} | {"state_space": cheapest}
 # On a chain of equal ops, min_cut saves a run of them at one end and wants all the others at once.
-RECOMPUTING = tuple(name for name in NAMES if name not in ("checkpoint_all", "min_cut") and not name.startswith("lp_bound"))
+RECOMPUTING = tuple(
+    name
+    for name in NAMES
+    if name not in ("checkpoint_all", "min_cut") and not name.startswith("lp_bound")
+)
 
 
 @st.composite
 def tight_problems(draw, max_ops):
-    """A graph whose late ops read early values, as backward ops do, and a budget that the plain step does not fit."""
+    """A graph whose late ops read early values, as backward ops do, and a budget that the plain
+    step does not fit."""
     n = draw(st.integers(4, max_ops))
     ops = []
     for i in range(n):
@@ -49,8 +65,21 @@ def tight_problems(draw, max_ops):
         deps |= draw(st.sets(st.integers(0, i - 1), max_size=1)) if i else set()
         again = draw(st.integers(0, 5)) > 0
         overwrites = (draw(st.integers(0, i - 1)),) if late and not draw(st.integers(0, 3)) else ()
-        facts = {"workspace_bytes": draw(st.sampled_from((0, 0, 4))), "is_backward": late, "recomputable": again, "overwrites": overwrites}
-        ops.append(Op(f"op{i}", tuple(sorted(deps)), draw(st.integers(0, 9)), draw(st.integers(0, 9)), **facts))
+        facts = {
+            "workspace_bytes": draw(st.sampled_from((0, 0, 4))),
+            "is_backward": late,
+            "recomputable": again,
+            "overwrites": overwrites,
+        }
+        ops.append(
+            Op(
+                f"op{i}",
+                tuple(sorted(deps)),
+                draw(st.integers(0, 9)),
+                draw(st.integers(0, 9)),
+                **facts,
+            )
+        )
     outputs = draw(st.sets(st.integers(0, n - 1), max_size=1)) | {n - 1}
     graph = DFGraph(draw(in_place(ops)), tuple(outputs), draw(st.sampled_from((0, 5))))
     lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
@@ -59,7 +88,9 @@ def tight_problems(draw, max_ops):
 
 
 def ask(graph, budget_bytes, name, time_limit_s=5.0):
-    return solve(graph, budget_bytes, solver=VARIANTS.get(name, name), time_limit_s=time_limit_s, throw=False)
+    return solve(
+        graph, budget_bytes, solver=VARIANTS.get(name, name), time_limit_s=time_limit_s, throw=False
+    )
 
 
 def check(result):
@@ -103,7 +134,8 @@ def test_law_6(name, problem):
     expected = EXACT[name](graph, budget_bytes)
     result = ask(graph, budget_bytes, name)
     if expected is not None:
-        # The relaxation it begins with has one stage more, for outputs that come back at the end; there it may find a cheaper plan.
+        # The relaxation it begins with has one stage more, for outputs that come back at the end;
+        # there it may find a cheaper plan.
         in_stages = result.schedule is not None
         assert result.cost == pytest.approx(expected) if in_stages else result.cost <= expected
     check(result)
@@ -125,9 +157,15 @@ def test_law_7(name, graph):
 def test_law_8(name):
     graph = training_chain(6, sizes=(3, 8, 5), fixed_bytes=7)
     lowest = floor(graph)
-    with pytest.raises(InfeasibleBudgetError, match=f"op {lowest.op} {graph.ops[lowest.op].name!r}") as caught:
+    with pytest.raises(
+        InfeasibleBudgetError, match=f"op {lowest.op} {graph.ops[lowest.op].name!r}"
+    ) as caught:
         solve(graph, lowest.bytes - 1, solver=name)
-    assert (caught.value.floor_bytes, caught.value.shortfall_bytes, caught.value.op) == (lowest.bytes, 1, lowest.op)
+    assert (caught.value.floor_bytes, caught.value.shortfall_bytes, caught.value.op) == (
+        lowest.bytes,
+        1,
+        lowest.op,
+    )
     assert isinstance(caught.value, ValueError)
 
 
@@ -138,11 +176,15 @@ def test_an_op_in_place_takes_the_memory_of_its_inputs_alone(name):
     check(result)
     assert result.timeline.peak_bytes == 32 * mib
     assert result.cost == result.bound == 7
-    assert ask(leaky_relu_grad(bytes_each=16 * mib, in_place=()), 33 * mib, name).status is SolveStatus.INFEASIBLE
+    assert (
+        ask(leaky_relu_grad(bytes_each=16 * mib, in_place=()), 33 * mib, name).status
+        is SolveStatus.INFEASIBLE
+    )
 
 
 def test_dtr_alone_finds_what_only_the_judge_sees_fit():
-    """Its simulator counts input and value of an op in place side by side, so it is asked within a larger budget, too."""
+    """Its simulator counts input and value of an op in place side by side, so it is asked within a
+    larger budget, too."""
     search = Search(leaky_relu_grad(), 32, time_limit_s=10)
     DTR().run(search)
     assert search.timeline is not None
@@ -151,7 +193,8 @@ def test_dtr_alone_finds_what_only_the_judge_sees_fit():
 
 @pytest.mark.parametrize("name", ["auto", "retention", *EXACT])
 def test_an_input_that_is_overwritten_is_made_again(name):
-    # 'features' may be overwritten at 32 and is then made again for 5, in the memory of 'gradient'. At 48 it stays.
+    # 'features' may be overwritten at 32 and is then made again for 5, in the memory of 'gradient'.
+    # At 48 it stays.
     graph = leaky_relu_grad(read_again=True, in_place=(1,))
     for budget_bytes, cost in ((32, 8 + 5), (47, 8 + 5), (48, 8)):
         result = ask(graph, budget_bytes, name)
@@ -176,7 +219,10 @@ def test_law_9(name, skip):
 def test_law_9_the_plain_step_has_nothing_to_give():
     with pytest.raises(NoPlanFoundError) as caught:
         solve(training_chain(8), "70%", solver="checkpoint_all")
-    assert caught.value.best_peak_bytes == replay(training_chain(8), Plan.keep_all(training_chain(8))).peak_bytes
+    assert (
+        caught.value.best_peak_bytes
+        == replay(training_chain(8), Plan.keep_all(training_chain(8))).peak_bytes
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,9 +234,20 @@ def test_law_10(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fixed_bytes_change_nothing(name):
-    graph = training_chain(9, skip=3, costs=(3.0, 1.0), sizes=(7, 10, 4), updates=True, gradient_bytes=2)
+    graph = training_chain(
+        9, skip=3, costs=(3.0, 1.0), sizes=(7, 10, 4), updates=True, gradient_bytes=2
+    )
     peak, lowest = replay(graph, Plan.keep_all(graph)).peak_bytes, floor(graph).bytes
     budget, fixed = (peak + lowest) // 2, 10**6
-    answers = [solve(replace(graph, fixed_bytes=more), budget + more, solver=name, deterministic=True, throw=False) for more in (0, fixed)]
+    answers = [
+        solve(
+            replace(graph, fixed_bytes=more),
+            budget + more,
+            solver=name,
+            deterministic=True,
+            throw=False,
+        )
+        for more in (0, fixed)
+    ]
     assert answers[0].plan == answers[1].plan
     assert answers[0].bound == answers[1].bound

@@ -18,7 +18,8 @@ def unknown(request, tensorflow):
 
 @pytest.fixture(scope="module")
 def alone(tensorflow):
-    """What else this process holds is not counted: for tests of numbers, whose budgets are shares of what a step takes."""
+    """What else this process holds is not counted: for tests of numbers, whose budgets are shares
+    of what a step takes."""
     from dense import nothing_else
 
     with pytest.MonkeyPatch.context() as patch:

@@ -32,11 +32,14 @@ def tf_strings(shape):
 
 def batch_of(size=BATCH):
     chance = np.random.default_rng(size)
-    return chance.normal(size=(size, 16)).astype("float32"), chance.normal(size=(size, 4)).astype("float32")
+    return chance.normal(size=(size, 16)).astype("float32"), chance.normal(size=(size, 4)).astype(
+        "float32"
+    )
 
 
 def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **options):
-    """A step of the dense model with mean squared error and SGD, but for what is given; costs take no time."""
+    """A step of the dense model with mean squared error and SGD, but for what is given; costs take
+    no time."""
     import keras
 
     import checkmate
@@ -54,7 +57,8 @@ def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **
 
 
 def tight(make, lowest=60):
-    """What `make(budget)` makes at the lowest of a few budgets that are feasible; there it recomputes."""
+    """What `make(budget)` makes at the lowest of a few budgets that are feasible; there it
+    recomputes."""
     for percent in (*range(lowest, 100, 10), 95):
         try:
             step = make(f"{percent}%")
@@ -66,7 +70,8 @@ def tight(make, lowest=60):
 
 
 def not_measured(*_, **__):
-    """What is known of a plain step that was not run: the peak of so small a one varies by a tenth, and budgets hang on it."""
+    """What is known of a plain step that was not run: the peak of so small a one varies by a tenth,
+    and budgets hang on it."""
     from checkmate.tf2.memory.plain_step import PlainStep
 
     return PlainStep(why_not="the predicted peak counts here")
@@ -86,7 +91,8 @@ def nothing_else(patch):
 
 @functools.cache
 def planned():
-    """A step that recomputes, for tests that leave it as it is; what else its process holds is not counted, and the plain step not measured."""
+    """A step that recomputes, for tests that leave it as it is; what else its process holds is not
+    counted, and the plain step not measured."""
     with pytest.MonkeyPatch.context() as patch:
         nothing_else(patch)
         patch.setattr("checkmate.tf2.planning.planner.measured", not_measured)
@@ -124,9 +130,11 @@ class Idle:
 
 
 def confirmed(patch, taken):
-    """Has no step run to confirm a plan: the k-th plan that is built is found to take `taken(budget, k)` bytes, None where memory runs out.
+    """Has no step run to confirm a plan: the k-th plan that is built is found to take
+    `taken(budget, k)` bytes, None where memory runs out.
 
-    The bytes are in the budget's terms, as reports tell them. What is predicted is what ops ask for, wherever it may lie.
+    The bytes are in the budget's terms, as reports tell them. What is predicted is what ops ask
+    for, wherever it may lie.
     """
     from checkmate.tf2.memory.budget import MemoryBudget
     from checkmate.tf2.memory.confirm import Confirmed
@@ -149,7 +157,8 @@ def confirmed(patch, taken):
 
 
 def address(variable):
-    """Where its content lies: what is read shares the variable's memory, and NumPy that of what is read."""
+    """Where its content lies: what is read shares the variable's memory, and NumPy that of what is
+    read."""
     import tensorflow as tf
 
     return np.asarray(memoryview(tf.convert_to_tensor(variable.value))).ctypes.data

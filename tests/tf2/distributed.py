@@ -1,6 +1,8 @@
-"""A program of its own: trains with a strategy, plain and under a budget, and prints as JSON what it found.
+"""A program of its own: trains with a strategy, plain and under a budget, and prints as JSON what
+it found.
 
-Logical devices and the workers of a cluster must be set up before TensorFlow starts, hence not in the tests' process.
+Logical devices and the workers of a cluster must be set up before TensorFlow starts, hence not in
+the tests' process.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def model_of(strategy):
         inputs = x = keras.Input((WIDTH,))
         for _ in range(2):
             x = keras.layers.Dense(4 * WIDTH)(x)
-            x = keras.layers.Dropout(0.2)(keras.layers.Activation("gelu")(keras.layers.BatchNormalization()(x)))
+            x = keras.layers.Dropout(0.2)(
+                keras.layers.Activation("gelu")(keras.layers.BatchNormalization()(x))
+            )
         model = keras.Model(inputs, keras.layers.Dense(4)(x), name="replicated")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-2, global_clipnorm=1.0), loss, metrics=["accuracy"])
@@ -41,54 +45,81 @@ def fit(strategy, budget, x, y, batch, epochs):
     if budget:
         checkmate.tf2.rematerialize(model, budget=budget, **FAST)
     losses: list[float] = []
-    each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: losses.append(float(logs["loss"])))
+    each = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda step, logs: losses.append(float(logs["loss"]))
+    )
     model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0, shuffle=False, callbacks=[each])
     return model, losses, checkmate.tf2.planned(model) if budget else None
 
 
 def loop(strategy, budget, x, y, batch, epochs):
-    """A loop of one's own, each worker with its part of every batch. (Keras 3.15 breaks off a `fit` of several workers.)"""
+    """A loop of one's own, each worker with its part of every batch. (Keras 3.15 breaks off a `fit`
+    of several workers.)"""
     model = model_of(strategy)
-    optimizer, workers, task = model.optimizer, strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id
+    optimizer, workers, task = (
+        model.optimizer,
+        strategy.num_replicas_in_sync,
+        strategy.cluster_resolver.task_id,
+    )
     with strategy.scope():
         optimizer.build(model.trainable_variables)
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(y, model(x, training=True), from_logits=True)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
             loss = tf.reduce_mean(losses) / workers
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    planned = checkmate.tf2.function(step, budget=budget, strategy=strategy, optimizer=optimizer, **FAST) if budget else None
+    planned = (
+        checkmate.tf2.function(step, budget=budget, strategy=strategy, optimizer=optimizer, **FAST)
+        if budget
+        else None
+    )
     run = planned or tf.function(lambda x, y: strategy.run(step, args=(x, y)))
     losses = []
     for _ in range(epochs):
         for k in range(0, len(x), batch):
             own = slice(k + task * batch // workers, k + (task + 1) * batch // workers)
-            losses.append(float(strategy.reduce("SUM", run(tf.constant(x[own]), tf.constant(y[own])), axis=None)))
+            losses.append(
+                float(
+                    strategy.reduce("SUM", run(tf.constant(x[own]), tf.constant(y[own])), axis=None)
+                )
+            )
     return model, losses, planned
 
 
 def main(kind: str, batch: int, examples: int, epochs: int) -> None:
     if kind == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "mirrored" else tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = (
+        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        if kind == "mirrored"
+        else tf.distribute.MultiWorkerMirroredStrategy()
+    )
     chance = np.random.default_rng(0)
     x, y = chance.normal(size=(examples, WIDTH)).astype("float32"), chance.integers(0, 4, examples)
     found = {}
     for budget in (None, "85%"):
-        model, losses, step = (fit if kind == "mirrored" else loop)(strategy, budget, x, y, batch, epochs)
+        model, losses, step = (fit if kind == "mirrored" else loop)(
+            strategy, budget, x, y, batch, epochs
+        )
         weights = float(sum(np.abs(weight).sum(dtype=np.float64) for weight in model.get_weights()))
         found["planned" if budget else "plain"] = {"losses": losses, "weights": weights}
     found["recomputed"] = len(step.plan.recomputed)
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
     found["notes"] = step.report().notes
-    found["rooms"] = [each._main.run.rooms is not None for each in [*getattr(step, "_steps", {}).values()]]
+    found["rooms"] = [
+        each._main.run.rooms is not None for each in [*getattr(step, "_steps", {}).values()]
+    ]
     found["peaks"] = [step.report().measured_peak_bytes, step.budget_bytes]
     print("FOUND " + json.dumps(found), flush=True)
 

@@ -1,4 +1,5 @@
-"""What the tests of eager dynamic rematerialization share: a deep net, its gradients, and what memory is in use."""
+"""What the tests of eager dynamic rematerialization share: a deep net, its gradients, and what
+memory is in use."""
 
 import gc
 
@@ -34,7 +35,9 @@ def arrays(values):
 def same(one, other):
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
-        assert np.array_equal(a, b, equal_nan=True), f"differs by {np.max(np.abs(a - b))} of {np.max(np.abs(a))}"
+        assert np.array_equal(a, b, equal_nan=True), (
+            f"differs by {np.max(np.abs(a - b))} of {np.max(np.abs(a))}"
+        )
 
 
 def normal(*shape, seed=1):
@@ -87,8 +90,16 @@ def fenced():
 
     import tensorflow as tf
 
-    from checkmate.tf2.eager import fence
+    from checkmate.tf2.eager import private_api
 
-    names = [getattr(importlib.import_module(module), name) for module, names in fence.PRIVATE.items() for name in names]
-    public = [tf.GradientTape.__dict__, tf.autodiff.ForwardAccumulator.__dict__, tf.distribute.Strategy.__dict__]
+    names = [
+        getattr(importlib.import_module(module), name)
+        for module, names in private_api.PRIVATE.items()
+        for name in names
+    ]
+    public = [
+        tf.GradientTape.__dict__,
+        tf.autodiff.ForwardAccumulator.__dict__,
+        tf.distribute.Strategy.__dict__,
+    ]
     return names + [dict(each) for each in public]

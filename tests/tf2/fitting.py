@@ -35,7 +35,12 @@ def classifier(depth=2, **options):
     inputs = keras.Input((WIDTH,))
     model = keras.Model(inputs, keras.layers.Dense(4)(blocks(inputs, depth)), name="classifier")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2, global_clipnorm=1.0), loss, metrics=["accuracy", margin], **options)
+    model.compile(
+        keras.optimizers.Adam(1e-2, global_clipnorm=1.0),
+        loss,
+        metrics=["accuracy", margin],
+        **options,
+    )
     return model
 
 
@@ -47,7 +52,10 @@ def small(depth=4):
     for _ in range(depth):
         x = keras.layers.Dense(2 * WIDTH, activation="gelu")(x)
     model = keras.Model(inputs, keras.layers.Dense(4)(x), name="small")
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return model
 
 
@@ -59,12 +67,18 @@ def under_budget(model, budget="85%", **options):
 
 def left_behind(model):
     return [
-        variable.numpy() for variable in (*model.variables, *model.optimizer.variables, *(v for m in model.metrics for v in m.variables))
+        variable.numpy()
+        for variable in (
+            *model.variables,
+            *model.optimizer.variables,
+            *(v for m in model.metrics for v in m.variables),
+        )
     ]
 
 
 def assert_same(make, train, *, budget="85%", **options):
-    """`train(make())` gives the same history and leaves the same model behind with a budget as without; returns the model that had it."""
+    """`train(make())` gives the same history and leaves the same model behind with a budget as
+    without; returns the model that had it."""
     import checkmate
 
     def train_one(planned):
@@ -77,7 +91,8 @@ def assert_same(make, train, *, budget="85%", **options):
 
 
 def assert_same_training(train):
-    """`train(planned)` returns a model that it made and what it found, which are the same whether `planned` or not."""
+    """`train(planned)` returns a model that it made and what it found, which are the same whether
+    `planned` or not."""
     import keras
     import tensorflow as tf
     from training import assert_equal

@@ -24,7 +24,12 @@ def mlp(batch: int = 2048) -> Case:
     x = inputs
     for _ in range(6):
         x = L.Dense(128, activation="relu")(x)
-    return Case(keras.Model(inputs, L.Dense(10)(x)), _categorical(True), _normal(batch, 64), _classes(10, batch))
+    return Case(
+        keras.Model(inputs, L.Dense(10)(x)),
+        _categorical(True),
+        _normal(batch, 64),
+        _classes(10, batch),
+    )
 
 
 def cnn(batch: int = 8) -> Case:
@@ -35,14 +40,19 @@ def cnn(batch: int = 8) -> Case:
         x = L.Dropout(0.3)(L.ReLU()(L.BatchNormalization()(x)))
     x = L.GlobalAveragePooling2D()(x)
     return Case(
-        keras.Model(inputs, L.Dense(10, kernel_regularizer="l2")(x)), _categorical(True), _normal(batch, 32, 32, 3), _classes(10, batch)
+        keras.Model(inputs, L.Dense(10, kernel_regularizer="l2")(x)),
+        _categorical(True),
+        _normal(batch, 32, 32, 3),
+        _classes(10, batch),
     )
 
 
 def unet(batch: int = 16, size: int = 32) -> Case:
     def block(x, width):
         for _ in range(2):
-            x = L.ReLU()(L.BatchNormalization()(L.Conv2D(width, 3, padding="same", use_bias=False)(x)))
+            x = L.ReLU()(
+                L.BatchNormalization()(L.Conv2D(width, 3, padding="same", use_bias=False)(x))
+            )
         return x
 
     inputs = keras.Input((size, size, 3))
@@ -55,7 +65,12 @@ def unet(batch: int = 16, size: int = 32) -> Case:
     for width, skip in zip((16, 8), reversed(skips), strict=True):
         x = block(L.Concatenate()([L.Conv2DTranspose(width, 2, strides=2)(x), skip]), width)
     outputs = L.Conv2D(5, 1, activation="softmax")(x)
-    return Case(keras.Model(inputs, outputs), _categorical(False), _normal(batch, size, size, 3), _classes(5, batch, size, size))
+    return Case(
+        keras.Model(inputs, outputs),
+        _categorical(False),
+        _normal(batch, size, size, 3),
+        _classes(5, batch, size, size),
+    )
 
 
 def transformer(batch: int = 8, length: int = 32, width: int = 32, depth: int = 2) -> Case:
@@ -66,7 +81,12 @@ def transformer(batch: int = 8, length: int = 32, width: int = 32, depth: int = 
         x = L.Add()([x, L.Dropout(0.1)(L.MultiHeadAttention(4, width // 4, dropout=0.1)(y, y))])
         y = L.LayerNormalization()(x)
         x = L.Add()([x, L.Dropout(0.1)(L.Dense(width)(L.Dense(4 * width, activation="gelu")(y)))])
-    return Case(keras.Model(tokens, L.Dense(50)(x)), _categorical(True), _classes(50, batch, length), _classes(50, batch, length))
+    return Case(
+        keras.Model(tokens, L.Dense(50)(x)),
+        _categorical(True),
+        _classes(50, batch, length),
+        _classes(50, batch, length),
+    )
 
 
 def lstm(batch: int = 64, length: int = 12) -> Case:
@@ -76,20 +96,29 @@ def lstm(batch: int = 64, length: int = 12) -> Case:
     for _ in range(4):
         x = L.Dense(256, activation="tanh")(x)
     x = L.Dense(64, activation="tanh")(L.LSTM(16, return_sequences=True)(x))
-    return Case(keras.Model(inputs, L.Dense(5)(L.GRU(8)(x))), _categorical(True), _normal(batch, length, 16), _classes(5, batch))
+    return Case(
+        keras.Model(inputs, L.Dense(5)(L.GRU(8)(x))),
+        _categorical(True),
+        _normal(batch, length, 16),
+        _classes(5, batch),
+    )
 
 
 def two_inputs(batch: int = 1024) -> Case:
     """A dict of inputs, a list of outputs, a custom loss over both."""
     left, right = keras.Input((32,), name="left"), keras.Input((32,), name="right")
-    x = L.Concatenate()([L.Dense(128, activation="gelu")(left), L.Dense(128, activation="swish")(right)])
+    x = L.Concatenate()(
+        [L.Dense(128, activation="gelu")(left), L.Dense(128, activation="swish")(right)]
+    )
     for _ in range(3):
         x = L.Dense(128, activation="tanh")(x)
     model = keras.Model({"left": left, "right": right}, [L.Dense(1)(x), L.Dense(4)(x)])
 
     def loss(labels, prediction):
         return keras.ops.mean((labels["value"] - prediction[0]) ** 2) + keras.ops.mean(
-            keras.losses.sparse_categorical_crossentropy(labels["kind"], prediction[1], from_logits=True)
+            keras.losses.sparse_categorical_crossentropy(
+                labels["kind"], prediction[1], from_logits=True
+            )
         )
 
     inputs = {"left": _normal(batch, 32), "right": _normal(batch, 32)}

@@ -1,7 +1,8 @@
-"""A program of its own: `train_on_batch`, plain and then under a budget that holds all; prints as JSON what each asks the allocator for.
+"""A program of its own: `train_on_batch`, plain and then under a budget that holds all; prints as
+JSON what each asks the allocator for.
 
-With one thread, since what is in memory together depends on which of several is quicker; and by what is asked for, since what the
-allocator adds depends on what lies where in its memory.
+With one thread, since what is in memory together depends on which of several is quicker; and by
+what is asked for, since what the allocator adds depends on what lies where in its memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import checkmate
-from checkmate.tf2.observe import observe
+from checkmate.tf2.memory.profiler import observe
 
 BATCH = 64
 
@@ -27,7 +28,9 @@ def main() -> None:
     keras.utils.set_random_seed(3)
     inputs = x = keras.Input((32, 32, 3))
     for width in (16, 32):
-        x = keras.layers.ReLU()(keras.layers.BatchNormalization()(keras.layers.Conv2D(width, 3, padding="same")(x)))
+        x = keras.layers.ReLU()(
+            keras.layers.BatchNormalization()(keras.layers.Conv2D(width, 3, padding="same")(x))
+        )
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"], jit_compile=False)
@@ -38,7 +41,10 @@ def main() -> None:
     def asked_for() -> list[int]:
         model.train_on_batch(images, labels)
         model.train_on_batch(images, labels)
-        return [observe(lambda: model.train_on_batch(images, labels)).most_requested_bytes for _ in range(3)]
+        return [
+            observe(lambda: model.train_on_batch(images, labels)).most_requested_bytes
+            for _ in range(3)
+        ]
 
     found = {"plain": asked_for()}
     checkmate.tf2.rematerialize(model, budget="64GiB", cost_model="roofline")

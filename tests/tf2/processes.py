@@ -1,4 +1,5 @@
-"""Programs of the tests that need a process of their own; each prints what it found as JSON behind the word FOUND."""
+"""Programs of the tests that need a process of their own; each prints what it found as JSON behind
+the word FOUND."""
 
 import json
 import os
@@ -11,7 +12,9 @@ import checkmate
 
 def started(program, *arguments, **environment):
     """The process, which runs on; `found` waits for it."""
-    search = os.pathsep.join([str(Path(checkmate.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    search = os.pathsep.join(
+        [str(Path(checkmate.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     return subprocess.Popen(
         [sys.executable, str(program), *map(str, arguments)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""Steps of every kind that the executor meets: each function returns a step, its arguments and the variables it writes."""
+"""Steps of every kind that the executor meets: each function returns a step, its arguments and the
+variables it writes."""
 
 import collections
 
@@ -52,7 +53,9 @@ def loops():
 
     def step(x):
         a = tf.tanh(x)
-        _, b = tf.while_loop(lambda i, _: i < 4, lambda i, value: (i + 1, tf.sin(value) @ a), (0, a))
+        _, b = tf.while_loop(
+            lambda i, _: i < 4, lambda i, value: (i + 1, tf.sin(value) @ a), (0, a)
+        )
         return b, tf.exp(b) + a
 
     return step, (square(1),), []
@@ -62,7 +65,10 @@ def recurrent_layers():
     import keras
     import tensorflow as tf
 
-    layers = [keras.layers.LSTM(16, return_sequences=True, name="lstm"), keras.layers.Bidirectional(keras.layers.GRU(16), name="gru")]
+    layers = [
+        keras.layers.LSTM(16, return_sequences=True, name="lstm"),
+        keras.layers.Bidirectional(keras.layers.GRU(16), name="gru"),
+    ]
     for layer, shape in zip(layers, [(32, 8, 16), (32, 8, 16)], strict=True):
         layer.build(shape)
     weights = [variable.value for layer in layers for variable in layer.trainable_variables]
@@ -82,7 +88,11 @@ def branches():
     def step(x):
         a = tf.tanh(x)
         b = tf.cond(tf.reduce_sum(a) > 0, lambda: a @ a, lambda: -a)
-        return b, tf.exp(b) * a, tf.switch_case(tf.cast(b[0, 0] > 0, tf.int32), [lambda: tf.sin(a), lambda: tf.cos(a)])
+        return (
+            b,
+            tf.exp(b) * a,
+            tf.switch_case(tf.cast(b[0, 0] > 0, tf.int32), [lambda: tf.sin(a), lambda: tf.cos(a)]),
+        )
 
     return step, (square(1),), []
 
@@ -131,7 +141,14 @@ def captures():
     def step(x):
         a = tf.sin(x) + captured
         b = tf.cos(a)
-        return b, b @ tf.constant(constant) * a, captured, tf.reshape(b, [-1]), tf.zeros((2, 3)), tf.transpose(captured)
+        return (
+            b,
+            b @ tf.constant(constant) * a,
+            captured,
+            tf.reshape(b, [-1]),
+            tf.zeros((2, 3)),
+            tf.transpose(captured),
+        )
 
     return step, (square(1),), []
 
@@ -181,7 +198,8 @@ def states_drawn_in_the_step():
 
 
 def convolutions():
-    """Bias and activation behind each convolution; the value between some of the convolutions and their bias is read once more."""
+    """Bias and activation behind each convolution; the value between some of the convolutions and
+    their bias is read once more."""
     import tensorflow as tf
 
     kernels = [tf.Variable(0.2 * square(k, (3, 3, 4, 4))) for k in range(4)]
@@ -204,7 +222,8 @@ def convolutions():
 
 
 def normalized_volumes():
-    """The gradient of a squared difference has a constant wait for an op that the one which reads it is in a chain with."""
+    """The gradient of a squared difference has a constant wait for an op that the one which reads
+    it is in a chain with."""
     import keras
     import tensorflow as tf
 
@@ -220,13 +239,28 @@ def normalized_volumes():
             value = tf.reduce_sum(y * y)
         return tape.gradient(value, [x, *weights])
 
-    return step, (square(1, (2, 4, 4, 4, 8)),), [variable.value for layer in layers for variable in layer.variables]
+    return (
+        step,
+        (square(1, (2, 4, 4, 4, 8)),),
+        [variable.value for layer in layers for variable in layer.variables],
+    )
 
 
 STEPS = (
-    nests, inner_functions, loops, branches, writes, writes_in_an_inner_function, captures, gradients_of_an_embedding, seeded_dropout,
-    states_drawn_in_the_step, convolutions, recurrent_layers, normalized_volumes,
-)  # fmt: skip
+    nests,
+    inner_functions,
+    loops,
+    branches,
+    writes,
+    writes_in_an_inner_function,
+    captures,
+    gradients_of_an_embedding,
+    seeded_dropout,
+    states_drawn_in_the_step,
+    convolutions,
+    recurrent_layers,
+    normalized_volumes,
+)
 
 
 def square(seed, shape=(N, N)):

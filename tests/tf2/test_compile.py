@@ -61,7 +61,8 @@ def test_five_steps_are_bit_equal_to_the_plain_step(name):
 @pytest.mark.own_process
 @pytest.mark.parametrize(("name", "batch"), [("mlp", 2048), ("cnn", 64)])
 def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
-    """Each batch is made while the one before and its results are there, as in a loop over a dataset."""
+    """Each batch is made while the one before and its results are there, as in a loop over a
+    dataset."""
     import keras
     import keras_models
     from training import tightest
@@ -82,14 +83,19 @@ def test_loops_of_the_forward_pass_may_run_again():
     _, _, step = tight("lstm")
     loops = [i for i, op in enumerate(step.graph.ops) if "While" in op.kind]
     assert len(loops) == 4  # two layers, forward and backward
-    assert [step.graph.ops[i].recomputable for i in loops] == [not step.graph.ops[i].is_backward for i in loops]
+    assert [step.graph.ops[i].recomputable for i in loops] == [
+        not step.graph.ops[i].is_backward for i in loops
+    ]
 
 
 def test_with_measured_costs_and_the_default_solver():
     from training import assert_equal, tightest
 
     expected, expected_state, _ = plain("mlp")
-    results, state, step = five_steps("mlp", lambda case, optimizer: tightest(case, optimizer, cost_model="profile", solver="auto"))
+    results, state, step = five_steps(
+        "mlp",
+        lambda case, optimizer: tightest(case, optimizer, cost_model="profile", solver="auto"),
+    )
     assert step.plan.recomputed
     assert step.result.stats.solver == "auto"
     assert_equal(results, expected)

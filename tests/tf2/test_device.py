@@ -26,7 +26,13 @@ assert devices.auto_budget("CPU:0") == int(64 * mib * (1 - devices.CAP_RESERVE))
 
 def test_room_under_a_cap_is_what_is_left_of_it_in_one_piece():
     settings = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
-    done = subprocess.run([sys.executable, "-c", UNDER_A_CAP], env=os.environ | settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_A_CAP],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -35,7 +41,9 @@ def test_room_without_a_cap_is_all_that_was_asked_for():
     assert devices.make_room("CPU:0", 0) == devices.make_room("CPU:0", -1) == 0
 
 
-@pytest.mark.parametrize(("cap", "reserve"), [(None, devices.AUTO_RESERVE), (10**9, devices.CAP_RESERVE)])
+@pytest.mark.parametrize(
+    ("cap", "reserve"), [(None, devices.AUTO_RESERVE), (10**9, devices.CAP_RESERVE)]
+)
 def test_an_automatic_budget_leaves_less_to_others_where_there_are_none(monkeypatch, cap, reserve):
     monkeypatch.setattr(devices, "free_bytes", lambda device: 10**9)
     monkeypatch.setattr(devices, "cap_bytes", lambda device: cap)

@@ -19,7 +19,9 @@ def check(result):
     np.testing.assert_allclose(result["planned"]["weights"], result["plain"]["weights"], rtol=1e-6)
     measured, budget = result["peaks"]
     assert measured <= budget
-    assert result["rooms"] and not any(result["rooms"]), "the plan is replayed by the function of all replicas, and nobody would use them"
+    assert result["rooms"] and not any(result["rooms"]), (
+        "the plan is replayed by the function of all replicas, and nobody would use them"
+    )
 
 
 def test_two_mirrored_devices():
@@ -33,9 +35,13 @@ def test_strategies_that_one_plan_cannot_serve():
 
     import checkmate
 
-    mixed = object.__new__(tf.distribute.MirroredStrategy)  # of devices that this machine need not have
+    # Of devices that this machine need not have.
+    mixed = object.__new__(tf.distribute.MirroredStrategy)
     mixed._extended = SimpleNamespace(worker_devices=("/device:GPU:0", "/device:CPU:0"))
-    for strategy, text in ((mixed, r"unequal devices \(CPU, GPU\)"), (tf.distribute.OneDeviceStrategy("CPU:0"), "OneDeviceStrategy")):
+    for strategy, text in (
+        (mixed, r"unequal devices \(CPU, GPU\)"),
+        (tf.distribute.OneDeviceStrategy("CPU:0"), "OneDeviceStrategy"),
+    ):
         with pytest.raises(checkmate.TraceError, match=text):
             checkmate.tf2.function(tf.reduce_sum, budget="1GiB", strategy=strategy)
 
@@ -59,7 +65,9 @@ def test_two_workers():
             1024,
             1024 * 10,
             2,
-            TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}}),
+            TF_CONFIG=json.dumps(
+                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}}
+            ),
         )
         for k in range(2)
     ]
@@ -71,5 +79,7 @@ def test_two_workers():
     for result in results:
         check(result)
         assert len(result["plain"]["losses"]) == 20
-    assert results[0]["planned"]["losses"] == pytest.approx(results[1]["planned"]["losses"], rel=1e-6)
+    assert results[0]["planned"]["losses"] == pytest.approx(
+        results[1]["planned"]["losses"], rel=1e-6
+    )
     assert results[0]["steps"] == results[1]["steps"], "the workers run one plan"

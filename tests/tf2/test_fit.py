@@ -4,7 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fitting import BATCH, FAST, WIDTH, assert_same, assert_same_training, blocks, classifier, data, history, small, under_budget
+from fitting import (
+    BATCH,
+    FAST,
+    WIDTH,
+    assert_same,
+    assert_same_training,
+    blocks,
+    classifier,
+    data,
+    history,
+    small,
+    under_budget,
+)
 
 from checkmate import TraceError
 
@@ -20,19 +32,35 @@ def test_three_epochs_with_all_that_belongs_to_a_script():
         seen = []
         callbacks = [
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (1 + epoch)),
-            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, dict(logs)))),
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: seen.append((batch, dict(logs)))
+            ),
         ]
         weights = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
-        return history(model, *data(), epochs=3, validation_data=data(1, 100), class_weight=weights, callbacks=callbacks), seen
+        return history(
+            model,
+            *data(),
+            epochs=3,
+            validation_data=data(1, 100),
+            class_weight=weights,
+            callbacks=callbacks,
+        ), seen
 
     model = assert_same(classifier, train)
     assert len(model.history.history["val_accuracy"]) == 3
-    forward = [op for op in checkmate.tf2.planned(model).graph.ops if "MatMul" in op.kind and not op.is_backward]
-    assert any(op.recomputable for op in forward), "metrics, which come after the update, keep all that reads weights from being recomputed"
+    forward = [
+        op
+        for op in checkmate.tf2.planned(model).graph.ops
+        if "MatMul" in op.kind and not op.is_backward
+    ]
+    assert any(op.recomputable for op in forward), (
+        "metrics, which come after the update, keep all that reads weights from being recomputed"
+    )
 
 
 def test_a_train_step_of_ones_own():
-    """With a loop in Python, losses of layers, a metric of its own, two steps at a time, from a dataset."""
+    """With a loop in Python, losses of layers, a metric of its own, two steps at a time, from a
+    dataset."""
     import keras
     import tensorflow as tf
 
@@ -53,18 +81,24 @@ def test_a_train_step_of_ones_own():
             x, y = batch
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x, y, self(x, training=True))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
             self.seen.update_state(loss)
             return {"loss": loss, "seen": self.seen.result()}
 
     def make():
         model = Own()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.5), loss, steps_per_execution=2)
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.5), loss, steps_per_execution=2
+        )
         return model
 
     batches = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH)
-    assert_same(make, lambda model: history(model, batches, batch_size=None, epochs=1), budget="65%")
+    assert_same(
+        make, lambda model: history(model, batches, batch_size=None, epochs=1), budget="65%"
+    )
 
 
 def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
@@ -73,20 +107,40 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
     def make():
         left, right = keras.Input((WIDTH,), name="left"), keras.Input((WIDTH,), name="right")
         x = blocks(keras.layers.Concatenate()([left, right]), depth=1, kernel_regularizer="l2")
-        outputs = {"kind": keras.layers.Dense(4, activation="softmax", name="kind")(x), "value": keras.layers.Dense(1, name="value")(x)}
+        outputs = {
+            "kind": keras.layers.Dense(4, activation="softmax", name="kind")(x),
+            "value": keras.layers.Dense(1, name="value")(x),
+        }
         model = keras.Model({"left": left, "right": right}, outputs)
         optimizer = keras.optimizers.AdamW(
-            1e-2, clipnorm=1.0, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2, weight_decay=1e-2
+            1e-2,
+            clipnorm=1.0,
+            use_ema=True,
+            ema_overwrite_frequency=2,
+            gradient_accumulation_steps=2,
+            weight_decay=1e-2,
         )
         losses = {"kind": "sparse_categorical_crossentropy", "value": "mse"}
-        model.compile(optimizer, losses, loss_weights={"kind": 1.0, "value": 0.5}, metrics={"kind": ["accuracy"]}, weighted_metrics=[])
+        model.compile(
+            optimizer,
+            losses,
+            loss_weights={"kind": 1.0, "value": 0.5},
+            metrics={"kind": ["accuracy"]},
+            weighted_metrics=[],
+        )
         return model
 
-    x, y = data(size=2 * BATCH)  # Keras counts batches alike in the losses of outputs where it does not know their size
+    # Keras counts batches alike in the losses of outputs where it does not know their size.
+    x, y = data(size=2 * BATCH)
     weight = np.linspace(0.5, 1.5, 2 * BATCH)
     labels = {"kind": y, "value": x[:, :1]}
     weights = {"kind": weight, "value": weight[::-1].copy()}
-    assert_same(make, lambda model: history(model, {"left": x, "right": -x}, labels, sample_weight=weights, epochs=2))
+    assert_same(
+        make,
+        lambda model: history(
+            model, {"left": x, "right": -x}, labels, sample_weight=weights, epochs=2
+        ),
+    )
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -104,15 +158,25 @@ def test_mixed_precision(policy):
             keras.config.set_dtype_policy("float32")
 
     # What products of half precision need beyond their results is known only by running them.
-    model = assert_same(make, lambda model: history(model, *data(size=2 * BATCH), epochs=1), cost_model="profile")
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
-    operations = [o for group in checkmate.tf2.planned(model)._first._main.traced.groups for o in group if o.outputs]
+    model = assert_same(
+        make, lambda model: history(model, *data(size=2 * BATCH), epochs=1), cost_model="profile"
+    )
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (
+        policy == "mixed_float16"
+    )
+    operations = [
+        o
+        for group in checkmate.tf2.planned(model)._first._main.traced.groups
+        for o in group
+        if o.outputs
+    ]
     half = {tf.float16, tf.bfloat16} & {o.outputs[0].dtype for o in operations}
     assert half == {tf.as_dtype(policy.removeprefix("mixed_"))}
 
 
 def test_with_a_budget_and_without_in_turn(tmp_path):
-    """As a callback, for good, released, then saved and loaded: each goes on where the one before ended."""
+    """As a callback, for good, released, then saved and loaded: each goes on where the one before
+    ended."""
     import keras
 
     import checkmate
@@ -128,7 +192,9 @@ def test_with_a_budget_and_without_in_turn(tmp_path):
         if planned:
             assert callback.planned.plan.recomputed
             under_budget(model)
-        found.append([model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for _ in range(2)])
+        found.append(
+            [model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for _ in range(2)]
+        )
         found.append(history(model, x, y))
         if planned:
             assert checkmate.tf2.release(model) is model
@@ -147,7 +213,8 @@ def test_with_a_budget_and_without_in_turn(tmp_path):
 
 
 def check_scalars(folder, report):
-    """TensorBoard's files say what was planned, and what the second epoch took; in the first, the only batches were planned or the last."""
+    """TensorBoard's files say what was planned, and what the second epoch took; in the first, the
+    only batches were planned or the last."""
     import tensorflow as tf
 
     found = {}
@@ -156,11 +223,15 @@ def check_scalars(folder, report):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
                 assert value.metadata.plugin_data.plugin_name == "scalars"
-                found[value.tag.removeprefix("checkmate/"), event.step] = float(tf.make_ndarray(value.tensor))
+                found[value.tag.removeprefix("checkmate/"), event.step] = float(
+                    tf.make_ndarray(value.tensor)
+                )
     for step in (0, 1):
         assert found["budget_GiB", step] * 2**30 == pytest.approx(report.budget_bytes)
         assert found["recomputations", step] == sum(report.result.plan.recomputed.values()) > 0
-        assert found["predicted_overhead", step] == pytest.approx(report.result.overhead - 1, rel=1e-4)
+        assert found["predicted_overhead", step] == pytest.approx(
+            report.result.overhead - 1, rel=1e-4
+        )
         assert found["planned_peak_GiB", step] < found["plain_peak_GiB", step]
         assert found["measured_peak_GiB", step] * 2**30 > report.fixed_bytes
 
@@ -181,13 +252,23 @@ def test_broken_off_resumed_and_stopped_early(tmp_path):
     def train(model):
         place = tmp_path / ("planned" if "make_train_function" in vars(model) else "plain")
         with pytest.raises(RuntimeError, match="power cut"):
-            history(model, x, y, epochs=6, callbacks=[keras.callbacks.BackupAndRestore(place), PowerCut()])
+            history(
+                model,
+                x,
+                y,
+                epochs=6,
+                callbacks=[keras.callbacks.BackupAndRestore(place), PowerCut()],
+            )
         for variable in model.trainable_variables:  # another process would have others
             variable.assign(keras.ops.zeros_like(variable))
         callbacks = [
             keras.callbacks.BackupAndRestore(place),
-            keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True),
-            keras.callbacks.ModelCheckpoint(f"{place}.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True),
+            keras.callbacks.EarlyStopping(
+                "loss", mode="max", patience=2, restore_best_weights=True
+            ),
+            keras.callbacks.ModelCheckpoint(
+                f"{place}.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True
+            ),
         ]
         losses = history(model, x, y, epochs=6, callbacks=callbacks)["loss"]
         assert len(losses) == 3, "it went on with the second epoch and was stopped after the fourth"
@@ -206,7 +287,9 @@ def test_the_batch_size_that_is_planned_for():
     model.train_on_batch(x[:100], y[:100])
     step = checkmate.tf2.planned(model)
     assert step.graph.fixed_bytes > BATCH * WIDTH * 4
-    with pytest.raises(TraceError, match=rf"batch of {BATCH} and is called with {2 * BATCH}.*[KM]iB"):
+    with pytest.raises(
+        TraceError, match=rf"batch of {BATCH} and is called with {2 * BATCH}.*[KM]iB"
+    ):
         model.train_on_batch(x[: 2 * BATCH], y[: 2 * BATCH])
     history(model, x, y, epochs=1)
     assert checkmate.tf2.planned(model) is step
@@ -232,12 +315,15 @@ def test_a_model_that_recomputes_by_itself():
         return model, history(model, x, y)
 
     model = assert_same_training(train)
-    assert any("parts again by itself" in note for note in checkmate.tf2.planned(model).report().notes)
+    assert any(
+        "parts again by itself" in note for note in checkmate.tf2.planned(model).report().notes
+    )
 
 
 def test_a_large_budget_costs_no_memory():
     from processes import found, started
 
     asked = found(started(Path(__file__).with_name("large_budget.py")))
-    # A thousandth: gradients of small weights are in memory at another time. The smallest activation is a tenth.
+    # A thousandth: gradients of small weights are in memory at another time. The smallest
+    # activation is a tenth.
     assert max(asked["planned"]) <= 1.001 * max(asked["plain"])

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 def test_xla_is_told_once_and_how_to_silence_it():
     model = small()
-    model._jit_compile = True  # as Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be compiled for XLA
+    # As Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be
+    # compiled for XLA.
+    model._jit_compile = True
     with pytest.warns(UserWarning, match=r"without XLA.*jit_compile=False"):
         under_budget(model)
     with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""function(): any training step, with the numbers that it has without a budget; and plans that last."""
+"""function(): any training step, with the numbers that it has without a budget; and plans that
+last."""
 
 import json
 
@@ -16,7 +17,9 @@ FAST = {"cost_model": "roofline", "solver": UNHURRIED}
 
 def batch(size=BATCH, seed=0):
     chance = np.random.default_rng(seed)
-    return chance.normal(size=(size, WIDTH)).astype("float32"), chance.normal(size=(size, WIDTH)).astype("float32")
+    return chance.normal(size=(size, WIDTH)).astype("float32"), chance.normal(
+        size=(size, WIDTH)
+    ).astype("float32")
 
 
 def network(seed=0):
@@ -27,7 +30,10 @@ def network(seed=0):
         def __init__(self):
             super().__init__()
             chance = np.random.default_rng(seed)
-            self.weights = [tf.Variable(chance.normal(size=(WIDTH, WIDTH)).astype("float32") / 6) for _ in range(DEPTH)]
+            self.weights = [
+                tf.Variable(chance.normal(size=(WIDTH, WIDTH)).astype("float32") / 6)
+                for _ in range(DEPTH)
+            ]
 
         def __call__(self, x):
             for weight in self.weights:
@@ -38,7 +44,8 @@ def network(seed=0):
 
 
 def same(make, calls, *, budget="80%", recomputes=True):
-    """The results of `calls(step)` and the variables are the same with and without a budget; returns the planned step."""
+    """The results of `calls(step)` and the variables are the same with and without a budget;
+    returns the planned step."""
     import keras
     import tensorflow as tf
     from training import assert_equal
@@ -84,7 +91,14 @@ def test_keywords_nests_and_a_smaller_batch():
     import tensorflow as tf
 
     rate = tf.constant(0.5)
-    step = same(sgd_step, lambda step: [step(nest(), rate=rate), step(nest(100), rate=rate), step(nest(seed=1), rate=rate)])
+    step = same(
+        sgd_step,
+        lambda step: [
+            step(nest(), rate=rate),
+            step(nest(100), rate=rate),
+            step(nest(seed=1), rate=rate),
+        ],
+    )
     assert len(step._steps) == 1
     with pytest.raises(TraceError, match=f"batch of {BATCH} and is called with {2 * BATCH}"):
         step(nest(2 * BATCH), rate=rate)
@@ -94,7 +108,9 @@ def test_another_python_number_is_another_step():
     import tensorflow as tf
 
     rate = tf.constant(0.5)
-    step = same(sgd_step, lambda step: [step(nest(), rate=rate, power=power) for power in (2, 3, 2)])
+    step = same(
+        sgd_step, lambda step: [step(nest(), rate=rate, power=power) for power in (2, 3, 2)]
+    )
     assert len(step._steps) == 2
 
 
@@ -120,7 +136,8 @@ def test_as_a_decorator():
 
 
 def test_two_networks_against_each_other():
-    """The generator is trained through the discriminator, which was updated in the same step, on other noise."""
+    """The generator is trained through the discriminator, which was updated in the same step, on
+    other noise."""
     import keras
     import tensorflow as tf
 
@@ -134,14 +151,23 @@ def test_two_networks_against_each_other():
         def step(real):
             with tf.GradientTape() as tape:
                 fake = generator(noise.normal(real.shape))
-                d_loss = tf.reduce_mean(discriminator(real) ** 2) + tf.reduce_mean((1 - discriminator(fake)) ** 2)
+                d_loss = tf.reduce_mean(discriminator(real) ** 2) + tf.reduce_mean(
+                    (1 - discriminator(fake)) ** 2
+                )
             optimizers[0].apply(tape.gradient(d_loss, discriminator.weights), discriminator.weights)
             with tf.GradientTape() as tape:
                 g_loss = tf.reduce_mean(discriminator(generator(noise.normal(real.shape))) ** 2)
             optimizers[1].apply(tape.gradient(g_loss, generator.weights), generator.weights)
             return d_loss, g_loss
 
-        return step, lambda: [v for o in optimizers for v in o.variables] + generator.weights + discriminator.weights
+        return (
+            step,
+            lambda: (
+                [v for o in optimizers for v in o.variables]
+                + generator.weights
+                + discriminator.weights
+            ),
+        )
 
     same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="70%")
 
@@ -159,7 +185,9 @@ def test_a_penalty_on_the_gradient():
                     score = tf.reduce_sum(net(x))
                 norm = tf.sqrt(tf.reduce_sum(inner.gradient(score, x) ** 2, -1))
                 loss = score + tf.reduce_mean((norm - 1) ** 2)
-            for weight, gradient in zip(net.weights, outer.gradient(loss, net.weights), strict=True):
+            for weight, gradient in zip(
+                net.weights, outer.gradient(loss, net.weights), strict=True
+            ):
                 weight.assign_sub(1e-3 * gradient)
             return loss
 
@@ -182,7 +210,12 @@ def test_what_tensorflow_draws_goes_on_as_if_nothing_was_measured(budget):
 
         return step, lambda: net.weights
 
-    same(make, lambda step: [step(batch()[0]) for _ in range(2)], budget=budget, recomputes=budget == "80%")
+    same(
+        make,
+        lambda step: [step(batch()[0]) for _ in range(2)],
+        budget=budget,
+        recomputes=budget == "80%",
+    )
 
 
 def test_conditions_on_tensors_are_converted():
@@ -198,7 +231,12 @@ def test_conditions_on_tensors_are_converted():
 
         return step, lambda: net.weights
 
-    same(make, lambda step: [step(batch()[0], tf.constant(flip)) for flip in (True, False)], budget="1000%", recomputes=False)
+    same(
+        make,
+        lambda step: [step(batch()[0], tf.constant(flip)) for flip in (True, False)],
+        budget="1000%",
+        recomputes=False,
+    )
 
 
 def test_a_step_that_calls_python_is_not_run_before_training():
@@ -235,7 +273,9 @@ def test_parts_that_recompute_by_themselves():
         def step(x):
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                loss = tf.reduce_sum(second(tf.recompute_grad(lambda x: tf.tanh(x @ first.weights[0]))(x)))
+                loss = tf.reduce_sum(
+                    second(tf.recompute_grad(lambda x: tf.tanh(x @ first.weights[0]))(x))
+                )
             return tape.gradient(loss, [x, *second.weights])
 
         return step, lambda: second.weights
@@ -250,7 +290,11 @@ def test_numbers_are_checked_as_tensorflow_does():
 
     tf.debugging.enable_check_numerics()
     try:
-        step = same(sgd_step, lambda step: [step(nest(), rate=tf.constant(0.5)) for _ in range(2)], budget="35%")
+        step = same(
+            sgd_step,
+            lambda step: [step(nest(), rate=tf.constant(0.5)) for _ in range(2)],
+            budget="35%",
+        )
         bad = nest()
         bad["x"][3, 4] = np.inf
         with pytest.raises(tf.errors.InvalidArgumentError, match="Inf"):
@@ -318,7 +362,8 @@ def planned(x, **options):
 def kept(tensorflow, tmp_path_factory):
     """(a planned step, the file of its plan)"""
     step = planned(batch()[0])
-    step(batch()[0])  # confirmed on a batch: what is measured there is what the report and the file say
+    # Confirmed on a batch: what is measured there is what the report and the file say.
+    step(batch()[0])
     path = tmp_path_factory.mktemp("plans") / "step.json"
     step.save(path)
     return step, path
@@ -349,10 +394,26 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         (lambda data: data | {"version": 99}, PlanFileError, "version 99"),
         (lambda data: data | {"steps": data["steps"][1:]}, PlanError, "op"),
         (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, "op"),
-        (lambda data: data | {"costs": data["costs"][1:]}, PlanFileError, "no file of a planned step"),
-        (lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
-        (lambda data: data | {"costs": [[1.0, float("inf")]] * len(data["costs"])}, PlanFileError, "no file of a planned step"),
-        (lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}}, PlanFileError, "TPU there and CPU here"),
+        (
+            lambda data: data | {"costs": data["costs"][1:]},
+            PlanFileError,
+            "no file of a planned step",
+        ),
+        (
+            lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])},
+            PlanFileError,
+            "no file of a planned step",
+        ),
+        (
+            lambda data: data | {"costs": [[1.0, float("inf")]] * len(data["costs"])},
+            PlanFileError,
+            "no file of a planned step",
+        ),
+        (
+            lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}},
+            PlanFileError,
+            "TPU there and CPU here",
+        ),
         (lambda data: [], PlanFileError, "an object was expected"),
     ],
 )
@@ -370,7 +431,10 @@ def test_files_of_something_else(kept, tmp_path):
         planned(batch()[0], plan=path)
     with pytest.raises(PlanFileError, match="Cannot read"):
         planned(batch()[0], plan=tmp_path / "none.json")
-    with pytest.raises(PlanFileError, match=rf"float32\[{BATCH}, {WIDTH}\].*there and.*float32\[64, {WIDTH}\].*here"):
+    with pytest.raises(
+        PlanFileError,
+        match=rf"float32\[{BATCH}, {WIDTH}\].*there and.*float32\[64, {WIDTH}\].*here",
+    ):
         planned(batch(64)[0], plan=kept[1])
     with pytest.raises(PlanFileError, match="more than the budget"):
         planned(batch()[0], plan=kept[1], budget=kept[0].budget_bytes // 2)
@@ -393,8 +457,18 @@ def test_a_folder_of_plans(tmp_path):
 
 
 def test_a_folder_for_plans_that_cannot_be_one(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(PlanFileError, match=r"kept in /dev/null: File exists\. Name a folder"):
-        patch.setattr("checkmate.tf2.planning.planner.trace", lambda *_, **__: pytest.fail("it was traced"))
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(PlanFileError, match=r"kept in /dev/null: File exists\. Name a folder"),
+    ):
+        patch.setattr(
+            "checkmate.tf2.planning.planner.trace", lambda *_, **__: pytest.fail("it was traced")
+        )
         planned(batch()[0], plan="/dev/null")
-    monkeypatch.setattr("checkmate.core.files.tempfile.mkstemp", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert planned(batch()[0], plan=tmp_path / "folder").plan is not None and not list((tmp_path / "folder").iterdir())
+    monkeypatch.setattr(
+        "checkmate.core.files.tempfile.mkstemp",
+        lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    assert planned(batch()[0], plan=tmp_path / "folder").plan is not None and not list(
+        (tmp_path / "folder").iterdir()
+    )

@@ -1,4 +1,5 @@
-"""Models of the zoo: their own numbers under a plan that repeats all it may, sizes of what loops keep, plans made ahead of time."""
+"""Models of the zoo: their own numbers under a plan that repeats all it may, sizes of what loops
+keep, plans made ahead of time."""
 
 import json
 
@@ -27,13 +28,16 @@ def zoo_model(name, **sizes):
 
     from checkmate.bench import zoo
     from checkmate.bench.zoo_programs import Task
-    from checkmate.tf2.step import training_step
+    from checkmate.tf2.compile import training_step
 
     keras.utils.set_random_seed(0)
     work = zoo.models()[name](**sizes)
     if isinstance(work, Task):
         return work.step, work.batch
-    return training_step(work.model, work.loss, work.optimizer, work.inputs, work.labels)[0], (work.inputs, work.labels)
+    return training_step(work.model, work.loss, work.optimizer, work.inputs, work.labels)[0], (
+        work.inputs,
+        work.labels,
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -42,8 +46,8 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import analyse
 
     step, batch = zoo_model(name, **SMALL[name])
     plain = tf.function(step)
@@ -61,14 +65,17 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
     assert_equal([variable.numpy() for variable in variables], expected_state)
 
 
-@pytest.mark.parametrize("name, sizes", [("mixed_bfloat16", {}), ("multi_output", {"batch": 2, "size": 24})])
+@pytest.mark.parametrize(
+    "name, sizes", [("mixed_bfloat16", {}), ("multi_output", {"batch": 2, "size": 24})]
+)
 def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name, sizes):
-    """oneDNN has one that sums within the gradient of the filter, and rounds otherwise than the op does."""
+    """oneDNN has one that sums within the gradient of the filter, and rounds otherwise than the op
+    does."""
     import tensorflow as tf
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.observe import observe
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import analyse
+    from checkmate.tf2.memory.profiler import observe
 
     step, batch = zoo_model(name, **sizes)
     plain = tf.function(step)
@@ -77,20 +84,31 @@ def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name,
     found = []
     for call in (lambda: plain(*batch), lambda: run(*tf.nest.flatten(batch))):
         ran = observe(call).ran
-        found.append(sorted(kernel for (_, kernel), times in ran.items() if "BackpropFilter" in kernel for _ in range(times)))
+        found.append(
+            sorted(
+                kernel
+                for (_, kernel), times in ran.items()
+                if "BackpropFilter" in kernel
+                for _ in range(times)
+            )
+        )
     assert found[0] == found[1] != []
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
-    """oneDNN fuses a convolution and the sum with a bias also where what makes the bias waits for the convolution: for itself then."""
+    """oneDNN fuses a convolution and the sum with a bias also where what makes the bias waits for
+    the convolution: for itself then."""
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.trace import trace
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import trace
 
-    weight, bias = tf.Variable(tf.random.stateless_normal((3, 3, 4, 4), (1, 2))), tf.Variable(tf.ones(4))
+    weight, bias = (
+        tf.Variable(tf.random.stateless_normal((3, 3, 4, 4), (1, 2))),
+        tf.Variable(tf.ones(4)),
+    )
 
     def layer(x):
         product = tf.nn.conv2d(tf.tanh(x), weight, 1, "SAME")
@@ -100,7 +118,11 @@ def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.while_loop(lambda k, _: k < 3, lambda k, y: (k + 1, layer(y)), (0, x))[1] if nested else layer(layer(x))
+            y = (
+                tf.while_loop(lambda k, _: k < 3, lambda k, y: (k + 1, layer(y)), (0, x))[1]
+                if nested
+                else layer(layer(x))
+            )
             loss = tf.reduce_sum(y * y)
         return loss, tape.gradient(loss, x)
 
@@ -120,13 +142,14 @@ def fusing(tensorflow):
 
 
 def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
-    """Products with bias within one kernel round once less than in two. At first biases are zero, and nobody can tell."""
+    """Products with bias within one kernel round once less than in two. At first biases are zero,
+    and nobody can tell."""
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.observe import observe
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import analyse
+    from checkmate.tf2.memory.profiler import observe
 
     step, batch = zoo_model("mixed_bfloat16")
     plain = tf.function(step)
@@ -138,19 +161,30 @@ def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
     start = [variable.numpy() for variable in variables]
     for call in (lambda: plain(*batch), lambda: run(*tf.nest.flatten(batch))):
         seen = observe(call)
-        results.append([*tf.nest.flatten(seen.result), *[variable.numpy() for variable in variables]])
+        results.append(
+            [*tf.nest.flatten(seen.result), *[variable.numpy() for variable in variables]]
+        )
         kernels.append(
-            sorted(kernel for (_, kernel), times in seen.ran.items() if "Fused" in kernel or "WithBias" in kernel for _ in range(times))
+            sorted(
+                kernel
+                for (_, kernel), times in seen.ran.items()
+                if "Fused" in kernel or "WithBias" in kernel
+                for _ in range(times)
+            )
         )
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value)
-    # A convolution that TensorFlow's optimizer fused is taken apart for the plan, and oneDNN fuses it again, under another name.
-    assert [name.replace("FusedConv2D", "Conv2DWithBias") for name in kernels[0]] == kernels[1] != []
+    # A convolution that TensorFlow's optimizer fused is taken apart for the plan, and oneDNN fuses
+    # it again, under another name.
+    assert (
+        [name.replace("FusedConv2D", "Conv2DWithBias") for name in kernels[0]] == kernels[1] != []
+    )
     assert_equal(results[1], results[0])
 
 
 def loop_step(weight, rounds, rows):
-    """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size for each round, and the weight.
+    """A recurrent step on `rows` rows of 64 numbers. Its gradient reads two tensors of that size
+    for each round, and the weight.
 
     `rounds` is a number, or a function of the rows that returns one.
     """
@@ -159,7 +193,9 @@ def loop_step(weight, rounds, rows):
     def step(x):
         end = rounds(x) if callable(rounds) else rounds
         with tf.GradientTape() as tape:
-            _, state = tf.while_loop(lambda k, state: k < end, lambda k, state: (k + 1, tf.sin(state @ weight)), (0, x))
+            _, state = tf.while_loop(
+                lambda k, state: k < end, lambda k, state: (k + 1, tf.sin(state @ weight)), (0, x)
+            )
             loss = tf.reduce_sum(state)
         weight.assign_sub(tape.gradient(loss, weight))
         return loss
@@ -172,7 +208,7 @@ def loop_step(weight, rounds, rows):
 def test_a_loop_keeps_an_entry_per_round(rounds, known_by):
     import tensorflow as tf
 
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.graph.trace import analyse
 
     entry, weight = 32 * 64 * 4, tf.Variable(tf.eye(64))
     ways = {
@@ -181,7 +217,11 @@ def test_a_loop_keeps_an_entry_per_round(rounds, known_by):
         "constant": lambda x: tf.constant([7, rounds, 7])[1],
     }
     concrete = loop_step(weight, ways[known_by], 32)
-    loops = [op for op in analyse(concrete, name="loop").graph.ops if "While" in op.kind and not op.is_backward]
+    loops = [
+        op
+        for op in analyse(concrete, name="loop").graph.ops
+        if "While" in op.kind and not op.is_backward
+    ]
     assert len(loops) == 1
     assert 2 * rounds * entry <= loops[0].output_bytes <= (2 * rounds + 2) * entry
 
@@ -191,8 +231,8 @@ def test_recurrent_models_are_predicted_to_need_what_they_take():
     import tensorflow as tf
 
     from checkmate import replay
-    from checkmate.tf2.observe import observe
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.graph.trace import analyse
+    from checkmate.tf2.memory.profiler import observe
 
     step, batch = zoo_model("bidirectional_gru", batch=16, length=20)
     plain = tf.function(step)
@@ -206,10 +246,11 @@ def test_recurrent_models_are_predicted_to_need_what_they_take():
 
 
 def test_batch_normalization_keeps_a_mask():
-    """The kernel's last output, whose size no shape tells, counts for less than what it normalizes."""
+    """The kernel's last output, whose size no shape tells, counts for less than what it
+    normalizes."""
     import tensorflow as tf
 
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.graph.trace import analyse
 
     scale, offset = tf.Variable(tf.ones(4)), tf.Variable(tf.zeros(4))
 
@@ -219,7 +260,9 @@ def test_batch_normalization_keeps_a_mask():
         scale.assign_sub(tape.gradient(loss, scale))
         return loss
 
-    graph = analyse(tf.function(step).get_concrete_function(tf.TensorSpec((8, 32, 32, 4))), name="normalized").graph
+    graph = analyse(
+        tf.function(step).get_concrete_function(tf.TensorSpec((8, 32, 32, 4))), name="normalized"
+    ).graph
     found = next(op for op in graph.ops if "FusedBatchNormV3" in op.kind)
     size = 8 * 32 * 32 * 4 * 4
     assert size < found.output_bytes < 1.2 * size
@@ -259,20 +302,37 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
     from checkmate.cli import main
 
     (tmp_path / "mine.py").write_text(
-        "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return case.model, 'mse'\n"
+        "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return"
+        " case.model, 'mse'\n"
     )
     monkeypatch.chdir(tmp_path)
-    arguments = ["zoo", "mine:make", "--batch", "512", "--budget", "75%", "--for", "both", "-o", "plans", "--json"]
+    arguments = [
+        "zoo",
+        "mine:make",
+        "--batch",
+        "512",
+        "--budget",
+        "75%",
+        "--for",
+        "both",
+        "-o",
+        "plans",
+        "--json",
+    ]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["for"] for row in rows] == ["compile", "fit"]
-    assert {row["file"] for row in rows} == {f"plans/{path.name}" for path in (tmp_path / "plans").iterdir()}
+    assert {row["file"] for row in rows} == {
+        f"plans/{path.name}" for path in (tmp_path / "plans").iterdir()
+    }
 
     keras.utils.set_random_seed(0)
     case = keras_models.mlp(512)
     labels = keras.ops.zeros((512, 10))
-    step = checkmate.tf2.compile(case.model, "mse", "adam", case.inputs, labels, budget="75%", plan="plans", verbose=False)
+    step = checkmate.tf2.compile(
+        case.model, "mse", "adam", case.inputs, labels, budget="75%", plan="plans", verbose=False
+    )
     assert "measuring ops" not in step.report().seconds
     assert step.plan.recomputed
     case.model.compile("adam", "mse", jit_compile=False)
@@ -282,19 +342,22 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
 
 
 def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
-    """Their gradients of filter and bias all read one tensor; oneDNN takes any two of them for a pair."""
+    """Their gradients of filter and bias all read one tensor; oneDNN takes any two of them for a
+    pair."""
     import keras
     import numpy as np
     import tensorflow as tf
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.trace import analyse
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import analyse
 
     layers, image = keras.layers, keras.Input((8, 8, 4))
     x = image
     for _ in range(2):
         y = layers.Conv2D(8, 3, padding="same", activation="swish")(x)
-        x = layers.Conv2D(8, 3, padding="same")(layers.Activation("swish")(y)) + layers.Conv2D(8, 1)(x)
+        x = layers.Conv2D(8, 3, padding="same")(layers.Activation("swish")(y)) + layers.Conv2D(
+            8, 1
+        )(x)
     model = keras.Model(image, x)
 
     def step(images):
@@ -305,5 +368,9 @@ def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
     images = np.ones((2, 8, 8, 4), "float32")
     plain = tf.function(step).get_concrete_function(images)
     traced = analyse(plain, name="residual")
-    for ours, expected in zip(Replayed(traced, repeating(traced.graph))(tf.constant(images)), plain(tf.constant(images)), strict=True):
+    for ours, expected in zip(
+        Replayed(traced, repeating(traced.graph))(tf.constant(images)),
+        plain(tf.constant(images)),
+        strict=True,
+    ):
         np.testing.assert_array_equal(ours, expected)

@@ -1,4 +1,5 @@
-"""Where variables and results lie while steps run, and who waits for whom so that they may stay there."""
+"""Where variables and results lie while steps run, and who waits for whom so that they may stay
+there."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 @pytest.mark.parametrize("name", ["cnn", "unet"])
 def test_updates_leave_variables_where_they_are(name):
-    """What is moved to the midst of the memory that the step uses keeps the allocator from handing it out in one piece."""
+    """What is moved to the midst of the memory that the step uses keeps the allocator from handing
+    it out in one piece."""
     import keras
     import keras_models
     from training import tightest
@@ -20,7 +22,11 @@ def test_updates_leave_variables_where_they_are(name):
     case = keras_models.ALL[name]()
     optimizer = keras.optimizers.Adam(1e-3)
     step = tightest(case, optimizer)
-    variables = [v for v in (*case.model.trainable_variables, *optimizer.variables) if v.path != "learning_rate"]
+    variables = [
+        v
+        for v in (*case.model.trainable_variables, *optimizer.variables)
+        if v.path != "learning_rate"
+    ]
     before = [address(v) for v in variables]
     assert len(set(before)) == len(before) > 20
     for _ in range(3):
@@ -43,21 +49,24 @@ def test_results_lie_where_those_before_the_last_did(name):
     flat, places, held = step.planned_for(case.inputs, case.labels)[1], [], None
     for _ in range(6):
         held = step._main.run(*flat)
-        places.append([np.asarray(memoryview(value)).ctypes.data for value in tf.nest.flatten(held)])
+        places.append(
+            [np.asarray(memoryview(value)).ctypes.data for value in tf.nest.flatten(held)]
+        )
     assert places[:2] * 2 == places[2:] and not set(places[0]) & set(places[1])
 
 
 @pytest.mark.parametrize("in_rooms", [False, True])
 def test_results_of_every_kind_are_the_callers_own(in_rooms):
-    """The same value twice, whole numbers, one number, an argument, and what is too large to have its memory early.
+    """The same value twice, whole numbers, one number, an argument, and what is too large to have
+    its memory early.
 
     Whoever keeps the results of many steps has those of each.
     """
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed, Rooms
-    from checkmate.tf2.trace import trace
+    from checkmate.tf2.execution.replay import Replayed, Rooms
+    from checkmate.tf2.graph.trace import trace
 
     @tf.function
     def step(x):
@@ -65,12 +74,29 @@ def test_results_of_every_kind_are_the_callers_own(in_rooms):
         for _ in range(6):
             wave = tf.sin(wave) * 1.5
         rows = tf.reduce_sum(wave, 1)
-        return {"twice": (rows, rows), "kind": tf.argmax(rows), "sum": tf.reduce_sum(rows), "given": x, "large": wave, "sign": wave[0] > 0}
+        return {
+            "twice": (rows, rows),
+            "kind": tf.argmax(rows),
+            "sum": tf.reduce_sum(rows),
+            "given": x,
+            "large": wave,
+            "sign": wave[0] > 0,
+        }
 
     x = tf.random.stateless_normal((256, 512), (1, 2))
     traced = trace(step, x)
-    by_name = dict(zip(("given", "kind", "large", "sign", "sum", "twice", "again"), traced.early, strict=True))
-    assert by_name == {"given": False, "kind": True, "large": False, "sign": True, "sum": True, "twice": True, "again": True}
+    by_name = dict(
+        zip(("given", "kind", "large", "sign", "sum", "twice", "again"), traced.early, strict=True)
+    )
+    assert by_name == {
+        "given": False,
+        "kind": True,
+        "large": False,
+        "sign": True,
+        "sum": True,
+        "twice": True,
+        "again": True,
+    }
     run = Replayed(traced, traced.plain_plan(), Rooms(traced) if in_rooms else None)
     kept = [run(x + number) for number in range(6)]
     for number, results in enumerate(kept):
@@ -86,10 +112,10 @@ def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.graph_writer import reachable
-    from checkmate.tf2.observe import observe
-    from checkmate.tf2.trace import trace
+    from checkmate.tf2.execution.graph_writer import reachable
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.trace import trace
+    from checkmate.tf2.memory.profiler import observe
 
     @tf.function
     def step(x):
@@ -103,27 +129,41 @@ def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
     i = next(i for i, op in enumerate(traced.graph.ops) if op.kind == "Sin")
     assert traced.early[0] and traced.results[i] == (0,) and i not in traced.graph.outputs
     run = Replayed(traced, traced.plain_plan())
-    order = [operation.name.rpartition("/")[0] + operation.type for operation in reachable(run.function.graph)]
-    assert order.index("plannedTensorStridedSliceUpdate") < order.index(next(name for name in order if name.endswith("Cumsum")))
+    order = [
+        operation.name.rpartition("/")[0] + operation.type
+        for operation in reachable(run.function.graph)
+    ]
+    assert order.index("plannedTensorStridedSliceUpdate") < order.index(
+        next(name for name in order if name.endswith("Cumsum"))
+    )
     assert_equal(run(x), step(x))
     size = x.shape.num_elements() * x.dtype.size
-    assert 3 * size <= observe(lambda: run(x)).most_requested_bytes < 3.1 * size, "the result, what is read and what is written"
+    assert 3 * size <= observe(lambda: run(x)).most_requested_bytes < 3.1 * size, (
+        "the result, what is read and what is written"
+    )
 
 
 def readers_and_writes(step):
-    """(a reader of a variable's content, a write to it that is not behind the reading, whether the write waits for the reader)."""
-    from checkmate.tf2.graph_writer import reachable
+    """(a reader of a variable's content, a write to it that is not behind the reading, whether the
+    write waits for the reader)."""
+    from checkmate.tf2.execution.graph_writer import reachable
 
     before = {}  # op -> itself and every op that runs before it
     for operation in reachable(step._main.run.function.graph):
         befores = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
         before[operation] = {operation}.union(*(before[o] for o in befores))
-    writes = [o for o in before if o.type in ("AssignSubVariableOp", "AssignAddVariableOp", "ResourceStridedSliceAssign")]
+    writes = [
+        o
+        for o in before
+        if o.type in ("AssignSubVariableOp", "AssignAddVariableOp", "ResourceStridedSliceAssign")
+    ]
     return [
         (reader.name, write.name, reader in before[write])
         for write in writes
         for read in before
-        if read.type == "ReadVariableOp" and read.inputs[0] is write.inputs[0] and write not in before[read]
+        if read.type == "ReadVariableOp"
+        and read.inputs[0] is write.inputs[0]
+        and write not in before[read]
         for reader in read.outputs[0].consumers()
     ]
 
@@ -149,7 +189,8 @@ def sines(x):
 
 
 def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for():
-    """As an optimizer's counter does, which is written before the small variables are whose new values are made of what it was."""
+    """As an optimizer's counter does, which is written before the small variables are whose new
+    values are made of what it was."""
     import tensorflow as tf
     from training import planned_function
 
@@ -173,7 +214,8 @@ def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for(
 
 
 def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
-    """As one of a dense layer on top of a large net: the gradient of its kernel is there before that of its small input."""
+    """As one of a dense layer on top of a large net: the gradient of its kernel is there before
+    that of its small input."""
     import tensorflow as tf
     from training import planned_function
 
@@ -201,14 +243,22 @@ def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(
     import gc
 
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.simplify import simplify
+    from checkmate.tf2.graph.simplify import simplify
 
     tf, size = tensorflow, 2**19
 
     @tf.function
     def step(x):
         y = tf.tanh(x)
-        rest = [tf.concat([y, each], 0) for each in (tf.zeros_like(y), tf.ones_like(y), tf.fill(y.shape, -0.0), tf.ones_like(y) * 3)]
+        rest = [
+            tf.concat([y, each], 0)
+            for each in (
+                tf.zeros_like(y),
+                tf.ones_like(y),
+                tf.fill(y.shape, -0.0),
+                tf.ones_like(y) * 3,
+            )
+        ]
         return [tf.reduce_sum(each * each) for each in rest], tf.add_n([y, tf.zeros_like(y)])
 
     def current():

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dense import BATCH, Idle, ThenEnds, batch_of, compiled, confirmed, dense_model, planned, raising, tf_strings
+from dense import (
+    BATCH,
+    Idle,
+    ThenEnds,
+    batch_of,
+    compiled,
+    confirmed,
+    dense_model,
+    planned,
+    raising,
+    tf_strings,
+)
 
 from checkmate import (
     BudgetError,
@@ -21,7 +32,8 @@ from checkmate import (
 )
 from checkmate.units import format_bytes
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")  # budgets are those of a step made before
+# Budgets are those of a step made before.
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,9 @@ def test_a_loss_that_cannot_be_called(loss):
 def test_nothing_to_train():
     model = dense_model()
     model.trainable = False
-    with pytest.raises(TraceError, match=r"'dense_model' has no trainable variables.*trainable=True"):
+    with pytest.raises(
+        TraceError, match=r"'dense_model' has no trainable variables.*trainable=True"
+    ):
         compiled(model)
 
 
@@ -128,7 +142,9 @@ def test_an_unknown_cost_model():
 
 def quickly(step, budget, **options):
     """Plans a step anew; a refusal does not look for what would fit."""
-    return replace(step._planner, budget=budget, budget_bytes=0, plain=None, explains=False, **options).plan(step._specs)
+    return replace(
+        step._planner, budget=budget, budget_bytes=0, plain=None, explains=False, **options
+    ).plan(step._specs)
 
 
 @pytest.mark.own_process
@@ -150,7 +166,10 @@ def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     assert "'dense_model'" in str(error)
     held = [step.graph.ops[i] for i in floor(step.graph).held]
     assert max(held, key=lambda op: op.output_bytes).name in str(error)
-    assert f"budget that a plan was found for is {format_bytes(error.smallest_budget_bytes)}" in str(error)
+    assert (
+        f"budget that a plan was found for is {format_bytes(error.smallest_budget_bytes)}"
+        in str(error)
+    )
     assert compiled(budget=written(error.smallest_budget_bytes)).plan.recomputed
     batch, within = re.search(r"a batch of at most (\d+) within ([\d.]+ \w+)", str(error)).groups()
     assert 1 <= int(batch) < BATCH
@@ -169,12 +188,18 @@ def test_a_solver_that_fails():
             self.end()
 
     with pytest.raises(SolverFailedError, match="broke"):
-        compiled(budget=planned().budget_bytes, solver=Failing(raising(SolverFailedError("it broke"))))
+        compiled(
+            budget=planned().budget_bytes, solver=Failing(raising(SolverFailedError("it broke")))
+        )
 
 
 def test_a_solver_that_fails_after_it_found_a_plan(monkeypatch):
-    confirmed(monkeypatch, lambda budget, k: budget // 2)  # it has one plan to offer, whatever the allocator loses
-    step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(SolverFailedError("it broke"))))
+    # It has one plan to offer, whatever the allocator loses.
+    confirmed(monkeypatch, lambda budget, k: budget // 2)
+    step = compiled(
+        budget=int(1.2 * planned().budget_bytes),
+        solver=ThenEnds(raising(SolverFailedError("it broke"))),
+    )
     assert step.plan.recomputed
 
 
@@ -182,7 +207,8 @@ def test_a_solver_that_finds_nothing():
     with pytest.raises(NoPlanFoundError) as caught:
         compiled(budget=planned().budget_bytes, solver=Idle())
     assert caught.value.best_peak_bytes is not None
-    assert caught.value.smallest_budget_bytes > planned().budget_bytes  # it finds nothing but the plain step
+    # It finds nothing but the plain step.
+    assert caught.value.smallest_budget_bytes > planned().budget_bytes
     batch = int(re.search(r"a batch of at most (\d+)", str(caught.value))[1])
     assert batch <= BATCH * planned().budget_bytes // caught.value.smallest_budget_bytes
 
@@ -199,7 +225,8 @@ def test_what_is_proven_of_one_order_of_ops_is_no_proof_for_a_step():
 
 
 def test_what_need_not_be_in_memory_together_proves_nothing():
-    """Small values count as resident, and batches that a pipeline may make are reckoned with; neither is part of what a proof says is needed."""
+    """Small values count as resident, and batches that a pipeline may make are reckoned with;
+    neither is part of what a proof says is needed."""
     step = compiled()
     lowest, small = floor(step.graph).bytes, step._main.traced.small_bytes
     assert 0 < small < 0.05 * lowest
@@ -211,7 +238,8 @@ def test_what_need_not_be_in_memory_together_proves_nothing():
 
 
 def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
-    """What a search finds is not monotone in the budget; without this the refusal named a budget that was refused in turn."""
+    """What a search finds is not monotone in the budget; without this the refusal named a budget
+    that was refused in turn."""
     confirmed(monkeypatch, lambda budget, k: budget // 2)
     low, graph = planned().plan, planned().graph
     needed = replay(graph, low).peak_bytes
@@ -289,7 +317,9 @@ def test_a_plan_that_took_too_much_is_gone_when_the_next_one_is_tried(monkeypatc
 
 def test_ctrl_c_takes_the_best_plan(monkeypatch):
     confirmed(monkeypatch, lambda budget, k: budget // 2)
-    step = compiled(budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt)))
+    step = compiled(
+        budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt))
+    )
     assert step.result.status is SolveStatus.INTERRUPTED
     assert step.plan.recomputed
     assert np.isfinite(float(step(*batch_of())[1]))

@@ -21,8 +21,18 @@ def report(budget="60%", **changes):
 
     result = solve(GRAPH, budget) if budget else None
     limit = changes.pop("budget_bytes", result.budget_bytes if result else 2 * PLAIN)
-    kinds = {"resident_bytes": 0, "next_batch_bytes": 0, "step_bytes": GRAPH.fixed_bytes, "spare_share": 0.0, "start_bytes": 0}
-    kinds |= {key: changes.pop(key) for key in ("resident_bytes", "next_batch_bytes", "device_limit_bytes") if key in changes}
+    kinds = {
+        "resident_bytes": 0,
+        "next_batch_bytes": 0,
+        "step_bytes": GRAPH.fixed_bytes,
+        "spare_share": 0.0,
+        "start_bytes": 0,
+    }
+    kinds |= {
+        key: changes.pop(key)
+        for key in ("resident_bytes", "next_batch_bytes", "device_limit_bytes")
+        if key in changes
+    }
     memory = MemoryBudget(limit, **kinds)
     facts = {
         "name": "chain", "memory": memory, "fixed_bytes": GRAPH.fixed_bytes,
@@ -34,7 +44,11 @@ def report(budget="60%", **changes):
 
 def rows(text):
     """The lines of the printed report that have a name and a value."""
-    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in text.splitlines()[1:] if re.search(r"\S\s{2,}\S", line))
+    return dict(
+        re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        for line in text.splitlines()[1:]
+        if re.search(r"\S\s{2,}\S", line)
+    )
 
 
 def test_the_printed_report():
@@ -52,10 +66,21 @@ def test_the_printed_report():
         "peak, this step",
         "peak, plain step",
     ]
-    assert list(shown)[:15] == [*keys, "plan", "predicted cost", "predicted time", "measured time", "proven", "solver", "time"]
+    assert list(shown)[:15] == [
+        *keys,
+        "plan",
+        "predicted cost",
+        "predicted time",
+        "measured time",
+        "proven",
+        "solver",
+        "time",
+    ]
     again = found.result.plan.recomputed
     assert again
-    assert shown["plan"].startswith(f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more")
+    assert shown["plan"].startswith(
+        f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more"
+    )
     assert f"{2**22 / PLAIN:.0%} of plain" in shown["peak, this step"]
     assert f"{found.result.overhead - 1:+.2%}" in shown["predicted cost"]
     assert "4.00 MiB measured" in shown["peak, this step"]
@@ -67,20 +92,42 @@ def test_every_byte_of_the_budget_is_told_once():
     from checkmate.units import format_bytes, parse_bytes
 
     others, ahead, resident = 2 * 2**20, 2**20, 5 * 2**20
-    found = report(outside_bytes=others + ahead, next_batch_bytes=ahead, resident_bytes=resident, device_limit_bytes=2**30)
+    found = report(
+        outside_bytes=others + ahead,
+        next_batch_bytes=ahead,
+        resident_bytes=resident,
+        device_limit_bytes=2**30,
+    )
     limit = found.peak_bytes + found.outside_bytes + 7 * 2**20
     found = report(
-        outside_bytes=others + ahead, next_batch_bytes=ahead, resident_bytes=resident, budget_bytes=limit,
-        predicted_peak_bytes=limit - 3 * 2**20, measured_peak_bytes=limit - 4 * 2**20, device_limit_bytes=2**30,
-    )  # fmt: skip
+        outside_bytes=others + ahead,
+        next_batch_bytes=ahead,
+        resident_bytes=resident,
+        budget_bytes=limit,
+        predicted_peak_bytes=limit - 3 * 2**20,
+        measured_peak_bytes=limit - 4 * 2**20,
+        device_limit_bytes=2**30,
+    )
     shown = rows(str(found))
     assert shown["budget"] == f"{format_bytes(limit)} of the 1.00 GiB that the device has"
-    assert shown["resident before"] == "5.00 MiB: variables, optimizer, batch, and 2.00 MiB of others"
+    assert (
+        shown["resident before"] == "5.00 MiB: variables, optimizer, batch, and 2.00 MiB of others"
+    )
     assert shown["left for next batches"].startswith("1.00 MiB;")
     assert shown["allocator's overhead"].startswith("4.00 MiB, predicted")
     assert shown["unused"] == "3.00 MiB"
-    kinds = ("resident before", "left for next batches", "the step's own", "activations", "allocator's overhead", "unused")
-    told = sum(parse_bytes(re.match(r"[\d.]+ \w+", shown[key])[0].replace(" ", ""), percent_of=1) for key in kinds)
+    kinds = (
+        "resident before",
+        "left for next batches",
+        "the step's own",
+        "activations",
+        "allocator's overhead",
+        "unused",
+    )
+    told = sum(
+        parse_bytes(re.match(r"[\d.]+ \w+", shown[key])[0].replace(" ", ""), percent_of=1)
+        for key in kinds
+    )
     assert told == pytest.approx(limit, abs=2**14 * len(kinds))  # shown to a hundredth of a MiB
 
 
@@ -116,7 +163,9 @@ def test_layers_that_pay_are_those_that_save_or_run_again():
     found = report()
     paying = found.layers()
     assert paying
-    assert {row.name for row in paying if row.evaluations} == {GRAPH.ops[i].name for i in found.result.plan.recomputed}
+    assert {row.name for row in paying if row.evaluations} == {
+        GRAPH.ops[i].name for i in found.result.plan.recomputed
+    }
     assert sum(row.evaluations for row in paying) == sum(found.result.plan.recomputed.values())
     assert sum(row.cost for row in paying) == pytest.approx(found.result.overhead - 1)
     saved = [row.saved_bytes for row in paying]
@@ -130,8 +179,14 @@ def test_the_budgets_at_which_something_changes():
     for size in (PLAIN, report().peak_bytes, lowest.bytes):
         assert checkmate.units.format_bytes(size) in said
     assert "Down to 30.00 MiB" in " ".join(report(measured_peak_bytes=30 * 2**20).next_budgets())
-    assert report(measured_peak_bytes=30 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes == 31 * 2**20
-    assert report(measured_peak_bytes=32 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes == 32 * 2**20
+    assert (
+        report(measured_peak_bytes=30 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes
+        == 31 * 2**20
+    )
+    assert (
+        report(measured_peak_bytes=32 * 2**20, predicted_peak_bytes=31 * 2**20).lasts_to_bytes
+        == 32 * 2**20
+    )
     assert GRAPH.ops[lowest.op].name in said
 
 
@@ -181,7 +236,11 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.opened.append(tag)
-        self.loaded += [value for key, value in attributes if key in ("src", "href") and not value.startswith("data:")]
+        self.loaded += [
+            value
+            for key, value in attributes
+            if key in ("src", "href") and not value.startswith("data:")
+        ]
 
 
 def test_the_page_and_the_notebook_load_nothing(notebook):

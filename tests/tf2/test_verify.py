@@ -30,7 +30,8 @@ def planned_cnn():
 
 @pytest.fixture(scope="module")
 def trained(tensorflow):
-    """For tests that ask for no budget to hold: a pool of some MiB is cut in another way after each test."""
+    """For tests that ask for no budget to hold: a pool of some MiB is cut in another way after each
+    test."""
     return planned_cnn()
 
 
@@ -44,7 +45,9 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
     assert found.ok, str(found)
     assert found.planned_evaluations > len(step.graph) and not found.not_run and not found.run_again
     assert len(found.differences) == 2 + len(step._main.traced.function.variables)
-    assert all(each.planned == 0 for each in found.differences), "one thread, deterministic ops, nothing fused"
+    assert all(each.planned == 0 for each in found.differences), (
+        "one thread, deterministic ops, nothing fused"
+    )
     assert found.measured_peak_bytes <= step.budget_bytes < found.plain_peak_bytes
     assert "verified" in str(found) and "NOT" not in str(found)
     for a, b in zip(before, state(case.model, optimizer), strict=True):
@@ -60,7 +63,8 @@ def test_tokens_and_dropout(tensorflow):
     case = transformer()
     step = tightest(case, keras.optimizers.AdamW(1e-3))
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
-    # What the allocator loses in a pool of 2 MiB, cut by all that ran before, can be more than this budget has to spare.
+    # What the allocator loses in a pool of 2 MiB, cut by all that ran before, can be more than this
+    # budget has to spare.
     assert replace(found, budget_bytes=found.measured_peak_bytes).ok, str(found)
     assert found.measured_peak_bytes - found.lost_bytes <= step.budget_bytes
 
@@ -87,11 +91,14 @@ def test_another_loss_is_seen(trained):
     found = checkmate.tf2.verify(altered(step, wrong), (case.inputs, case.labels))
     assert not found.ok and "NOT AS PLANNED" in str(found)
     wrong = [each for each in found.differences if not each.is_rounding]
-    assert [each.what for each in wrong] == ["output 1"] and wrong[0].planned == pytest.approx(1e-3, rel=0.1)
+    assert [each.what for each in wrong] == ["output 1"] and wrong[0].planned == pytest.approx(
+        1e-3, rel=0.1
+    )
 
 
 def test_what_the_graph_optimizer_fuses_is_told_apart(trained, tensorflow, monkeypatch):
-    verify = importlib.import_module("checkmate.tf2.verify")  # the package has the function of that name
+    # The package has the function of that name.
+    verify = importlib.import_module("checkmate.tf2.verify")
     case, _, step = trained
     options = tensorflow.config.optimizer.get_experimental_options
     before, compared = options(), []
@@ -123,11 +130,16 @@ def test_state_that_moves_on_twice_is_seen(trained):
         return replace(main, run=run)
 
     found = checkmate.tf2.verify(altered(step, wrong), (case.inputs, case.labels))
-    assert not found.ok and any(seed.path.rsplit("/", 1)[1] in each.what for each in found.differences if not each.is_rounding)
+    assert not found.ok and any(
+        seed.path.rsplit("/", 1)[1] in each.what
+        for each in found.differences
+        if not each.is_rounding
+    )
 
 
 def test_evaluations_that_do_not_run_are_seen(trained):
-    """As when TensorFlow finds two evaluations equal and keeps one: the plain step runs nothing twice."""
+    """As when TensorFlow finds two evaluations equal and keeps one: the plain step runs nothing
+    twice."""
     case, _, step = trained
     plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
     found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
@@ -135,8 +147,9 @@ def test_evaluations_that_do_not_run_are_seen(trained):
 
 
 def evaluations_of(main):
-    """The ops that a plan evaluates, by the names that their evaluations have in the graph that runs."""
-    from checkmate.tf2.execute import EVALUATION_MARK
+    """The ops that a plan evaluates, by the names that their evaluations have in the graph that
+    runs."""
+    from checkmate.tf2.execution.replay import EVALUATION_MARK
 
     return {
         f"planned/{operation.name}{EVALUATION_MARK}{k}": operation
@@ -147,19 +160,29 @@ def evaluations_of(main):
 
 
 def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(trained):
-    """A bias is added to few numbers in an op too small for the plan, and TensorFlow multiplies within its kernel."""
-    from checkmate.tf2.execute import EVALUATION_MARK
+    """A bias is added to few numbers in an op too small for the plan, and TensorFlow multiplies
+    within its kernel."""
+    from checkmate.tf2.execution.replay import EVALUATION_MARK
     from checkmate.tf2.verify import evaluations
 
     main = trained[2]._main
     names = evaluations_of(main)
-    product = next(name for name, operation in names.items() if operation.type in ("MatMul", "Conv2D"))
-    ran = Counter({(name, operation.type): 1 for name, operation in names.items() if name != product})
+    product = next(
+        name for name, operation in names.items() if operation.type in ("MatMul", "Conv2D")
+    )
+    ran = Counter(
+        {(name, operation.type): 1 for name, operation in names.items() if name != product}
+    )
     assert evaluations(main.traced, main.plan, ran)[1] == (product.removeprefix("planned/"),)
     ran["planned/head/BiasAdd", "_FusedMatMul"] = 1
     assert evaluations(main.traced, main.plan, ran)[1] == ()
     del ran["planned/head/BiasAdd", "_FusedMatMul"]
-    ran[product.replace(EVALUATION_MARK, "/ArithmeticOptimizer/FoldTransposeIntoMatMul_evaluation_"), "MatMul"] = 1
+    ran[
+        product.replace(
+            EVALUATION_MARK, "/ArithmeticOptimizer/FoldTransposeIntoMatMul_evaluation_"
+        ),
+        "MatMul",
+    ] = 1
     assert evaluations(main.traced, main.plan, ran)[1] == ()
 
 
@@ -185,7 +208,7 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     import tensorflow as tf
     from training import planned_function
 
-    from checkmate.tf2.bodies import LOOPS
+    from checkmate.tf2.graph.bodies import LOOPS
     from checkmate.tf2.verify import evaluations
 
     def step(x):
@@ -205,7 +228,9 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     assert found.ok, str(found)
     evaluated = evaluations_of(planned._main)
     loops = {name for name, operation in evaluated.items() if operation.type in LOOPS}
-    ran = Counter({(name, operation.type): 1 for name, operation in evaluated.items() if name not in loops})
+    ran = Counter(
+        {(name, operation.type): 1 for name, operation in evaluated.items() if name not in loops}
+    )
     assert loops and evaluations(planned._main.traced, planned.plan, ran)[1] == ()
 
 
@@ -222,7 +247,12 @@ def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
         x = keras.layers.LayerNormalization()(x)
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x)))
     chance = np.random.default_rng(0)
-    case = Case(model, "mse", chance.normal(size=(8, 24, 24, 16)).astype("float32"), chance.normal(size=(8, 3)).astype("float32"))
+    case = Case(
+        model,
+        "mse",
+        chance.normal(size=(8, 24, 24, 16)).astype("float32"),
+        chance.normal(size=(8, 3)).astype("float32"),
+    )
     step = tightest(case, keras.optimizers.SGD(0.1))
     assert not any("size of some outputs" in note for note in step.report().notes)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
@@ -231,7 +261,12 @@ def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
 
 @pytest.mark.parametrize(
     ("shape", "order", "nothing"),
-    [((4, 1, 3), (1, 0, 2), True), ((4, 1, 3), (2, 1, 0), False), ((4, 2, 3), (1, 0, 2), False), ((None, 1, 3), (0, 2, 1), True)],
+    [
+        ((4, 1, 3), (1, 0, 2), True),
+        ((4, 1, 3), (2, 1, 0), False),
+        ((4, 2, 3), (1, 0, 2), False),
+        ((None, 1, 3), (0, 2, 1), True),
+    ],
 )
 def test_a_transposition_that_moves_nothing(tensorflow, shape, order, nothing):
     from checkmate.tf2.verify import _moves_nothing
@@ -250,10 +285,11 @@ def _packed(step, flat):
 def test_constants_that_tensorflow_folds_are_counted(trained, tensorflow):
     from training import planned_function, with_constants
 
-    from checkmate.tf2.execute import Replayed
+    from checkmate.tf2.execution.replay import Replayed
 
     x = tensorflow.random.stateless_normal((512, 512), (1, 2))
-    step = planned_function(with_constants, x, budget="1000%")  # enough for nothing to be planned, hence the result of another step
+    # Enough for nothing to be planned, hence the result of another step.
+    step = planned_function(with_constants, x, budget="1000%")
 
     def planned(main):
         return replace(main, result=trained[2]._main.result, run=Replayed(main.traced, main.plan))
@@ -276,7 +312,9 @@ def test_rounding_is_what_the_plain_step_does_too():
     start = np.float32([0.5, 1.0])
 
     def rounding(ours, *others):
-        return compare("x", plain, np.float32(ours), [np.float32(other) for other in others], start).is_rounding
+        return compare(
+            "x", plain, np.float32(ours), [np.float32(other) for other in others], start
+        ).is_rounding
 
     assert rounding(plain, plain)
     assert rounding([1.0, 2.0000005], plain)  # two units in the last place
@@ -285,14 +323,16 @@ def test_rounding_is_what_the_plain_step_does_too():
     assert not rounding([1.0, np.nan], plain)
     whole = np.int32([1, 2])
     assert compare("n", whole, whole, [whole], 0).is_rounding
-    assert not compare("n", whole, whole + 1, [whole + 1], 0).is_rounding, "counters and seeds are exact"
+    assert not compare("n", whole, whole + 1, [whole + 1], 0).is_rounding, (
+        "counters and seeds are exact"
+    )
 
 
 def test_the_observed_peak_is_the_allocators():
     import tensorflow as tf
 
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.observe import observe
+    from checkmate.tf2.memory.profiler import observe
 
     x = tf.random.normal([512, 512])
     run = tf.function(lambda x: tf.reduce_sum(tf.sin(x @ x) @ x)).get_concrete_function(x)
@@ -312,7 +352,8 @@ def test_the_observed_peak_is_the_allocators():
 
 
 def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
-    """The gradient of a broadcast sums over axes that are known only at run time, and gives the result a shape."""
+    """The gradient of a broadcast sums over axes that are known only at run time, and gives the
+    result a shape."""
     from checkmate.tf2.verify import _may_vanish
 
     tf = tensorflow
@@ -324,7 +365,11 @@ def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
         some = tf.reshape(tf.raw_ops.Sum(input=x, axis=axes), (3,))
         return unknown, none, some, tf.reduce_sum(x, axis=1)
 
-    found = [operation for operation in sums.get_concrete_function().graph.get_operations() if operation.type == "Sum"]
+    found = [
+        operation
+        for operation in sums.get_concrete_function().graph.get_operations()
+        if operation.type == "Sum"
+    ]
     assert [_may_vanish(operation) for operation in found] == [False, True, False, False]
 
 
@@ -334,8 +379,8 @@ def test_what_was_not_written_over_its_input_is_named(tensorflow):
 
     from tracing import N, traced
 
-    from checkmate.tf2.execute import Replayed
-    from checkmate.tf2.observe import observe
+    from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.memory.profiler import observe
 
     tf = tensorflow
     verify = importlib.import_module("checkmate.tf2.verify")
@@ -358,6 +403,12 @@ def test_what_was_not_written_over_its_input_is_named(tensorflow):
     assert any(op.in_place for op in found.graph.ops)
     assert named(found.graph) == ()
     every = [
-        replace(op, in_place=tuple(d for d in op.deps if found.graph.ops[d].output_bytes >= op.output_bytes)) for op in found.graph.ops
+        replace(
+            op,
+            in_place=tuple(
+                d for d in op.deps if found.graph.ops[d].output_bytes >= op.output_bytes
+            ),
+        )
+        for op in found.graph.ops
     ]
     assert any("matmul" in name for name in named(replace(found.graph, ops=tuple(every))))

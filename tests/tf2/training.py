@@ -1,4 +1,5 @@
-"""Training steps as users write them, the planned steps beside them, and what two trainings must agree in."""
+"""Training steps as users write them, the planned steps beside them, and what two trainings must
+agree in."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import tensorflow as tf
 from unhurried import UNHURRIED
 
 import checkmate
+from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.planning.planner import Planner
-from checkmate.tf2.step import PlannedStep
 
 BUDGETS = ("70%", "80%", "90%")
 """Of the plain step's peak. How low a plan can get is the business of the solvers' tests."""
@@ -31,13 +32,17 @@ def plain_step(model, loss, optimizer):
 
 
 def compiled(case, optimizer, budget="1000%", **options):
-    """The planned step; by default with costs and a solver that take no time, and for a budget that holds all the step can want."""
+    """The planned step; by default with costs and a solver that take no time, and for a budget that
+    holds all the step can want."""
     options = {"cost_model": "roofline", "solver": UNHURRIED, **options}
-    return checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options)
+    return checkmate.tf2.compile(
+        case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, **options
+    )
 
 
 def with_constants(x):
-    """A step on 1 MiB with six constants of that size, which TensorFlow folds, and with tensors of one number everywhere."""
+    """A step on 1 MiB with six constants of that size, which TensorFlow folds, and with tensors of
+    one number everywhere."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         h = x
@@ -65,14 +70,19 @@ def tightest(case, optimizer, **options):
 
 
 def state(model, optimizer):
-    """Everything that training changes: variables, states of layers (seeds too), slots of the optimizer."""
+    """Everything that training changes: variables, states of layers (seeds too), slots of the
+    optimizer."""
     return [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
 
 
 def assert_equal(ours, plain):
     """The same structure with the same bits."""
     tf.nest.assert_same_structure(plain, ours, expand_composites=True)
-    for a, b in zip(tf.nest.flatten(plain, expand_composites=True), tf.nest.flatten(ours, expand_composites=True), strict=True):
+    for a, b in zip(
+        tf.nest.flatten(plain, expand_composites=True),
+        tf.nest.flatten(ours, expand_composites=True),
+        strict=True,
+    ):
         assert (a is None) == (b is None)
         if a is not None:
             assert a.dtype == b.dtype

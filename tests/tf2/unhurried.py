@@ -1,6 +1,7 @@
-"""A solver for tests of all else: quick, and with the same plan on a busy machine as on an idle one."""
+"""A solver for tests of all else: quick, and with the same plan on a busy machine as on an idle
+one."""
 
-from checkmate.solvers.snapshot import Snapshot
+from checkmate.solvers.auto.solver import Snapshot
 
 
 class Unhurried(Snapshot):

@@ -1,1 +1,2 @@
-"""Adapters to solver packages. They see matrices, never graphs, and import their package when they are called."""
+"""Adapters to solver packages. They see matrices, never graphs, and import their package when they
+are called."""

@@ -1,8 +1,9 @@
 """CBC (integer) and CLP (relaxation) through CyLP.
 
-CyLP cannot hand CBC a start or wall-clock limits. A start becomes a row that asks for nothing worse, and CBC's own limit, which counts
-CPU seconds, is backed by an interrupt signal from `engines.solve_matrices`, on which CBC stops and keeps its best x.
-CLP has no limit here; it is ended from outside.
+CyLP cannot hand CBC a start or wall-clock limits. A start becomes a row that asks for nothing
+worse, and CBC's own limit, which counts CPU seconds, is backed by an interrupt signal from
+`engines.solve_matrices`, on which CBC stops and keeps its best x. CLP has no limit here; it is
+ended from outside.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProb
 INFEASIBLE = ("relaxation infeasible", "problem proven infeasible")
 
 
-def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None) -> Answer:
+def solve(
+    problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
+) -> Answer:
     """Solves with CBC, or the relaxation with CLP."""
     simplex = _load(problem, start)
     if engine == "clp":
         status = simplex.initialSolve()
         if status == "optimal":
             x = np.array(simplex.primalVariableSolution)
-            return Answer(AnswerStatus.OPTIMAL, x, problem.dual_bound(np.array(simplex.dualConstraintSolution)))
-        return Answer(AnswerStatus.INFEASIBLE if status == "primal infeasible" else AnswerStatus.UNKNOWN)
+            return Answer(
+                AnswerStatus.OPTIMAL,
+                x,
+                problem.dual_bound(np.array(simplex.dualConstraintSolution)),
+            )
+        return Answer(
+            AnswerStatus.INFEASIBLE if status == "primal infeasible" else AnswerStatus.UNKNOWN
+        )
     simplex.copyInIntegerInformation(problem.integer.astype(np.uint8))
     model = simplex.getCbcModel()
     model.logLevel = 0
@@ -36,7 +45,9 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
     if model.solutionCount == 0:
         return Answer(AnswerStatus.UNKNOWN, None, bound)
     x = np.array(model.primalVariableSolution)
-    return Answer(AnswerStatus.OPTIMAL if model.status == "solution" else AnswerStatus.FEASIBLE, x, bound)
+    return Answer(
+        AnswerStatus.OPTIMAL if model.status == "solution" else AnswerStatus.FEASIBLE, x, bound
+    )
 
 
 def _load(problem: MatrixProblem, start: np.ndarray | None):

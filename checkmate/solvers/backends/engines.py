@@ -1,10 +1,12 @@
-"""The door to the solver packages: an engine's name and a matrix problem in, an answer or one of the library's errors out.
+"""The door to the solver packages: an engine's name and a matrix problem in, an answer or one of
+the library's errors out.
 
-Problems of some size are solved in a process of their own. That is what keeps an engine to its wall-clock limit whatever it is busy
-with, lets Ctrl-C through, and turns a crash of the package into an error. Small ones are solved here: they end before a process
-would have started, and what they make of Ctrl-C is put right after them. None is where packages do not bear each other: CP-SAT, HiGHS,
-GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process, and OR-tools and highspy cannot be imported into one, whichever
-comes first.
+Problems of some size are solved in a process of their own. That is what keeps an engine to its
+wall-clock limit whatever it is busy with, lets Ctrl-C through, and turns a crash of the package
+into an error. Small ones are solved here: they end before a process would have started, and what
+they make of Ctrl-C is put right after them. None is where packages do not bear each other: CP-SAT,
+HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process, and OR-tools and
+highspy cannot be imported into one, whichever comes first.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
 
 OBJECTIVE = 1e4
-"""What costs that are shares of 1 are multiplied by for integer programs: engines have gaps of their own, which do not shrink with the objective. Without
-this, CBC's bound is 3.5e-6 above the optimum of the graph in `pytest tests/solvers/test_bad_input.py -k small_costs`."""
+"""What costs that are shares of 1 are multiplied by for integer programs: engines have gaps of
+their own, which do not shrink with the objective. Without this, CBC's bound is 3.5e-6 above the
+optimum of the graph in `pytest tests/solvers/test_bad_input.py -k small_costs`."""
 
 LONGEST_S = 1e6
 """Seconds that stand for no limit: not all engines know infinity."""
@@ -52,12 +55,15 @@ FEW_VALUES = 8
 """Values up to which a problem of intervals is."""
 
 
-def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None) -> Answer:
+def solve_matrices(
+    problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None
+) -> Answer:
     """Solves `problem` with the package behind `engine`, on one thread.
 
     Args:
       engine: One of `ENGINES`.
-      time_limit_s: Wall-clock seconds. An engine that is not back after a tenth more (and a second) is ended, and its answer lost.
+      time_limit_s: Wall-clock seconds. An engine that is not back after a tenth more (and a second)
+        is ended, and its answer lost.
       start: A feasible x. Engines that can, begin with it; it is the answer where they find none.
 
     Raises:
@@ -70,7 +76,12 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
     scaled = replace(problem, cost=scale * problem.cost)
     question = {"problem": scaled, "engine": engine, "time_limit_s": time_limit_s, "start": start}
     rows, columns = problem.shape
-    answer = _answer(ENGINES[engine], question, small=len(problem.value) <= SMALL, size=f"{rows} rows and {columns} columns")
+    answer = _answer(
+        ENGINES[engine],
+        question,
+        small=len(problem.value) <= SMALL,
+        size=f"{rows} rows and {columns} columns",
+    )
     if answer is None:
         answer = Answer(AnswerStatus.UNKNOWN)
     answer = replace(answer, bound=answer.bound / scale)
@@ -79,7 +90,9 @@ def solve_matrices(problem: MatrixProblem, *, engine: str, time_limit_s: float, 
     return answer
 
 
-def solve_intervals(problem: IntervalProblem, *, time_limit_s: float, start: Any = None, workers: int = 1) -> IntervalAnswer:
+def solve_intervals(
+    problem: IntervalProblem, *, time_limit_s: float, start: Any = None, workers: int = 1
+) -> IntervalAnswer:
     """Solves `problem` with CP-SAT, in a process of its own unless it is tiny.
 
     Args:
@@ -90,14 +103,26 @@ def solve_intervals(problem: IntervalProblem, *, time_limit_s: float, start: Any
     Raises:
       SolverUnavailableError, SolverFailedError: As for `solve_matrices`.
     """
-    question = {"problem": problem, "engine": "cp_sat", "time_limit_s": time_limit_s, "start": start, "workers": workers}
+    question = {
+        "problem": problem,
+        "engine": "cp_sat",
+        "time_limit_s": time_limit_s,
+        "start": start,
+        "workers": workers,
+    }
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
-    answer = _answer(("ortools", "checkmate.solvers.backends.ortools_intervals"), question, small=small, size=size)
+    answer = _answer(
+        ("ortools", "checkmate.solvers.backends.ortools_intervals"),
+        question,
+        small=small,
+        size=size,
+    )
     return IntervalAnswer(AnswerStatus.UNKNOWN) if answer is None else answer
 
 
 def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str) -> Any:
-    """What the backend answers, or None where there was no time; whatever breaks becomes one of the library's errors."""
+    """What the backend answers, or None where there was no time; whatever breaks becomes one of the
+    library's errors."""
     package, module = backend
     engine, time_limit_s = question["engine"], min(question["time_limit_s"], LONGEST_S)
     question = {**question, "time_limit_s": time_limit_s}
@@ -106,16 +131,22 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         if time_limit_s <= 0:
             return None
         here = small and not _apart()
-        return _ask_here(module, question) if here else _ask_in_child(module, question, time_limit_s)
+        return (
+            _ask_here(module, question) if here else _ask_in_child(module, question, time_limit_s)
+        )
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
         raise SolverUnavailableError(
-            f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error}). Installed: {names}."
+            f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error})."
+            f" Installed: {names}."
         ) from error
     except CheckmateError:
         raise
     except Exception as error:
-        raise SolverFailedError(f"Engine {engine!r} broke on {size}: {type(error).__name__} {error}. Try another engine.") from error
+        raise SolverFailedError(
+            f"Engine {engine!r} broke on {size}: {type(error).__name__} {error}. Try another"
+            " engine."
+        ) from error
 
 
 def installed_engines() -> tuple[str, ...]:
@@ -133,9 +164,13 @@ def _is_installed(package: str) -> bool:
 def _apart() -> bool:
     """True where engines must stay out of this process.
 
-    TensorFlow is loaded, highspy is there to be imported some day, or Ctrl-C cannot be given back to Python after them.
+    TensorFlow is loaded, highspy is there to be imported some day, or Ctrl-C cannot be given back
+    to Python after them.
     """
-    interruptible = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None
+    interruptible = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is not None
+    )
     return "tensorflow" in sys.modules or _is_installed("highspy") or not interruptible
 
 
@@ -144,7 +179,8 @@ def _ask(module: str, question: dict) -> Any:
 
 
 def _ask_here(module: str, question: dict) -> Any:
-    """Asks in this process. CBC and OR-tools leave a handler of Ctrl-C behind that swallows it, or none, so that it ends the process."""
+    """Asks in this process. CBC and OR-tools leave a handler of Ctrl-C behind that swallows it, or
+    none, so that it ends the process."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         return _ask(module, question)
@@ -153,19 +189,29 @@ def _ask_here(module: str, question: dict) -> Any:
 
 
 def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
-    """Asks in a new process; None when it did not answer in time. Its own session, so that the terminal's Ctrl-C comes here and not there."""
+    """Asks in a new process; None when it did not answer in time. Its own session, so that the
+    terminal's Ctrl-C comes here and not there."""
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"]
+    command = [
+        sys.executable,
+        "-c",
+        "from checkmate.solvers.backends.engines import answer_parent; answer_parent()",
+    ]
     pipe = subprocess.PIPE
     late = False
-    child = subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe)
+    child = subprocess.Popen(
+        command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
+    )
     try:
         try:
-            output, errors = child.communicate(pickle.dumps((module, question)), timeout=time_limit_s)
+            output, errors = child.communicate(
+                pickle.dumps((module, question)), timeout=time_limit_s
+            )
         except subprocess.TimeoutExpired:
             late = True
-            child.send_signal(signal.SIGINT)  # CBC stops on it and keeps its best x; the others are about to stop by themselves
+            # CBC stops on it and keeps its best x; the others are about to stop by themselves.
+            child.send_signal(signal.SIGINT)
             try:
                 output, errors = child.communicate(timeout=0.1 * time_limit_s + 1)
             except subprocess.TimeoutExpired:
@@ -179,7 +225,8 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
     if child.returncode or not output:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         raise SolverFailedError(
-            f"The process of engine {question['engine']!r} ended with code {child.returncode}: {last[0]}. Try another engine."
+            f"The process of engine {question['engine']!r} ended with code {child.returncode}:"
+            f" {last[0]}. Try another engine."
         )
     answer = pickle.loads(output)
     if isinstance(answer, Exception):
@@ -188,7 +235,8 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
 
 
 def answer_parent() -> None:
-    """What the child does: reads a question from standard input and writes the answer, or the error, to standard output."""
+    """What the child does: reads a question from standard input and writes the answer, or the
+    error, to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print what they like

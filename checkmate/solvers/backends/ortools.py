@@ -1,8 +1,10 @@
-"""The engines inside OR-tools: SCIP, HiGHS and CP-SAT for integer problems, GLOP and PDLP for relaxations.
+"""The engines inside OR-tools: SCIP, HiGHS and CP-SAT for integer problems, GLOP and PDLP for
+relaxations.
 
-They are called through `model_builder_helper`, which takes a whole matrix at once. All of them keep to wall-clock limits; HiGHS
-looks at the clock seldom while it presolves. CP-SAT works on whole numbers and scales what is not, to about 1e-6; PDLP ends with
-errors of that size. MathOpt is not used: imported before TensorFlow it breaks TensorFlow's import.
+They are called through `model_builder_helper`, which takes a whole matrix at once. All of them keep
+to wall-clock limits; HiGHS looks at the clock seldom while it presolves. CP-SAT works on whole
+numbers and scales what is not, to about 1e-6; PDLP ends with errors of that size. MathOpt is not
+used: imported before TensorFlow it breaks TensorFlow's import.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import numpy as np
 from checkmate.errors import SolverFailedError
 from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 
-# engine -> (OR-tools' name, parameters in that engine's own notation: quiet, one thread, and no gap left on purpose)
+# engine -> (OR-tools' name, parameters in that engine's own notation: quiet, one thread, and no gap
+# left on purpose)
 _SOLVERS = {
     "scip": ("scip", "limits/gap = 1e-7"),
     "highs": ("highs", "output_flag=false,threads=1,mip_rel_gap=1e-7"),
@@ -24,10 +27,13 @@ _SOLVERS = {
 }
 
 ROUGH = ("pdlp",)
-"""Engines that work to a relative error so large that a budget which is tight to the byte looks infeasible to them: that they say so proves nothing."""
+"""Engines that work to a relative error so large that a budget which is tight to the byte looks
+infeasible to them: that they say so proves nothing."""
 
 
-def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None) -> Answer:
+def solve(
+    problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
+) -> Answer:
     """Solves with the engine of OR-tools of this name."""
     from ortools.linear_solver.python import model_builder_helper as builder
     from scipy.sparse import csr_matrix
@@ -37,7 +43,9 @@ def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np
         problem = problem.no_worse_than(start)  # HiGHS crashes on a hint
     model: Any = builder.ModelBuilderHelper()
     matrix = csr_matrix((problem.value, problem.column, problem.start), shape=problem.shape)
-    model.fill_model_from_sparse_data(problem.lower, problem.upper, problem.cost, problem.row_lower, problem.row_upper, matrix)
+    model.fill_model_from_sparse_data(
+        problem.lower, problem.upper, problem.cost, problem.row_lower, problem.row_upper, matrix
+    )
     if engine not in LP_ENGINES:
         for column in np.flatnonzero(problem.integer):
             model.set_var_integrality(int(column), True)
@@ -58,7 +66,13 @@ def _whole(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     status = solver.status()
     if status == statuses.INFEASIBLE:
         return Answer(AnswerStatus.INFEASIBLE)
-    if status not in (statuses.OPTIMAL, statuses.FEASIBLE, statuses.NOT_SOLVED, statuses.UNKNOWN_STATUS, statuses.CANCELLED_BY_USER):
+    if status not in (
+        statuses.OPTIMAL,
+        statuses.FEASIBLE,
+        statuses.NOT_SOLVED,
+        statuses.UNKNOWN_STATUS,
+        statuses.CANCELLED_BY_USER,
+    ):
         raise _broken(solver, engine)
     if not solver.has_solution():
         return Answer(AnswerStatus.UNKNOWN, None, solver.best_objective_bound())
@@ -71,7 +85,11 @@ def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     status = solver.status()
     if status == statuses.INFEASIBLE and engine not in ROUGH:
         return Answer(AnswerStatus.INFEASIBLE)
-    if status in (statuses.MODEL_INVALID, statuses.INVALID_SOLVER_PARAMETERS, statuses.SOLVER_TYPE_UNAVAILABLE):
+    if status in (
+        statuses.MODEL_INVALID,
+        statuses.INVALID_SOLVER_PARAMETERS,
+        statuses.SOLVER_TYPE_UNAVAILABLE,
+    ):
         raise _broken(solver, engine)
     multipliers = np.array(solver.dual_values() if solver.has_response() else [])
     bound = problem.dual_bound(multipliers) if len(multipliers) == problem.shape[0] else -np.inf
@@ -82,4 +100,6 @@ def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
 
 def _broken(solver, engine: str) -> SolverFailedError:
     reason = solver.status_string() or "no reason given"
-    return SolverFailedError(f"Engine {engine!r} ended with {solver.status().name}: {reason}. Try another engine.")
+    return SolverFailedError(
+        f"Engine {engine!r} ended with {solver.status().name}: {reason}. Try another engine."
+    )

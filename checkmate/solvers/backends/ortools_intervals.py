@@ -1,4 +1,5 @@
-"""CP-SAT on retention intervals: what a matrix cannot say well. Called like the other engines, through `engines.solve_intervals`."""
+"""CP-SAT on retention intervals: what a matrix cannot say well. Called like the other engines,
+through `engines.solve_intervals`."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ from checkmate.solvers.backends.matrices import AnswerStatus
 
 @dataclass(frozen=True, slots=True)
 class IntervalProblem:
-    """Choose when values are in memory. Times are whole numbers from 0; a value is in memory from its start up to, not including, its end.
+    """Choose when values are in memory. Times are whole numbers from 0; a value is in memory from
+    its start up to, not including, its end.
 
-    Each value has one or more *intervals*, in order of time and apart; the first is always there. When an interval starts, every value
-    in `reads` of its value must be in memory since before. Where one in `in_place` of its value goes out of memory one later, the
-    interval may take its memory over: it counts from then on. Minimize the cost of the intervals that are there.
+    Each value has one or more *intervals*, in order of time and apart; the first is always there.
+    When an interval starts, every value in `reads` of its value must be in memory since before.
+    Where one in `in_place` of its value goes out of memory one later, the interval may take its
+    memory over: it counts from then on. Minimize the cost of the intervals that are there.
 
     Args:
-      starts: starts[v][k]: the times at which interval k of value v may start, ascending; one for the first.
+      starts: starts[v][k]: the times at which interval k of value v may start, ascending; one for
+        the first.
       reads: reads[v]: the values that must be in memory at each start of value v.
       sizes: Memory of each value.
       workspaces: Memory beyond that at each start of a value.
@@ -47,7 +51,8 @@ class IntervalAnswer:
 
     Attributes:
       status: How it ended.
-      starts: starts[v]: when the intervals of value v start that are there; None when nothing was found.
+      starts: starts[v]: when the intervals of value v start that are there; None when nothing was
+        found.
       bound: No choice costs less.
     """
 
@@ -56,7 +61,9 @@ class IntervalAnswer:
     bound: float = 0.0
 
 
-def solve(problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1) -> IntervalAnswer:
+def solve(
+    problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1
+) -> IntervalAnswer:
     """Solves with CP-SAT.
 
     Args:
@@ -74,10 +81,18 @@ def solve(problem: IntervalProblem, *, engine: str, time_limit_s: float, start: 
     sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
     for v, of_value in enumerate(intervals):
         for entry in of_value if problem.workspaces[v] else ():
-            spans.append(model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], ""))
+            spans.append(
+                model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], "")
+            )
             sizes.append(problem.workspaces[v])
     model.add_cumulative(spans, sizes, problem.capacity)
-    model.minimize(sum(problem.costs[v] * entry["there"] for v, of_value in enumerate(intervals) for entry in of_value[1:]))
+    model.minimize(
+        sum(
+            problem.costs[v] * entry["there"]
+            for v, of_value in enumerate(intervals)
+            for entry in of_value[1:]
+        )
+    )
     if start is not None:
         _hint(model, problem, intervals, start)
     solver = cp_model.CpSolver()
@@ -85,12 +100,17 @@ def solve(problem: IntervalProblem, *, engine: str, time_limit_s: float, start: 
     solver.parameters.num_workers = workers
     status = solver.solve(model)
     if status == cp_model.MODEL_INVALID:
-        raise SolverFailedError(f"CP-SAT refuses the model: {model.validate()}. Try another solver.")
+        raise SolverFailedError(
+            f"CP-SAT refuses the model: {model.validate()}. Try another solver."
+        )
     if status == cp_model.INFEASIBLE:
         return IntervalAnswer(AnswerStatus.INFEASIBLE)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return IntervalAnswer(AnswerStatus.UNKNOWN, bound=max(0.0, solver.best_objective_bound))
-    starts = tuple(tuple(solver.value(e["start"]) for e in of_value if solver.value(e["there"])) for of_value in intervals)
+    starts = tuple(
+        tuple(solver.value(e["start"]) for e in of_value if solver.value(e["there"]))
+        for of_value in intervals
+    )
     ended = AnswerStatus.OPTIMAL if status == cp_model.OPTIMAL else AnswerStatus.FEASIBLE
     return IntervalAnswer(ended, starts, solver.best_objective_bound)
 
@@ -103,7 +123,10 @@ def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list
         for k, times in enumerate(choices):
             there = model.new_constant(1) if k == 0 else model.new_bool_var("")
             start = model.new_int_var_from_domain(cp_model.Domain.from_values(list(times)), "")
-            length, end = model.new_int_var(1, problem.horizon, ""), model.new_int_var(times[0] + 1, problem.horizon, "")
+            length, end = (
+                model.new_int_var(1, problem.horizon, ""),
+                model.new_int_var(times[0] + 1, problem.horizon, ""),
+            )
             entry = {"there": there, "start": start, "length": length, "end": end}
             entry["span"] = model.new_optional_interval_var(start, length, end, there, "")
             if of_value:
@@ -136,7 +159,8 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
 
 
 def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """What takes over an input's memory counts from one after its start: where the input's interval ends there, and not because time does."""
+    """What takes over an input's memory counts from one after its start: where the input's interval
+    ends there, and not because time does."""
     for v, allowed in enumerate(problem.in_place):
         for entry in intervals[v] if allowed else ():
             ending = []
@@ -150,13 +174,20 @@ def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[s
                     ending.append(ends_here)
             taken = model.new_bool_var("")
             model.add_bool_or(ending).only_enforce_if(taken)
-            begin, length = model.new_int_var(0, problem.horizon, ""), model.new_int_var(0, problem.horizon, "")
+            begin, length = (
+                model.new_int_var(0, problem.horizon, ""),
+                model.new_int_var(0, problem.horizon, ""),
+            )
             model.add(begin == entry["start"] + taken)
             model.add(entry["start"] + entry["length"] == entry["end"])
-            entry["span"] = model.new_optional_interval_var(begin, length, entry["end"], entry["there"], "")
+            entry["span"] = model.new_optional_interval_var(
+                begin, length, entry["end"], entry["there"], ""
+            )
 
 
-def _hint(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any) -> None:
+def _hint(
+    model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any
+) -> None:
     for v, of_value in enumerate(intervals):
         for k, entry in enumerate(of_value):
             there = k < len(start[v])

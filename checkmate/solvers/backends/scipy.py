@@ -1,4 +1,5 @@
-"""HiGHS inside SciPy, which is always there: the engine of the default solver's small exact programs."""
+"""HiGHS inside SciPy, which is always there: the engine of the default solver's small exact
+programs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProb
 STATUS = {0: AnswerStatus.OPTIMAL, 1: AnswerStatus.FEASIBLE, 2: AnswerStatus.INFEASIBLE}
 
 
-def solve(problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None) -> Answer:
+def solve(
+    problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
+) -> Answer:
     """Solves with HiGHS; a start bounds the objective."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix

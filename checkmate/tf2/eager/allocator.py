@@ -1,4 +1,5 @@
-"""TensorFlow's allocator as the accountant of the policy, and its kernels as what the policy decides about."""
+"""TensorFlow's allocator as the accountant of the policy, and its kernels as what the policy
+decides about."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.dtr.storage import Call, Storage, Tensor
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.calls import EagerCall
 
 
@@ -16,12 +17,14 @@ class Allocator:
     """The backend of the policy: runs calls again, lets values go, and says what is in use.
 
     Args:
-      counts: Whether the allocator of `device` says what it gives out; without a budget nobody asks.
+      counts: Whether the allocator of `device` says what it gives out; without a budget nobody
+        asks.
 
     Attributes:
       peak_bytes: The most bytes in use since the beginning, as of the last look.
       recent_peak: The same, since it was last forgotten.
-      refused: What to do with (a call, the error, how to run it again) when it has no room in one piece.
+      refused: What to do with (a call, the error, how to run it again) when it has no room in one
+        piece.
     """
 
     refused: Callable[[EagerCall, Exception, Callable[[], Any]], Any]
@@ -36,7 +39,7 @@ class Allocator:
         return self._ask()["current"] if self._counts else 0
 
     def _ask(self) -> dict[str, int]:
-        info = fence.memory_info(self.device)
+        info = private_api.memory_info(self.device)
         if info["peak"] > self.recent_peak:
             self.recent_peak = info["peak"]
             self.peak_bytes = max(self.peak_bytes, self.recent_peak)
@@ -65,7 +68,8 @@ class Allocator:
             cell.value = None
 
     def watched(self, run: Callable[[], Any]) -> tuple[Any, int, int]:
-        """Runs something and returns (its result, the most bytes it had in use above what was before, those it has in use afterwards)."""
+        """Runs something and returns (its result, the most bytes it had in use above what was
+        before, those it has in use afterwards)."""
         before = self._ask()["current"]
         tf.config.experimental.reset_memory_stats(self.device)
         result = run()

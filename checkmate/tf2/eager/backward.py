@@ -1,7 +1,9 @@
-"""What a tape holds in place of tensors: a function that has its op's gradient computed when the tape asks for it.
+"""What a tape holds in place of tensors: a function that has its op's gradient computed when the
+tape asks for it.
 
-TensorFlow's own backward functions hold the tensors, and what is held cannot be evicted. These hold cells. The gradient's ops run through
-the same door as all others, so that gradients can be evicted, and recorded by an outer tape.
+TensorFlow's own backward functions hold the tensors, and what is held cannot be evicted. These hold
+cells. The gradient's ops run through the same door as all others, so that gradients can be evicted,
+and recorded by an outer tape.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.tensors import Cell, LazyTensor
 
@@ -20,36 +22,43 @@ from checkmate.tf2.eager.tensors import Cell, LazyTensor
 class Backward:
     """The backward function of one call.
 
-    It refers to the cells that gradients of this op type have been seen to read, and to all of them before the first was. The others stay
-    known (`EagerStorage.anchors`), so that a gradient that reads one after all gets it, recomputed.
+    It refers to the cells that gradients of this op type have been seen to read, and to all of them
+    before the first was. The others stay known (`EagerStorage.anchors`), so that a gradient that
+    reads one after all gets it, recomputed.
     """
 
     __slots__ = ("_call", "_outputs", "_reads", "_runtime", "_skip")
 
-    def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
+    def __init__(
+        self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
+    ):
         self._runtime, self._call, self._outputs, self._skip = runtime, call, outputs, skip
         reads = self._reads = call.kind.reads
         for cells, known in ((call.arguments, 0), (outputs, 1)):
             for k, cell in enumerate(cells):
                 if type(cell) is Cell:
                     storage = cell.storage
-                    if reads is None or k in reads[known]:  # as `retain`: while the op runs, others refer to them, too
+                    # As `retain`: while the op runs, others refer to them, too.
+                    if reads is None or k in reads[known]:
                         cell.refs += 1
                         storage.refs += 1
                     else:
                         storage.anchors += 1
 
     def __del__(self) -> None:
-        self._runtime.soon(_release, self._runtime, self._call.arguments, self._outputs, self._reads)
+        self._runtime.soon(
+            _release, self._runtime, self._call.arguments, self._outputs, self._reads
+        )
 
     def __call__(self, *gradients: Any) -> list[Any]:
-        """Returns the gradients of the inputs, None where there is none, from those of the outputs."""
+        """Returns the gradients of the inputs, None where there is none, from those of the
+        outputs."""
         runtime, call = self._runtime, self._call
         if runtime.error is not None:
             raise runtime.error
-        if runtime.closed or not fence.executing_eagerly():
+        if runtime.closed or not private_api.executing_eagerly():
             self._refuse_the_impossible()
-        function = fence.gradient_function(call.name)
+        function = private_api.gradient_function(call.name)
         if function is None:
             return [None] * len(call.arguments)
         before, runtime.reading = runtime.reading, set() if call.kind.reads is None else None
@@ -64,15 +73,21 @@ class Backward:
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def _refuse_the_impossible(self) -> None:
-        if not fence.executing_eagerly():
+        if not private_api.executing_eagerly():
             raise UnsupportedError(
-                "Under dtr() a gradient was asked for while a graph is traced, as tf.function, GradientTape.jacobian and tf.vectorized_map do. "
-                "The tape recorded eager ops that may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
+                "Under dtr() a gradient was asked for while a graph is traced, as tf.function,"
+                " GradientTape.jacobian and tf.vectorized_map do. The tape recorded eager ops that"
+                " may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
             )
-        if self._runtime.closed and not fence.tape_is_empty() and not fence.tape_is_stopped():
+        if (
+            self._runtime.closed
+            and not private_api.tape_is_empty()
+            and not private_api.tape_is_stopped()
+        ):
             raise UnsupportedError(
-                "A gradient of what was recorded under dtr() was asked for after the context was left, while another tape records: that tape "
-                "would not see it. Ask for the gradient inside of the context."
+                "A gradient of what was recorded under dtr() was asked for after the context was"
+                " left, while another tape records: that tape would not see it. Ask for the"
+                " gradient inside of the context."
             )
 
     def _learn(self, read: set[int]) -> None:
@@ -80,8 +95,12 @@ class Backward:
             return
         kind = self._call.kind
         inputs, outputs = kind.reads or (frozenset(), frozenset())
-        more_inputs = [k for k, each in enumerate(self._call.arguments) if k not in inputs and id(each) in read]
-        more_outputs = [k for k, each in enumerate(self._outputs) if k not in outputs and id(each) in read]
+        more_inputs = [
+            k for k, each in enumerate(self._call.arguments) if k not in inputs and id(each) in read
+        ]
+        more_outputs = [
+            k for k, each in enumerate(self._outputs) if k not in outputs and id(each) in read
+        ]
         if kind.reads is None or more_inputs or more_outputs:
             kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
 
@@ -96,13 +115,18 @@ def _release(runtime: Any, arguments: Sequence[Any], outputs: Sequence[Any], rea
                     runtime.weigh(cell)
 
 
-class _Operation(fence.MockOp):
+class _Operation(private_api.MockOp):
     """A call as its gradient function sees it."""
 
-    def __init__(self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]):
+    def __init__(
+        self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
+    ):
         self._call, self.type, self.skip_input_indices = call, call.name, skip
         inputs_read, outputs_read = call.kind.reads or (frozenset(), frozenset())
-        self.inputs, self.outputs = _Seen(runtime, call.arguments, inputs_read), _Seen(runtime, outputs, outputs_read)
+        self.inputs, self.outputs = (
+            _Seen(runtime, call.arguments, inputs_read),
+            _Seen(runtime, outputs, outputs_read),
+        )
 
     @property
     def attrs(self) -> tuple[Any, ...]:
@@ -115,7 +139,8 @@ class _Operation(fence.MockOp):
 
 
 class _Seen(Sequence):
-    """Inputs or outputs of an op as its gradient function sees them: handles, made when they are looked at.
+    """Inputs or outputs of an op as its gradient function sees them: handles, made when they are
+    looked at.
 
     What is read is noted from the moment on when one is looked at that is not known to be.
     """
@@ -134,14 +159,17 @@ class _Seen(Sequence):
             return each
         if index not in self._known and self._runtime.reading is None:
             self._runtime.reading = set()
-        return self._runtime.value(each) if self._runtime.closed else LazyTensor(self._runtime, each)
+        return (
+            self._runtime.value(each) if self._runtime.closed else LazyTensor(self._runtime, each)
+        )
 
 
 def vector_space(runtime: Any) -> Any:
     """How tapes add gradients up under the runtime.
 
-    A tape adds the partial gradients of a tensor at the end, or five at a time once they are large; here always five at a time, since
-    holding all of them is most of the memory of a recurrent net. Sums of more than four terms may differ in rounding from the plain tape's.
+    A tape adds the partial gradients of a tensor at the end, or five at a time once they are large;
+    here always five at a time, since holding all of them is most of the memory of a recurrent net.
+    Sums of more than four terms may differ in rounding from the plain tape's.
     """
 
     def guarded(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,16 +177,21 @@ def vector_space(runtime: Any) -> Any:
         def act(*args: Any) -> Any:
             if runtime.error is None:
                 try:
-                    return getattr(fence.default_vspace, name)(*args)
+                    return getattr(private_api.default_vspace, name)(*args)
                 except BaseException as error:
                     runtime.error = error
             return otherwise(*args)
 
         return act
 
-    makers = {name: guarded(name, _nothing) for name in ("zeros_fn", "ones_fn", "zeros_like_fn", "ones_like_fn")}
+    makers = {
+        name: guarded(name, _nothing)
+        for name in ("zeros_fn", "ones_fn", "zeros_like_fn", "ones_like_fn")
+    }
     add = guarded("aggregate_fn", lambda gradients: gradients[0])
-    return fence.default_vspace._replace(num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=add, **makers)
+    return private_api.default_vspace._replace(
+        num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=add, **makers
+    )
 
 
 def _nothing(*_: Any) -> Any:
@@ -167,17 +200,22 @@ def _nothing(*_: Any) -> Any:
 
 
 def gradients_through(runtime: Any) -> Callable[..., Any]:
-    """Stands for the function that asks a tape for gradients; raises what went wrong while gradients were added up.
+    """Stands for the function that asks a tape for gradients; raises what went wrong while
+    gradients were added up.
 
-    After an error TensorFlow's C++ never lets go of some gradients. Nobody else has them, so the runtime does.
+    After an error TensorFlow's C++ never lets go of some gradients. Nobody else has them, so the
+    runtime does.
     """
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         first, result = runtime.calls, None
-        returned, runtime.returning = runtime.returning, runtime.returning or fence.tape_is_empty() or fence.tape_is_stopped()
+        returned, runtime.returning = (
+            runtime.returning,
+            runtime.returning or private_api.tape_is_empty() or private_api.tape_is_stopped(),
+        )
         runtime.gradients += 1
         try:
-            result = fence.real_imperative_grad(*args, **kwargs)
+            result = private_api.real_imperative_grad(*args, **kwargs)
             if runtime.error is not None:
                 raise runtime.error
         except BaseException as error:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.dtr.storage import Call
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.op_kinds import OpKind
 from checkmate.tf2.eager.tensors import Cell
 
@@ -16,7 +16,8 @@ class EagerCall(Call):
     """A call of a TensorFlow op.
 
     Attributes:
-      arguments: All its inputs in one row, cells and real tensors; `inputs` are the cells among them.
+      arguments: All its inputs in one row, cells and real tensors; `inputs` are the cells among
+        them.
       lengths: For each input argument how many of those it is, None for one that is no list.
       attrs: Names and values, as TensorFlow's own callers give them.
       results: Number of outputs where the op came by the slow path, else None.
@@ -41,36 +42,52 @@ class EagerCall(Call):
         self.number, self.name, self.kind, self.arguments = number, kind.name, kind, arguments
         if attrs and not kind.plain_attrs:
             attrs = tuple([_copied(each) for each in attrs])
-        self.inputs, self.lengths, self.attrs, self.results, self.device = inputs, lengths, attrs or (), results, device
+        self.inputs, self.lengths, self.attrs, self.results, self.device = (
+            inputs,
+            lengths,
+            attrs or (),
+            results,
+            device,
+        )
         self.outputs = ()
         self.bytes = self.workspace_bytes = 0
         self.cost = self.place = 0.0
         self.needs: Any = None
 
     def run(self, values: list[Any], name: str | None = None) -> Any:
-        """Runs the op on real tensors. Returns what TensorFlow does: a tensor, a list (of lists), or None."""
+        """Runs the op on real tensors. Returns what TensorFlow does: a tensor, a list (of lists),
+        or None."""
         if self.results is not None:
-            return fence.real_execute(self.name, self.results, values, self.attrs, fence.eager_context(), name)
+            return private_api.real_execute(
+                self.name, self.results, values, self.attrs, private_api.eager_context(), name
+            )
         if self.kind.lists:
             rest = iter(values)
-            values = [next(rest) if count is None else [next(rest) for _ in range(count)] for count in self.lengths]
-        return fence.real_fast(fence.raw_context(), self.name, name, *values, *self.attrs)
+            values = [
+                next(rest) if count is None else [next(rest) for _ in range(count)]
+                for count in self.lengths
+            ]
+        return private_api.real_fast(
+            private_api.raw_context(), self.name, name, *values, *self.attrs
+        )
 
     def run_again(self) -> list[Any]:
-        """Runs the op, whose inputs are all in memory, past every tape and on the device it first ran on. Returns its outputs in one list."""
+        """Runs the op, whose inputs are all in memory, past every tape and on the device it first
+        ran on. Returns its outputs in one list."""
         values = [each.value if type(each) is Cell else each for each in self.arguments]
         try:
-            with fence.Untaped():
-                if self.device == fence.current_device():
+            with private_api.Untaped():
+                if self.device == private_api.current_device():
                     return flat(self.run(values))
                 with tf.device(self.device):
                     return flat(self.run(values))
-        except fence.NotOkStatusException as error:
-            fence.raise_status(error, None)
+        except private_api.NotOkStatusException as error:
+            private_api.raise_status(error, None)
             raise
 
     def all_attrs(self) -> tuple[Any, ...]:
-        """The attributes with those that TensorFlow infers from the inputs, as gradient functions expect them."""
+        """The attributes with those that TensorFlow infers from the inputs, as gradient functions
+        expect them."""
         attrs = list(self.attrs)
         known = set(attrs[::2])
         rest = iter(self.arguments)

@@ -1,4 +1,5 @@
-"""Where ops of the program are caught: one door for the fast path, one for the slow path, and what is refused."""
+"""Where ops of the program are caught: one door for the fast path, one for the slow path, and what
+is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.backward import gradients_through, vector_space
 from checkmate.tf2.eager.op_kinds import REFUSED, OpKind, kind_of
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
@@ -26,7 +27,8 @@ _ABSENT = object()
 
 
 class Interception:
-    """A context in which every eager op of this thread goes through a runtime. Leaving it puts TensorFlow back as it was, whatever happened."""
+    """A context in which every eager op of this thread goes through a runtime. Leaving it puts
+    TensorFlow back as it was, whatever happened."""
 
     def __init__(self, runtime: Any):
         self._runtime, self._thread = runtime, runtime.thread
@@ -36,14 +38,20 @@ class Interception:
         runtime = self._runtime
         self._undo.callback(runtime.close)
         try:
-            self._replace(fence.tfe, "TFE_Py_FastPathExecute", self._fast)
-            self._replace(fence.tfe, "TFE_Py_TensorShapeSlice", _shape_slice)
-            self._replace(fence.execute, "execute", self._slow)
-            self._replace(fence.execute, "execute_with_cancellation", self._cancellable)
-            self._replace(fence.execute, "must_record_gradient", lambda: self._elsewhere() and fence.real_must_record())
-            self._replace(fence.imperative_grad, "imperative_grad", gradients_through(runtime))
-            fence.tfe.TFE_Py_RegisterVSpace(vector_space(runtime))
-            self._undo.callback(fence.tfe.TFE_Py_RegisterVSpace, fence.default_vspace)
+            self._replace(private_api.tfe, "TFE_Py_FastPathExecute", self._fast)
+            self._replace(private_api.tfe, "TFE_Py_TensorShapeSlice", _shape_slice)
+            self._replace(private_api.execute, "execute", self._slow)
+            self._replace(private_api.execute, "execute_with_cancellation", self._cancellable)
+            self._replace(
+                private_api.execute,
+                "must_record_gradient",
+                lambda: self._elsewhere() and private_api.real_must_record(),
+            )
+            self._replace(
+                private_api.imperative_grad, "imperative_grad", gradients_through(runtime)
+            )
+            private_api.tfe.TFE_Py_RegisterVSpace(vector_space(runtime))
+            self._undo.callback(private_api.tfe.TFE_Py_RegisterVSpace, private_api.default_vspace)
             self._refuse_the_impossible()
         except BaseException:
             self._undo.close()
@@ -55,10 +63,15 @@ class Interception:
 
     def _replace(self, owner: Any, name: str, stand_in: Any) -> None:
         before = vars(owner).get(name, _ABSENT)
-        self._undo.callback(delattr, owner, name) if before is _ABSENT else self._undo.callback(setattr, owner, name, before)
+        (
+            self._undo.callback(delattr, owner, name)
+            if before is _ABSENT
+            else self._undo.callback(setattr, owner, name, before)
+        )
         setattr(owner, name, stand_in)
 
-    # ---- the doors -----------------------------------------------------------------------------------------------------------------
+    # ---- the doors
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _fast(self, context: Any, op: str, name: Any, *args: Any) -> Any:
         kind = kind_of(op)
@@ -74,17 +87,19 @@ class Interception:
         if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
             return _static(op, tensors[0], args[count:])
         if self._runtime.leaves(kind, tensors, lengths, args[count:]):
-            return fence.real_fast(context, op, name, *args)
+            return private_api.real_fast(context, op, name, *args)
         return self._runtime.run(kind, tensors, lengths, args[count:], None, name)
 
-    def _slow(self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None) -> Any:
+    def _slow(
+        self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None
+    ) -> Any:
         op = op_name.decode() if isinstance(op_name, bytes) else op_name
         kind = kind_of(op)
         inputs = list(inputs)
         if self._elsewhere():
             if _any_lazy(inputs):
                 raise _other_thread()
-            return fence.real_execute(op_name, num_outputs, inputs, attrs, ctx, name)
+            return private_api.real_execute(op_name, num_outputs, inputs, attrs, ctx, name)
         _refuse_op(op)
         if op in _SHAPE_OPS and type(inputs[0]) is LazyTensor:
             return [_static(op, inputs[0], attrs)]
@@ -93,16 +108,31 @@ class Interception:
             if not self._runtime.leaves(kind, inputs, lengths, attrs):
                 result = self._runtime.run(kind, inputs, lengths, attrs, num_outputs, name)
                 return result if isinstance(result, list) else [result]
-        if fence.op_def(op) is None:
-            return self._runtime.aside(op, inputs, lambda values: fence.real_execute(op_name, num_outputs, values, attrs, ctx, name))
-        values = [self._runtime.value(each._cell) if type(each) is LazyTensor else each for each in inputs]
-        result = fence.real_execute(op_name, num_outputs, values, attrs, ctx, name)
-        if op != "Const" and fence.real_must_record():
-            fence.record_gradient(op, inputs, attrs, result)
+        if private_api.op_def(op) is None:
+            return self._runtime.aside(
+                op,
+                inputs,
+                lambda values: private_api.real_execute(
+                    op_name, num_outputs, values, attrs, ctx, name
+                ),
+            )
+        values = [
+            self._runtime.value(each._cell) if type(each) is LazyTensor else each for each in inputs
+        ]
+        result = private_api.real_execute(op_name, num_outputs, values, attrs, ctx, name)
+        if op != "Const" and private_api.real_must_record():
+            private_api.record_gradient(op, inputs, attrs, result)
         return result
 
     def _cancellable(
-        self, op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, cancellation_manager: Any, name: Any = None
+        self,
+        op_name: Any,
+        num_outputs: int,
+        inputs: Any,
+        attrs: Any,
+        ctx: Any,
+        cancellation_manager: Any,
+        name: Any = None,
     ) -> Any:
         if self._elsewhere() and _any_lazy(inputs):
             raise _other_thread()
@@ -110,58 +140,85 @@ class Interception:
         return self._runtime.aside(
             op,
             list(inputs),
-            lambda values: fence.real_execute_with_cancellation(op_name, num_outputs, values, attrs, ctx, cancellation_manager, name),
+            lambda values: private_api.real_execute_with_cancellation(
+                op_name, num_outputs, values, attrs, ctx, cancellation_manager, name
+            ),
         )
 
     def _aside(self, context: Any, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """What is not ours to run. Handles among its inputs go by the slow path, which finds their values."""
+        """What is not ours to run. Handles among its inputs go by the slow path, which finds their
+        values."""
         elsewhere = self._elsewhere()
         if not elsewhere:
             _refuse_op(op)
         if _any_lazy(args):
-            raise _other_thread() if elsewhere else fence.FallbackException("values are to be found first")
-        result = fence.real_fast(context, op, name, *args)
+            raise (
+                _other_thread()
+                if elsewhere
+                else private_api.FallbackException("values are to be found first")
+            )
+        result = private_api.real_fast(context, op, name, *args)
         if self._runtime.observer and op == "ReadVariableOp":
             self._runtime.observer.read(args[0], result)
         return result
 
-    # ---- what is refused -----------------------------------------------------------------------------------------------------------
+    # ---- what is refused
+    # -----------------------------------------------------------------------------------------------------------
 
     def _elsewhere(self) -> bool:
-        """Whether this is another thread. What input pipelines run there is none of ours; training there is refused."""
+        """Whether this is another thread. What input pipelines run there is none of ours; training
+        there is refused."""
         if get_ident() == self._runtime.thread:
             return False
-        if not fence.tape_is_empty():
+        if not private_api.tape_is_empty():
             raise _other_thread()
         return True
 
     def _refuse_the_impossible(self) -> None:
-        self._refuse(tf.autodiff.ForwardAccumulator, "__init__", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
-        self._refuse(tf.autodiff.ForwardAccumulator, "__enter__", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
-        self._refuse(tf.autodiff.ForwardAccumulator, "jvp", "forward-mode differentiation (tf.autodiff.ForwardAccumulator)")
+        self._refuse(
+            tf.autodiff.ForwardAccumulator,
+            "__init__",
+            "forward-mode differentiation (tf.autodiff.ForwardAccumulator)",
+        )
+        self._refuse(
+            tf.autodiff.ForwardAccumulator,
+            "__enter__",
+            "forward-mode differentiation (tf.autodiff.ForwardAccumulator)",
+        )
+        self._refuse(
+            tf.autodiff.ForwardAccumulator,
+            "jvp",
+            "forward-mode differentiation (tf.autodiff.ForwardAccumulator)",
+        )
         self._refuse(tf.GradientTape, "jacobian", "GradientTape.jacobian")
         self._refuse(tf.GradientTape, "batch_jacobian", "GradientTape.batch_jacobian")
         default = tf.distribute.get_strategy()
         for name in ("run", "scope"):
-            self._replace(tf.distribute.Strategy, name, _only_for(default, getattr(tf.distribute.Strategy, name)))
+            self._replace(
+                tf.distribute.Strategy,
+                name,
+                _only_for(default, getattr(tf.distribute.Strategy, name)),
+            )
 
     def _refuse(self, owner: Any, name: str, what: str) -> None:
         def refused(*args: Any, **kwargs: Any) -> Any:
             raise UnsupportedError(
-                f"{what} does not work under dtr(): its results would silently be wrong or missing. Leave the context for it, or use "
-                "GradientTape.gradient."
+                f"{what} does not work under dtr(): its results would silently be wrong or missing."
+                " Leave the context for it, or use GradientTape.gradient."
             )
 
         self._replace(owner, name, refused)
 
 
-_TENSORS = frozenset({LazyTensor, fence.EagerTensor})
+_TENSORS = frozenset({LazyTensor, private_api.EagerTensor})
 
 
 def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int | None, ...]]:
-    """All input tensors in one row, and for each argument how many of them it is, None for one that is no list.
+    """All input tensors in one row, and for each argument how many of them it is, None for one that
+    is no list.
 
-    Python numbers become tensors where their type is plain; whatever else is no tensor, TensorFlow's slow path converts.
+    Python numbers become tensors where their type is plain; whatever else is no tensor,
+    TensorFlow's slow path converts.
     """
     tensors: list[Any] = []
     lengths: list[int | None] = []
@@ -170,16 +227,25 @@ def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int
         if found in _TENSORS:
             tensors.append(argument)
             lengths.append(None)
-        elif is_list and found in (list, tuple) and all([type(each) in _TENSORS for each in argument]):
+        elif (
+            is_list
+            and found in (list, tuple)
+            and all([type(each) in _TENSORS for each in argument])
+        ):
             tensors.extend(argument)
             lengths.append(len(argument))
         elif (
-            dtype == _INT32 and not is_list and (found is int or (found in (list, tuple) and all([type(each) is int for each in argument])))
+            dtype == _INT32
+            and not is_list
+            and (
+                found is int
+                or (found in (list, tuple) and all([type(each) is int for each in argument]))
+            )
         ):
             tensors.append(tf.constant(argument, tf.int32))
             lengths.append(None)
         else:
-            raise fence.FallbackException("something is to be converted to a tensor first")
+            raise private_api.FallbackException("something is to be converted to a tensor first")
     return tensors, tuple(lengths)
 
 
@@ -190,14 +256,18 @@ def _refuse_op(op: str) -> None:
 
 def _any_lazy(arguments: Any) -> bool:
     for argument in arguments:
-        if type(argument) is LazyTensor or (type(argument) in (list, tuple) and any(type(each) is LazyTensor for each in argument)):
+        if type(argument) is LazyTensor or (
+            type(argument) in (list, tuple) and any(type(each) is LazyTensor for each in argument)
+        ):
             return True
     return False
 
 
 def _static(op: str, tensor: LazyTensor, attrs: Any) -> Any:
     """Shapes are known without the value."""
-    chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True)).get("out_type", tf.int32)
+    chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True)).get(
+        "out_type", tf.int32
+    )
     return tf.constant(_SHAPE_OPS[op](tensor._shape_tuple()), tf.as_dtype(chosen))
 
 
@@ -205,14 +275,15 @@ def _shape_slice(tensors: Any, axis: int) -> Any:
     """Sizes of tensors along an axis; TensorFlow's own takes EagerTensors only."""
     if any(type(each) in (LazyTensor, SettledTensor) for each in tensors):
         return tf.constant([each._shape_tuple()[axis] for each in tensors], tf.int32)
-    return fence.real_shape_slice(tensors, axis)
+    return private_api.real_shape_slice(tensors, axis)
 
 
 def _only_for(default: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self is not default and type(self) is not type(default):
             raise UnsupportedError(
-                f"{type(self).__name__} does not work under dtr(): it trains in several threads. Use one device, without a strategy."
+                f"{type(self).__name__} does not work under dtr(): it trains in several threads."
+                " Use one device, without a strategy."
             )
         return method(self, *args, **kwargs)
 
@@ -221,6 +292,7 @@ def _only_for(default: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _other_thread() -> UnsupportedError:
     return UnsupportedError(
-        "dtr() manages the tensors of the thread that entered it, and another thread recorded a gradient or used such a tensor. Enter dtr() in "
-        "the thread that trains, and do all of a step there; input pipelines may run elsewhere."
+        "dtr() manages the tensors of the thread that entered it, and another thread recorded a"
+        " gradient or used such a tensor. Enter dtr() in the thread that trains, and do all of a"
+        " step there; input pipelines may run elsewhere."
     )

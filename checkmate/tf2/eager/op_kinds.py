@@ -6,34 +6,68 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 
-_VIEWS = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"})
-# What they make is their input where that has only one element along the axes that are reduced, as in sums of gradients that need none.
+_VIEWS = frozenset(
+    {"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"}
+)
+# What they make is their input where that has only one element along the axes that are reduced, as
+# in sums of gradients that need none.
 _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
 # They allocate nothing that could be evicted; TensorFlow runs and records them as it always does.
-_PASSED_ON = frozenset({
-    "Const", "DestroyResourceOp", "NoOp", "ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "_EagerConst",
-})  # fmt: skip
+_PASSED_ON = frozenset(
+    {
+        "Const",
+        "DestroyResourceOp",
+        "NoOp",
+        "ReadVariableOp",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "VariableShape",
+        "_EagerConst",
+    }
+)
 _UNTYPED = 0
 _PLAIN = frozenset({"bool", "float", "int", "string", "type"})
 # TensorFlow does not say so, but without a seed they draw anew whenever they run.
 _RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
 
-_WRITES = "it writes into a tensor, and one that is evicted comes back as it was made first. Use tf.tensor_scatter_nd_update and its like."
+_WRITES = (
+    "it writes into a tensor, and one that is evicted comes back as it was made first. Use"
+    " tf.tensor_scatter_nd_update and its like."
+)
 REFUSED = {
     **dict.fromkeys(("InplaceAdd", "InplaceSub", "InplaceUpdate"), _WRITES),
-    "EagerPyFunc": "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the function directly: ops run at once here.",
+    "EagerPyFunc": (
+        "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the"
+        " function directly: ops run at once here."
+    ),
 }
 """Ops that cannot run under the runtime, and why."""
 
-# What the gradients of common ops read, so that the first step holds no more than later ones. A gradient that reads something else gets it, too.
+# What the gradients of common ops read, so that the first step holds no more than later ones. A
+# gradient that reads something else gets it, too.
 _NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 _OUTPUT = (frozenset(), frozenset({0}))
 _INPUTS = (frozenset({0, 1}), frozenset())
 _READS = {
     **dict.fromkeys(
-        ("Add", "AddN", "AddV2", "BiasAdd", "ConcatV2", "Mean", "Neg", "Pack", "Reshape", "Split", "Sub", "Sum", "Transpose"), _NONE
+        (
+            "Add",
+            "AddN",
+            "AddV2",
+            "BiasAdd",
+            "ConcatV2",
+            "Mean",
+            "Neg",
+            "Pack",
+            "Reshape",
+            "Split",
+            "Sub",
+            "Sum",
+            "Transpose",
+        ),
+        _NONE,
     ),
     **dict.fromkeys(("Exp", "Relu", "Sigmoid", "Softmax", "Tanh"), _OUTPUT),
     **dict.fromkeys(("BatchMatMulV2", "Conv2D", "MatMul", "Mul", "SquaredDifference"), _INPUTS),
@@ -44,17 +78,22 @@ class OpKind:
     """One op type.
 
     Attributes:
-      passed_on: Left to TensorFlow: it is no registered op (a function, which is one opaque op), or makes nothing to evict.
+      passed_on: Left to TensorFlow: it is no registered op (a function, which is one opaque op), or
+        makes nothing to evict.
       stateful: It runs exactly once; what it makes cannot be recomputed.
       is_view: Its first output shares the memory of its first input.
       is_reduction: So it does where there is nothing to reduce.
-      inputs: For each input argument the names of the attributes for (type, number, list of types); "" where there is none.
+      inputs: For each input argument the names of the attributes for (type, number, list of types);
+        "" where there is none.
       count: How many input arguments it has.
-      plain_attrs: All its attributes are types, numbers and strings; others may be lists, which belong to the program.
+      plain_attrs: All its attributes are types, numbers and strings; others may be lists, which
+        belong to the program.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
-      types: For each input argument its type, or that which TensorFlow gives to a Python number there; `_UNTYPED` if it depends on others.
+      types: For each input argument its type, or that which TensorFlow gives to a Python number
+        there; `_UNTYPED` if it depends on others.
       one_each: The lengths of its inputs when none of them is a list.
-      reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None before the first gradient.
+      reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None
+        before the first gradient.
     """
 
     __slots__ = (
@@ -75,16 +114,25 @@ class OpKind:
 
     def __init__(self, name: str):
         self.name = name
-        definition = fence.op_def(name)
+        definition = private_api.op_def(name)
         self.passed_on = definition is None or name in _PASSED_ON or name in REFUSED
         arguments = definition.input_arg if definition is not None else ()
-        self.inputs = [(argument.type_attr, argument.number_attr, argument.type_list_attr) for argument in arguments]
+        self.inputs = [
+            (argument.type_attr, argument.number_attr, argument.type_list_attr)
+            for argument in arguments
+        ]
         self.count = len(self.inputs)
         self.is_list = [bool(number or types) for _, number, types in self.inputs]
         self.lists = any(self.is_list)
         self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)
-        defaults = {attr.name: attr.default_value.type for attr in definition.attr} if definition is not None else {}
-        self.types = [argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments]
+        defaults = (
+            {attr.name: attr.default_value.type for attr in definition.attr}
+            if definition is not None
+            else {}
+        )
+        self.types = [
+            argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments
+        ]
         self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
@@ -92,7 +140,8 @@ class OpKind:
         self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
-        """For each input argument how many tensors it is, None for one that is no list, read from the attributes of the slow path."""
+        """For each input argument how many tensors it is, None for one that is no list, read from
+        the attributes of the slow path."""
         if not self.lists:
             return self.one_each
         values = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True))

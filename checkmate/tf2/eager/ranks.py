@@ -1,9 +1,12 @@
-"""In which order real tensors go: the scores of `checkmate.dtr`, within ranks that paper does not need.
+"""In which order real tensors go: the scores of `checkmate.dtr`, within ranks that paper does not
+need.
 
-What nothing refers to goes first: a value that came back only so that another could, or that no tape and no handle asks for. Gradients go
-last, since having one back takes the whole backward pass up to it. Between these, the heuristic decides.
+What nothing refers to goes first: a value that came back only so that another could, or that no
+tape and no handle asks for. Gradients go last, since having one back takes the whole backward pass
+up to it. Between these, the heuristic decides.
 
-Before the first eviction no score is wanted, and no note for it is kept: `Asleep` and `Unsorted` stand in for the neighbourhood and the pool.
+Before the first eviction no score is wanted, and no note for it is kept: `Asleep` and `Unsorted`
+stand in for the neighbourhood and the pool.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class Ranked(Own):
     listens = False
 
     def made(self, storages: Sequence[Storage]) -> None:
-        """Tells that `storages` are in memory for the first time, made of inputs that are all there."""
+        """Tells that `storages` are in memory for the first time, made of inputs that are all
+        there."""
 
     def restart(self, storages: Iterable[Storage]) -> None:
         """Works everything out from what is in memory and what is not."""

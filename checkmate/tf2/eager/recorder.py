@@ -9,7 +9,7 @@ from typing import Any
 from checkmate.dtr.log import Call, Constant, Instruction, OpLog, Release
 from checkmate.dtr.storage import FRESH
 from checkmate.tf2.device import held_bytes
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.calls import EagerCall
 from checkmate.tf2.eager.tensors import Cell
 
@@ -35,10 +35,14 @@ class Recorder:
             return
         args = [self._name_of(argument) for argument in call.arguments]
         aliases = tuple(0 if call.needs.is_view and k == 0 else FRESH for k in range(len(outputs)))
-        made = [each if type(each) is fence.EagerTensor else each._cell for each in outputs]
+        made = [each if type(each) is private_api.EagerTensor else each._cell for each in outputs]
         results = tuple(self._new(each, "t") for each in made)
-        sizes = tuple(0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True))
-        self._instructions.append(Call(results, call.name, tuple(args), round(seconds * 1e9), sizes, aliases))
+        sizes = tuple(
+            0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True)
+        )
+        self._instructions.append(
+            Call(results, call.name, tuple(args), round(seconds * 1e9), sizes, aliases)
+        )
 
     def read(self, variable: Any, value: Any) -> None:
         """A variable was read: what comes out is the variable's own memory."""

@@ -1,7 +1,9 @@
-"""What the program holds while tensors may be evicted: handles, which know shape and type and find the value when it is wanted.
+"""What the program holds while tensors may be evicted: handles, which know shape and type and find
+the value when it is wanted.
 
-A `Cell` is what may be evicted and run again; a handle (`LazyTensor`) is a `tf.Tensor` that points at one. Handles have ids of their own: an
-EagerTensor that dies takes its entry on all tapes with it, and evicting means letting EagerTensors die.
+A `Cell` is what may be evicted and run again; a handle (`LazyTensor`) is a `tf.Tensor` that points
+at one. Handles have ids of their own: an EagerTensor that dies takes its entry on all tapes with
+it, and evicting means letting EagerTensors die.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from checkmate.dtr.storage import Storage, Tensor
 from checkmate.errors import CheckmateError
-from checkmate.tf2.eager import fence
+from checkmate.tf2.eager import private_api
 
 
 class EagerStorage(Storage):
@@ -30,7 +32,12 @@ class EagerStorage(Storage):
 
     def __init__(self, count: int, cost: float, last_access: float, is_gradient: bool):
         # All fields of `Storage`, written out: one is made for every op that runs.
-        self.bytes, self.cost, self.last_access, self.is_gradient = count, cost, last_access, is_gradient
+        self.bytes, self.cost, self.last_access, self.is_gradient = (
+            count,
+            cost,
+            last_access,
+            is_gradient,
+        )
         self.tensors = []
         self.material, self.pinned, self.banished, self.passing = True, False, False, False
         self.locks = self.refs = self.anchors = 0
@@ -40,13 +47,15 @@ class EagerStorage(Storage):
 
 
 class Made:
-    """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if it is no number, shape and type.
+    """What is known of an output of an op before it runs: its bytes as the allocator counts, 0 if
+    it is no number, shape and type.
 
     There is one object for each shape and type.
 
     Attributes:
       signature: Shape and number of the type, as `needs.signature_of` a real tensor.
-      tape_dtype, tape_shape: What tapes ask for, without a detour through Python: an object with the type's number, a call for the shape.
+      tape_dtype, tape_shape: What tapes ask for, without a detour through Python: an object with
+        the type's number, a call for the shape.
     """
 
     __slots__ = ("bytes", "dtype", "shape", "signature", "tape_dtype", "tape_shape")
@@ -66,7 +75,8 @@ class _TapeType:
 
 
 class Cell(Tensor):
-    """An output that may be evicted. Tapes take it for a tensor: they ask for `_id`, `dtype._type_enum` and `_shape_tuple()`.
+    """An output that may be evicted. Tapes take it for a tensor: they ask for `_id`,
+    `dtype._type_enum` and `_shape_tuple()`.
 
     Attributes:
       value: The real tensor while it is in memory.
@@ -76,11 +86,17 @@ class Cell(Tensor):
 
     __slots__ = ("_id", "_shape_tuple", "dtype", "index", "made", "value")
 
-    def __init__(self, call: Any, storage: EagerStorage, count: int, value: Any, index: int, made: Made):
+    def __init__(
+        self, call: Any, storage: EagerStorage, count: int, value: Any, index: int, made: Made
+    ):
         self.call, self.storage, self.bytes = call, storage, count
         self.refs, self.defined = 0, True
         self.value, self.index, self.made = value, index, made
-        self._id, self.dtype, self._shape_tuple = fence.new_id(), made.tape_dtype, made.tape_shape
+        self._id, self.dtype, self._shape_tuple = (
+            private_api.new_id(),
+            made.tape_dtype,
+            made.tape_shape,
+        )
         storage.tensors.append(self)
 
 
@@ -89,14 +105,23 @@ class _Abandoned:
 
     def __getattr__(self, name: str) -> Any:
         raise CheckmateError(
-            "This tensor was made while a gradient was computed that then failed, and is gone. Ask for the gradient again."
+            "This tensor was made while a gradient was computed that then failed, and is gone. Ask"
+            " for the gradient again."
         )
 
 
 class _Handle:
-    """What stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
+    """What stands for a tensor, and finds its value, recomputed if need be, when it is asked
+    for."""
 
-    __slots__ = ("_cell", "_id", "_owner", "_runtime", "dtype")  # of these TensorFlow's C++ asks for `_id` and `dtype`, at every op
+    # Of these TensorFlow's C++ asks for `_id` and `dtype`, at every op.
+    __slots__ = (
+        "_cell",
+        "_id",
+        "_owner",
+        "_runtime",
+        "dtype",
+    )
 
     def __init__(self, runtime: Any, cell: Cell, owner: bool = False):
         self._runtime, self._cell, self._owner = runtime, cell, owner
@@ -143,7 +168,9 @@ class _Handle:
 
     def set_shape(self, shape):
         if not self.shape.is_compatible_with(shape):
-            raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}")
+            raise ValueError(
+                f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}"
+            )
 
     def _shape_tuple(self):
         return self._cell.made.shape
@@ -246,7 +273,7 @@ class _Handle:
 
     @property
     def graph(self):
-        if fence.executing_eagerly():
+        if private_api.executing_eagerly():
             raise AttributeError("An op that runs at once makes no graph.")
         return None  # a function that captures a handle looks whether it is its own
 
@@ -256,23 +283,31 @@ class _Handle:
 
     @property
     def value_index(self):
-        raise AttributeError("A tensor has a place among an op's outputs in a graph only; ops run at once here.")
+        raise AttributeError(
+            "A tensor has a place among an op's outputs in a graph only; ops run at once here."
+        )
 
 
-class LazyTensor(_Handle, fence.Tensor, fence.Value):
+class LazyTensor(_Handle, private_api.Tensor, private_api.Value):
     """A handle while its context is open: a `tf.Tensor` that every op takes as it is."""
 
 
 class SettledTensor(_Handle):
-    """A handle that has outlived its context. TensorFlow converts it to its value wherever it is used, as it does with NumPy arrays.
+    """A handle that has outlived its context. TensorFlow converts it to its value wherever it is
+    used, as it does with NumPy arrays.
 
-    It is no `tf.Tensor` any more: TensorFlow hands those on to C++ without a look, which knows its own tensors only.
+    It is no `tf.Tensor` any more: TensorFlow hands those on to C++ without a look, which knows its
+    own tensors only.
     """
 
     def __tf_tensor__(self, dtype=None, name=None):
         value = self._value()
-        if not fence.tape_is_empty() and not fence.tape_is_stopped() and fence.tape_records([self]):
-            value = fence.linked(self, value)
+        if (
+            not private_api.tape_is_empty()
+            and not private_api.tape_is_stopped()
+            and private_api.tape_records([self])
+        ):
+            value = private_api.linked(self, value)
         return value.__tf_tensor__(dtype, name)
 
     def __tf_tracing_type__(self, context):
@@ -291,8 +326,33 @@ def _converted(operator: str) -> Any:
     return apply
 
 
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"):
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+)
+for _name in (
+    *_ARITHMETIC,
+    *(f"r{name}" for name in _ARITHMETIC),
+    "neg",
+    "abs",
+    "invert",
+    "getitem",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+):
     setattr(SettledTensor, f"__{_name}__", _converted(f"__{_name}__"))
 SettledTensor.__hash__ = object.__hash__
-SettledTensor.__array_priority__ = fence.Tensor.__array_priority__
+SettledTensor.__array_priority__ = private_api.Tensor.__array_priority__

@@ -1,7 +1,8 @@
 """Which inputs the value of a group of ops may be written over, and what the group needs besides.
 
-TensorFlow's elementwise kernels, and some others, write their output into an input's buffer ("forward" it) where it has the output's type
-and number of elements and nobody else holds it. Which kernels do, the table in `op_rules` says; `costs` finds it out for the others.
+TensorFlow's elementwise kernels, and some others, write their output into an input's buffer
+("forward" it) where it has the output's type and number of elements and nobody else holds it. Which
+kernels do, the table in `op_rules` says; `costs` finds it out for the others.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from checkmate.tf2 import op_rules
-from checkmate.tf2.flat_graph import BESIDE, tensor_bytes
-from checkmate.tf2.op_rules import Role
+from checkmate.tf2 import ops as op_rules
+from checkmate.tf2.graph.flat_graph import BESIDE, tensor_bytes
+from checkmate.tf2.ops import Role
 
 Group = tuple[tf.Operation, ...]
 
@@ -32,16 +33,27 @@ def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def candidates(group: Group, values: Group) -> list[tf.Tensor]:
-    """Returns the tensors from outside of a group that its value could be written over, by their type, size and maker.
+    """Returns the tensors from outside of a group that its value could be written over, by their
+    type, size and maker.
 
-    Only a value that is one tensor is, but for small ones beside it: of several, one alone would take over the buffer. A tensor that may share
-    its buffer with another one is never written over.
+    Only a value that is one tensor is, but for small ones beside it: of several, one alone would
+    take over the buffer. A tensor that may share its buffer with another one is never written over.
     """
     value, beside = main_tensor(values)
-    if len(values) != 1 or value is None or beside > BESIDE * tensor_bytes(value) or not op_rules.can_be_copied(value.dtype):
+    if (
+        len(values) != 1
+        or value is None
+        or beside > BESIDE * tensor_bytes(value)
+        or not op_rules.can_be_copied(value.dtype)
+    ):
         return []
     inside = set(group)
-    read = {buffer.ref(): buffer for operation in group for tensor in operation.inputs for buffer in (buffer_of(tensor),)}
+    read = {
+        buffer.ref(): buffer
+        for operation in group
+        for tensor in operation.inputs
+        for buffer in (buffer_of(tensor),)
+    }
     return [
         tensor
         for tensor in read.values()
@@ -54,7 +66,8 @@ def candidates(group: Group, values: Group) -> list[tf.Tensor]:
 
 
 def main_tensor(values: Group) -> tuple[tf.Tensor | None, int]:
-    """Returns the largest of the tensors that ops make, and the bytes of the others; None where the size of one is not known."""
+    """Returns the largest of the tensors that ops make, and the bytes of the others; None where the
+    size of one is not known."""
     tensors = [tensor for operation in values for tensor in operation.outputs]
     sizes = [tensor_bytes(tensor) for tensor in tensors]
     if None in sizes or not any(sizes):
@@ -63,12 +76,16 @@ def main_tensor(values: Group) -> tuple[tf.Tensor | None, int]:
 
 
 def needs(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int:
-    """Returns the bytes that a group takes beyond its inputs, its value included, as far as shapes and the table tell.
+    """Returns the bytes that a group takes beyond its inputs, its value included, as far as shapes
+    and the table tell.
 
     Args:
       gone: The ops whose values nobody else holds, so that the group may write over them.
     """
-    sizes = {operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs) for operation in (*group, *gone)}
+    sizes = {
+        operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)
+        for operation in (*group, *gone)
+    }
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
@@ -77,9 +94,12 @@ def needs(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int
     known = most = sum(live.values())  # counted as the inputs that they are
     for operation in group:
         ending = [o for o in live if o not in values and last_reader.get(o) is operation]
-        reads = Counter(made_by(tensor) for tensor in operation.inputs)  # what an op reads twice, it does not write over
+        # What an op reads twice, it does not write over.
+        reads = Counter(made_by(tensor) for tensor in operation.inputs)
         forwards = operation.type in op_rules.IN_PLACE
-        in_place = next((o for o in ending if forwards and reads[o] == 1 and sizes[o] == sizes[operation]), None)
+        in_place = next(
+            (o for o in ending if forwards and reads[o] == 1 and sizes[o] == sizes[operation]), None
+        )
         if in_place is not None:
             del live[in_place]
         live[operation] = sizes[operation]
@@ -90,15 +110,25 @@ def needs(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int
 
 
 def workspace(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int:
-    """Returns the bytes that a group takes beyond its inputs and its value, as far as shapes and the table tell."""
-    return max(0, needs(group, values, gone) - sum(tensor_bytes(tensor) or 0 for o in values for tensor in o.outputs))
+    """Returns the bytes that a group takes beyond its inputs and its value, as far as shapes and
+    the table tell."""
+    return max(
+        0,
+        needs(group, values, gone)
+        - sum(tensor_bytes(tensor) or 0 for o in values for tensor in o.outputs),
+    )
 
 
 def by_table(group: Group, values: Group, workspace_bytes: int = 0) -> list[tf.Tensor]:
     """Returns those of the `candidates` that the table says the value is written over.
 
     Args:
-      workspace_bytes: What the group was measured to take beyond its inputs and its value, where that is more than `workspace` says.
+      workspace_bytes: What the group was measured to take beyond its inputs and its value, where
+        that is more than `workspace` says.
     """
     allowed = max(workspace_bytes, workspace(group, values))
-    return [tensor for tensor in candidates(group, values) if needs(group, values, (tensor.op,)) <= allowed]
+    return [
+        tensor
+        for tensor in candidates(group, values)
+        if needs(group, values, (tensor.op,)) <= allowed
+    ]

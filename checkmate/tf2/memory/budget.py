@@ -7,16 +7,18 @@ import math
 from dataclasses import dataclass
 
 from checkmate.tf2 import device as devices
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.pipeline import argument_bytes, bytes_ahead
 from checkmate.tf2.memory.plain_step import free_or_none
-from checkmate.tf2.trace import TracedStep
 
 SPARE_SHARE = 0.01
-"""Share of the activation budget that a plan leaves unused, as a batch may come to lie where no simulated one did."""
+"""Share of the activation budget that a plan leaves unused, as a batch may come to lie where no
+simulated one did."""
 
 LOOP_SPARE_SHARE = 0.05
-"""The same for a step with loops: TensorFlow gives the values within them back at any time. With 0.02, two of seven runs of
-an LSTM net were over budgets of 45 and 46 MiB that their confirming steps had kept, by up to 1.5 %."""
+"""The same for a step with loops: TensorFlow gives the values within them back at any time. With
+0.02, two of seven runs of an LSTM net were over budgets of 45 and 46 MiB that their confirming
+steps had kept, by up to 1.5 %."""
 
 
 UNCHECKED_RESERVE = 0.2
@@ -29,12 +31,16 @@ class MemoryBudget:
 
     Attributes:
       limit_bytes: The budget.
-      resident_bytes: In use on the device before planning: variables, optimizer slots, the batch, other tensors of the process.
+      resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
+        other tensors of the process.
       next_batch_bytes: Left for batches that an input pipeline may make while a step runs.
-      step_bytes: What the step itself has in memory all the time: results of two steps, constants, small values.
+      step_bytes: What the step itself has in memory all the time: results of two steps, constants,
+        small values.
       spare_share: Share of the activation budget that a plan leaves unused.
-      device_limit_bytes: What the device has for this process, all in all; None where that is not known.
-      start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where it counts everything.
+      device_limit_bytes: What the device has for this process, all in all; None where that is not
+        known.
+      start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
+        it counts everything.
     """
 
     limit_bytes: int
@@ -47,7 +53,14 @@ class MemoryBudget:
 
     @classmethod
     def of(
-        cls, traced: TracedStep, limit_bytes: int, *, in_use_bytes: int, has_batch: bool, gone_bytes: int, next_batches: int
+        cls,
+        traced: TracedStep,
+        limit_bytes: int,
+        *,
+        in_use_bytes: int,
+        has_batch: bool,
+        gone_bytes: int,
+        next_batches: int,
     ) -> MemoryBudget:
         """Returns the budget of a step.
 
@@ -63,7 +76,15 @@ class MemoryBudget:
         share = UNCHECKED_RESERVE
         if devices.allocator_reports(devices.training_device()):
             share = LOOP_SPARE_SHARE if traced.has_loops else SPARE_SHARE
-        return cls(limit_bytes, resident, ahead, step, share, start, free_or_none(devices.training_device()))
+        return cls(
+            limit_bytes,
+            resident,
+            ahead,
+            step,
+            share,
+            start,
+            free_or_none(devices.training_device()),
+        )
 
     @property
     def fixed_bytes(self) -> int:
@@ -82,7 +103,9 @@ class MemoryBudget:
 
     def enough_bytes(self, peak_bytes: int) -> int:
         """Returns a budget of which a plan with this peak leaves enough unused."""
-        return peak_bytes + math.ceil(self.spare_share * (peak_bytes - self.fixed_bytes) / (1 - self.spare_share))
+        return peak_bytes + math.ceil(
+            self.spare_share * (peak_bytes - self.fixed_bytes) / (1 - self.spare_share)
+        )
 
     @property
     def most_bytes(self) -> int:
@@ -101,7 +124,8 @@ class MemoryBudget:
 def outside_bytes(traced: TracedStep) -> int:
     """Returns what is in use on the device beyond what the step counts as resident.
 
-    That is what an input pipeline holds, other tensors of the process, and what the allocator lost on all of them by chunks that it did not split.
+    That is what an input pipeline holds, other tensors of the process, and what the allocator lost
+    on all of them by chunks that it did not split.
     """
     gc.collect()  # models that nobody has any more hold their variables in cycles
     return max(0, devices.bytes_in_use(devices.training_device()) - traced.before_bytes)

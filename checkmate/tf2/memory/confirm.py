@@ -1,4 +1,5 @@
-"""Runs a planned step a few times before training: its peak by the allocator's count, with everything put back as it was."""
+"""Runs a planned step a few times before training: its peak by the allocator's count, with
+everything put back as it was."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ import tensorflow as tf
 from checkmate.core.events import Log
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import op_rules
-from checkmate.tf2.execute import Replayed
+from checkmate.tf2 import ops
+from checkmate.tf2.costs.measured import some_value
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import log_of
-from checkmate.tf2.observe import observe
-from checkmate.tf2.profile import some_value
-from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
@@ -32,10 +33,13 @@ class Confirmed:
     """What a step took in the runs that confirm it.
 
     Attributes:
-      counted_bytes: The highest bytes in use in a run that began with the results of one before, by the allocator's count; None where memory ran out.
-      held_bytes: What the step's function holds as long as it lives: constants of its graph, and what TensorFlow folds.
+      counted_bytes: The highest bytes in use in a run that began with the results of one before, by
+        the allocator's count; None where memory ran out.
+      held_bytes: What the step's function holds as long as it lives: constants of its graph, and
+        what TensorFlow folds.
       seconds: The shortest of the runs' times; None where there was but one.
-      requests: What the allocator was asked for in one of the runs; None where that was not watched.
+      requests: What the allocator was asked for in one of the runs; None where that was not
+        watched.
     """
 
     counted_bytes: int | None
@@ -45,22 +49,31 @@ class Confirmed:
 
 
 def confirm(
-    run: Callable[..., Any], traced: TracedStep, *, steps: int, watch: bool, batch: Sequence[tf.Tensor] | None = None
+    run: Callable[..., Any],
+    traced: TracedStep,
+    *,
+    steps: int,
+    watch: bool,
+    batch: Sequence[tf.Tensor] | None = None,
 ) -> Confirmed | None:
-    """Runs a step and returns what it takes by the allocator's count; the variables that it writes to are saved on the host and put back.
+    """Runs a step and returns what it takes by the allocator's count; the variables that it writes
+    to are saved on the host and put back.
 
-    The first run builds what TensorFlow keeps of a function, and finds no results of one before: of several it does not count. Of a step that
-    draws from TensorFlow's random state, which goes on from call to call of a function, a copy is run, and gone afterwards.
+    The first run builds what TensorFlow keeps of a function, and finds no results of one before: of
+    several it does not count. Of a step that draws from TensorFlow's random state, which goes on
+    from call to call of a function, a copy is run, and gone afterwards.
 
     Args:
       steps: How many runs, one at least.
-      watch: Whether the allocator's requests in the last run are logged. TensorFlow's profiler is in use meanwhile.
-      batch: The step's flattened arguments, which somebody else holds; without them, data is made up.
+      watch: Whether the allocator's requests in the last run are logged. TensorFlow's profiler is
+        in use meanwhile.
+      batch: The step's flattened arguments, which somebody else holds; without them, data is made
+        up.
 
-    Returns:
-      What it took, or None where the step cannot run on such data, or prints, writes files or calls Python, which must not happen twice.
+    Returns: What it took, or None where the step cannot run on such data, or prints, writes files
+      or calls Python, which must not happen twice.
     """
-    if op_rules.is_seen_outside(traced.function):
+    if ops.is_seen_outside(traced.function):
         return None
     own = of_its_own(run, traced)
     try:
@@ -76,7 +89,13 @@ def confirm(
             gc.collect()  # functions are in cycles
 
 
-def _confirm(run: Callable[..., Any], traced: TracedStep, steps: int, watch: bool, given: Sequence[tf.Tensor] | None) -> Confirmed:
+def _confirm(
+    run: Callable[..., Any],
+    traced: TracedStep,
+    steps: int,
+    watch: bool,
+    given: Sequence[tf.Tensor] | None,
+) -> Confirmed:
     device = devices.training_device()
     batch = given or made_up(traced)
     requests: Log | None = None
@@ -108,15 +127,17 @@ def _watched(call: Callable[[], Any]) -> tuple[Any, Log | None]:
 
 
 def of_its_own(run: Callable[..., Any], traced: TracedStep) -> Callable[..., Any]:
-    """Returns what runs a step without moving TensorFlow's random state on: of a step that draws from it a copy, else the same."""
-    if not op_rules.draws(traced.function):
+    """Returns what runs a step without moving TensorFlow's random state on: of a step that draws
+    from it a copy, else the same."""
+    if not ops.draws(traced.function):
         return run
     return run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
 
 
 @contextmanager
 def kept_state(variables: Sequence[tf.Variable]) -> Iterator[list[np.ndarray]]:
-    """Puts the variables' values, which are kept on the host meanwhile and yielded, back at the end, to the bit."""
+    """Puts the variables' values, which are kept on the host meanwhile and yielded, back at the
+    end, to the bit."""
     saved = [variable.numpy() for variable in variables]
     try:
         yield saved
@@ -126,7 +147,8 @@ def kept_state(variables: Sequence[tf.Variable]) -> Iterator[list[np.ndarray]]:
 
 
 def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
-    """Returns the values where they are tensors of these specs in the memory that steps train in: a batch for the check; else None."""
+    """Returns the values where they are tensors of these specs in the memory that steps train in: a
+    batch for the check; else None."""
     device = devices.training_device()
     eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
     if not values or not eager or len(values) != len(specs):
@@ -140,20 +162,33 @@ def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.
 
 def made_up(traced: TracedStep) -> list[tf.Tensor]:
     """Returns data for the step's arguments, of their shapes and dtypes."""
-    return [some_value(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in traced.argument_tensors()]
+    return [
+        some_value(tf.TensorSpec(tensor.shape, tensor.dtype))
+        for tensor in traced.argument_tensors()
+    ]
 
 
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
     """Gives a variable this value to the bit, where it can in the memory that it has.
 
-    An assignment gives it other memory, which may split what the allocator holds in one piece: a step would then measure
-    differently before and after.
+    An assignment gives it other memory, which may split what the allocator holds in one piece: a
+    step would then measure differently before and after.
     """
-    if not op_rules.can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
+    if not ops.can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
         variable.assign(value, read_value=False)
         return
-    first, stride, whole = np.zeros(value.ndim, np.int32), np.ones(value.ndim, np.int32), (1 << value.ndim) - 1
+    first, stride, whole = (
+        np.zeros(value.ndim, np.int32),
+        np.ones(value.ndim, np.int32),
+        (1 << value.ndim) - 1,
+    )
     tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle, begin=first, end=first, strides=stride, value=value, begin_mask=whole, end_mask=whole
+        ref=variable.handle,
+        begin=first,
+        end=first,
+        strides=stride,
+        value=value,
+        begin_mask=whole,
+        end_mask=whole,
     )
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # as in `GraphWriter.overwrite`

@@ -1,7 +1,9 @@
-"""What was measured of a step, kept on disk for the next process that trains it: its plain peak and time, and the footprints of its ops.
+"""What was measured of a step, kept on disk for the next process that trains it: its plain peak and
+time, and the footprints of its ops.
 
-A file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step, whose name stands for all that the figures hang on: the graph, its sizes,
-the device with its threads and allocator, and the versions. A file that is torn, foreign or of another version is measured anew and written over.
+A file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step, whose name stands for all
+that the figures hang on: the graph, its sizes, the device with its threads and allocator, and the
+versions. A file that is torn, foreign or of another version is measured anew and written over.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from checkmate.core.files import fingerprint, read_json, write_json
 from checkmate.core.footprint import Footprint, Request
 from checkmate.errors import PlanFileError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.cache import cache_folder
-from checkmate.tf2.execute import EVALUATION_MARK
+from checkmate.tf2.costs.cache import cache_folder
+from checkmate.tf2.execution.replay import EVALUATION_MARK
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
-from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
@@ -54,7 +56,10 @@ def load(traced: TracedStep) -> KnownStep:
         data = read_json(path)
         if (data["format"], data["version"]) != (FORMAT, VERSION):
             return KnownStep()
-        return KnownStep(_plain(data["plain"]), {_renamed(key, names): _footprint(row) for key, row in data["footprints"].items()})
+        return KnownStep(
+            _plain(data["plain"]),
+            {_renamed(key, names): _footprint(row) for key, row in data["footprints"].items()},
+        )
     except (PlanFileError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if path.exists():
             log.info("What %s tells of a step is not used: %s", path, error)
@@ -62,10 +67,14 @@ def load(traced: TracedStep) -> KnownStep:
 
 
 def save(traced: TracedStep, known: KnownStep) -> None:
-    """Writes what is known of a step; a folder that cannot be written to costs only the next process' time."""
+    """Writes what is known of a step; a folder that cannot be written to costs only the next
+    process' time."""
     path, numbered = _path(traced), _numbers(traced)
     rows = {
-        _renamed(name, numbered): [footprint.in_place, [[each.bytes, each.output, each.until] for each in footprint.requests]]
+        _renamed(name, numbered): [
+            footprint.in_place,
+            [[each.bytes, each.output, each.until] for each in footprint.requests],
+        ]
         for name, footprint in known.footprints.items()
     }
     plain = None if known.plain is None else [known.plain.peak_bytes, known.plain.seconds]
@@ -81,16 +90,29 @@ def save(traced: TracedStep, known: KnownStep) -> None:
 def _path(traced: TracedStep) -> Path:
     from checkmate import __version__
 
-    arguments = [f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()]
+    arguments = [
+        f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()
+    ]
     types = [operation.type for operation in traced.flat.graph.get_operations()]
     device = devices.describe(devices.training_device())
-    facts = [fingerprint(traced.graph), traced.graph.fixed_bytes, arguments, types, device, tf.__version__, __version__]
+    facts = [
+        fingerprint(traced.graph),
+        traced.graph.fixed_bytes,
+        arguments,
+        types,
+        device,
+        tf.__version__,
+        __version__,
+    ]
     return cache_folder() / f"step-{hashlib.sha256(repr(facts).encode()).hexdigest()[:20]}.json"
 
 
 def _numbers(traced: TracedStep) -> dict[str, str]:
-    """A number for each op by its name: Keras counts its layers in each process, so that names differ."""
-    return {operation.name: f"#{k}" for k, operation in enumerate(traced.flat.graph.get_operations())}
+    """A number for each op by its name: Keras counts its layers in each process, so that names
+    differ."""
+    return {
+        operation.name: f"#{k}" for k, operation in enumerate(traced.flat.graph.get_operations())
+    }
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

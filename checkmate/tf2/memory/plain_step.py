@@ -1,4 +1,5 @@
-"""The plain step, measured: its peak and its time where it fits on the device, as plain TensorFlow runs it."""
+"""The plain step, measured: its peak and its time where it fits on the device, as plain TensorFlow
+runs it."""
 
 from __future__ import annotations
 
@@ -13,22 +14,23 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import op_rules
-from checkmate.tf2.flat_graph import tensor_bytes
+from checkmate.tf2 import ops
+from checkmate.tf2.graph.flat_graph import tensor_bytes
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.confirm import made_up
 from checkmate.tf2.memory.own_memory import give_own_memory
-from checkmate.tf2.trace import TracedStep
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
 
 SAFE_FACTOR = 1.5
-"""Times the predicted activations: the plain step is run where so much is free. Some of TensorFlow's kernels end the process when memory runs out,
-and a plain step can take more than is predicted."""
+"""Times the predicted activations: the plain step is run where so much is free. Some of
+TensorFlow's kernels end the process when memory runs out, and a plain step can take more than is
+predicted."""
 
 TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 1, 0.1, 5
-"""How often steps are run for their peaks and times, after a warm-up run: at least so often, until they took so many seconds, at most so often. The
-first runs of a short step are its slowest."""
+"""How often steps are run for their peaks and times, after a warm-up run: at least so often, until
+they took so many seconds, at most so often. The first runs of a short step are its slowest."""
 
 LONG_S = 20.0
 """Seconds: a step that takes longer is not run again for its time."""
@@ -55,9 +57,15 @@ class PlainStep:
 
 
 def measured(
-    run: Callable[..., Any], traced: TracedStep, *, predicted_bytes: int, outside: int, batch: Sequence[tf.Tensor] | None
+    run: Callable[..., Any],
+    traced: TracedStep,
+    *,
+    predicted_bytes: int,
+    outside: int,
+    batch: Sequence[tf.Tensor] | None,
 ) -> PlainStep:
-    """Runs the plain step a few times where that is safe, and returns what it took; variables and random state are put back.
+    """Runs the plain step a few times where that is safe, and returns what it took; variables and
+    random state are put back.
 
     Args:
       run: The step as it was traced, on flattened arguments.
@@ -68,11 +76,17 @@ def measured(
     device = devices.training_device()
     if not devices.allocator_reports(device):
         return PlainStep(why_not="this device's allocator does not report what is in use")
-    if op_rules.is_seen_outside(traced.function):
-        return PlainStep(why_not="it prints, writes files or calls Python, which a measurement must not")
+    if ops.is_seen_outside(traced.function):
+        return PlainStep(
+            why_not="it prints, writes files or calls Python, which a measurement must not"
+        )
     needed, free = safe_bytes(traced, predicted_bytes, outside), free_or_none(device)
     if free is None or needed > free:
-        found = "how much memory is free is not known" if free is None else f"{format_bytes(free)} are there"
+        found = (
+            "how much memory is free is not known"
+            if free is None
+            else f"{format_bytes(free)} are there"
+        )
         return PlainStep(why_not=f"running it safely takes {format_bytes(needed)}, and {found}")
     try:
         peak, seconds = _peak_and_time(_copy(run), traced, device, batch)
@@ -80,15 +94,18 @@ def measured(
         return PlainStep(why_not="memory ran out")
     except tf.errors.OpError as error:
         log.info("The plain step cannot be run to be measured: %s", error)
-        return PlainStep(why_not="it cannot be run on data that is made up" if batch is None else "it failed")
+        return PlainStep(
+            why_not="it cannot be run on data that is made up" if batch is None else "it failed"
+        )
     finally:
         gc.collect()
     return PlainStep(peak, seconds)
 
 
 def safe_bytes(traced: TracedStep, predicted_bytes: int, outside: int) -> int:
-    """Returns how much memory there has to be for the plain step to be run: what is resident, a second copy of the variables (see `_kept_in_place`),
-    and a multiple of the predicted activations.
+    """Returns how much memory there has to be for the plain step to be run: what is resident, a
+    second copy of the variables (see `_kept_in_place`), and a multiple of the predicted
+    activations.
     """
     resident = traced.graph.fixed_bytes + outside
     copies = sum(tensor_bytes(variable) or 0 for variable in traced.function.variables)
@@ -97,31 +114,39 @@ def safe_bytes(traced: TracedStep, predicted_bytes: int, outside: int) -> int:
 
 @contextmanager
 def _kept_in_place(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Gives each variable back the buffer that it had, with the value in it. Within the block the variables have other memory.
+    """Gives each variable back the buffer that it had, with the value in it. Within the block the
+    variables have other memory.
 
-    A plain step assigns tensors that lie wherever they were made. Left there, variables would cut the pool into pieces before any plan is tried.
+    A plain step assigns tensors that lie wherever they were made. Left there, variables would cut
+    the pool into pieces before any plan is tried.
     """
     for variable in variables:
         tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # each read would copy
     kept = [variable.read_value() for variable in variables]
     try:
-        give_own_memory(variables)  # before anything is counted: what is written to while somebody else holds it is copied
+        # Before anything is counted: what is written to while somebody else holds it is copied.
+        give_own_memory(variables)
         yield
     finally:
         for variable, value in zip(variables, kept, strict=True):
-            tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # updates of single rows ask for copies
+            # Updates of single rows ask for copies.
+            tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
             variable.assign(value, read_value=False)
 
 
-def _peak_and_time(run: Callable[..., Any], traced: TracedStep, device: str, batch: Sequence[tf.Tensor] | None) -> tuple[int, float]:
-    """The highest peak of a few runs in which the results of the run before are held, and the shortest of their times."""
+def _peak_and_time(
+    run: Callable[..., Any], traced: TracedStep, device: str, batch: Sequence[tf.Tensor] | None
+) -> tuple[int, float]:
+    """The highest peak of a few runs in which the results of the run before are held, and the
+    shortest of their times."""
     data = batch or made_up(traced)
     peaks, seconds = [], []
     with _kept_in_place(traced.function.variables):
         at_first = devices.bytes_in_use(device)
         result = run(*data)
         devices.synchronize()
-        held = max(0, devices.bytes_in_use(device) - at_first - devices.all_held_bytes(result))  # constants that TensorFlow folded
+        # Constants that TensorFlow folded.
+        held = max(0, devices.bytes_in_use(device) - at_first - devices.all_held_bytes(result))
         for number in range(1, MOST_TIMED_RUNS + 1):
             started = time.perf_counter()
             result, before, peak = devices.peak_above(device, lambda: run(*data))
@@ -134,7 +159,8 @@ def _peak_and_time(run: Callable[..., Any], traced: TracedStep, device: str, bat
 
 
 def _copy(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of its own, gone after it was measured with the constants that TensorFlow folded in it and the random state that it drew from."""
+    """A function of its own, gone after it was measured with the constants that TensorFlow folded
+    in it and the random state that it drew from."""
     return tf.function(plain, autograph=False)
 
 

@@ -1,4 +1,5 @@
-"""What a plan will take by the allocator's own count, said before it is built: the requests of its ops, served by the allocator's twin."""
+"""What a plan will take by the allocator's own count, said before it is built: the requests of its
+ops, served by the allocator's twin."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
-from checkmate.tf2.execute import Rooms, Written, write
-from checkmate.tf2.flat_graph import rounded_up
+from checkmate.tf2.execution.replay import Rooms, Written, write
+from checkmate.tf2.graph.flat_graph import rounded_up
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import address_of, probe
 from checkmate.tf2.memory.program import Programs, exact_bytes
-from checkmate.tf2.trace import TracedStep
 
 log = logging.getLogger("checkmate")
 
 STEPS = 6
-"""How many steps are simulated. What batches and results leave free between them comes to repeat by turns within a few."""
+"""How many steps are simulated. What batches and results leave free between them comes to repeat by
+turns within a few."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +35,8 @@ class Predictor:
 
     Attributes:
       batch: The tensors of a batch that is in memory; empty where there is none.
-      footprints: What the step's ops were seen to ask for, by the names of nodes; see `core.events.learn`.
+      footprints: What the step's ops were seen to ask for, by the names of nodes; see
+        `core.events.learn`.
       why_not: Why nothing can be predicted, as a clause; "" where it can.
     """
 
@@ -54,7 +57,9 @@ class Predictor:
         """
         self._pool = None
         if self.traced.has_loops:
-            self.why_not = "the step has loops, within which TensorFlow gives memory back at any time"
+            self.why_not = (
+                "the step has loops, within which TensorFlow gives memory back at any time"
+            )
             return
         try:
             self._pool = probe(room_bytes)
@@ -71,13 +76,16 @@ class Predictor:
         return PlanOnPaper(written, self._programs.of(written))
 
     def peak_bytes(self, plan: PlanOnPaper) -> int | None:
-        """Returns the highest bytes in use by the allocator's count over some steps on batches that lie elsewhere each time, made before or after the one
-        before is given back. The batch that is there now is the first of them. None where memory runs out.
+        """Returns the highest bytes in use by the allocator's count over some steps on batches that
+        lie elsewhere each time, made before or after the one before is given back. The batch that
+        is there now is the first of them. None where memory runs out.
         """
         assert self._pool is not None
         events = plan.program.events(self.footprints)
         try:
-            return max(self._peak(self._pool.copy(), events, before_next) for before_next in (False, True))
+            return max(
+                self._peak(self._pool.copy(), events, before_next) for before_next in (False, True)
+            )
         except PoolExhausted:
             return None
 
@@ -91,7 +99,8 @@ class Predictor:
         return self._pool is not None
 
     def _peak(self, pool: Pool, events: Events, before_next: bool) -> int:
-        """The highest peak of some steps, whose loop lets go of a batch before the next one is made, or after that."""
+        """The highest peak of some steps, whose loop lets go of a batch before the next one is
+        made, or after that."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
         batch: list[int | None] = list(self._add_batch(pool))
         peaks: list[int] = []
@@ -111,11 +120,13 @@ class Predictor:
         return max(peaks)
 
     def _add_batch(self, pool: Pool) -> set[int]:
-        """Tells a pool of the batch that is in use, and returns where its tensors lie, one that comes twice once."""
+        """Tells a pool of the batch that is in use, and returns where its tensors lie, one that
+        comes twice once."""
         sizes = {}
         for tensor in self.batch:
             if (size := exact_bytes(tensor)) >= pool.smallest_bytes:
-                with contextlib.suppress(TypeError, ValueError, RuntimeError, tf.errors.OpError):  # types that DLPack does not know
+                # Types that DLPack does not know.
+                with contextlib.suppress(TypeError, ValueError, RuntimeError, tf.errors.OpError):
                     sizes[address_of(tensor)] = rounded_up(size)
         for address, size in sizes.items():
             pool.add_chunk_in_use(address, size)

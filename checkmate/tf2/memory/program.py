@@ -11,19 +11,20 @@ import tensorflow as tf
 from checkmate.core.events import Log, Program
 from checkmate.core.footprint import Kind, Node
 from checkmate.core.graph import DFGraph
-from checkmate.tf2 import op_rules
-from checkmate.tf2.execute import SCOPE, Written
+from checkmate.tf2 import ops as op_rules
+from checkmate.tf2.execution.replay import SCOPE, Written
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.observe import Observation
-from checkmate.tf2.op_rules import Role
-from checkmate.tf2.trace import TracedStep
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.profiler import Observation
+from checkmate.tf2.ops import Role
 
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
 _WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
 
 
 class Programs:
-    """Makes the programs of a step's plans. What is known of an op is found out once for all of them.
+    """Makes the programs of a step's plans. What is known of an op is found out once for all of
+    them.
 
     Args:
       graph: The step's graph with costs, for the workspaces of what was not seen to run yet.
@@ -34,7 +35,8 @@ class Programs:
         self._facts: dict[tf.Operation, Node] = {}
 
     def of(self, written: Written) -> Program:
-        """Returns the nodes of a plan's step in the order in which they run, which is that in which they are written."""
+        """Returns the nodes of a plan's step in the order in which they run, which is that in which
+        they are written."""
         definitions, like = written.writer.nodes, written.writer.like
         nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
         _hand_on_workspaces(nodes, [definition.op for definition in definitions])
@@ -55,14 +57,19 @@ class Programs:
 
 
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
-    """Has the workspace of a pooling live until its gradient has run, which reads it in oneDNN and needs none of its own."""
+    """Has the workspace of a pooling live until its gradient has run, which reads it in oneDNN and
+    needs none of its own."""
     pools = {node.name: k for k, node in enumerate(nodes) if types[k] in op_rules.POOLS}
     for k, node in enumerate(nodes):
         before = pools.get(node.reads[1][0]) if types[k] in op_rules.POOL_GRADIENTS else None
-        if before is not None and (nodes[before].workspace_bytes or len(nodes[before].output_bytes) > 1):
+        if before is not None and (
+            nodes[before].workspace_bytes or len(nodes[before].output_bytes) > 1
+        ):
             pool = nodes[before]
             if pool.workspace_bytes:
-                nodes[before] = replace(pool, output_bytes=(*pool.output_bytes, pool.workspace_bytes), workspace_bytes=0)
+                nodes[before] = replace(
+                    pool, output_bytes=(*pool.output_bytes, pool.workspace_bytes), workspace_bytes=0
+                )
             nodes[k] = replace(node, reads=(*node.reads, (pool.name, 1)), workspace_bytes=0)
 
 
@@ -83,7 +90,14 @@ def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
     """A node whose outputs are like some tensors."""
     kind = _KINDS.get(op_rules.role_of_type(definition.op), Kind.KERNEL)
     sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
-    return Node(definition.name, definition.name, kind, _reads(definition), sizes, in_place=definition.op in _WRITES_OVER)
+    return Node(
+        definition.name,
+        definition.name,
+        kind,
+        _reads(definition),
+        sizes,
+        in_place=definition.op in _WRITES_OVER,
+    )
 
 
 def _reads(definition: Any) -> tuple[tuple[str, int], ...]:
@@ -102,9 +116,12 @@ def exact_bytes(tensor: tf.Tensor) -> int:
 
 
 def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
-    """What the ops of a group were measured to take beyond their outputs, by the name of the op that is expected to."""
+    """What the ops of a group were measured to take beyond their outputs, by the name of the op
+    that is expected to."""
     found = {}
-    for op, group, values, taken in zip(graph.ops, traced.groups, traced.values, traced.taken, strict=True):
+    for op, group, values, taken in zip(
+        graph.ops, traced.groups, traced.values, traced.taken, strict=True
+    ):
         more = op.workspace_bytes - in_place.workspace(group, values, taken)
         heavy = [operation for operation in group if operation.type not in op_rules.NO_SCRATCH]
         if more > 0 and heavy:
@@ -114,4 +131,8 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
 
 def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
     """The names of the ops that were seen to write over an input."""
-    return {values[0].name for op, values in zip(graph.ops, traced.values, strict=True) if op.in_place and len(values) == 1}
+    return {
+        values[0].name
+        for op, values in zip(graph.ops, traced.values, strict=True)
+        if op.in_place and len(values) == 1
+    }

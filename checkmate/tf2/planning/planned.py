@@ -13,8 +13,8 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.solvers.result import SolveResult
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.report import Report
-from checkmate.tf2.trace import TracedStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +24,10 @@ class Planned:
     Attributes:
       run: Takes the flattened arguments and returns what the step returns.
       result: The solver's judged answer, or None where the step runs as it is.
-      held_bytes: What `run` holds in the device's memory for as long as it lives, built and run: constants of its graph, and folded ones.
-      in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0 where the allocator does not report.
+      held_bytes: What `run` holds in the device's memory for as long as it lives, built and run:
+        constants of its graph, and folded ones.
+      in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0
+        where the allocator does not report.
     """
 
     traced: TracedStep

@@ -1,4 +1,5 @@
-"""What is planned is what TensorFlow's graph optimizer leaves, and it runs without that optimizer. Here the optimizer is on, as it is for users."""
+"""What is planned is what TensorFlow's graph optimizer leaves, and it runs without that optimizer.
+Here the optimizer is on, as it is for users."""
 
 import logging
 
@@ -30,8 +31,12 @@ def gelu_model():
 
     inputs = x = keras.Input((64, 32))
     for k in range(3):
-        inner = keras.layers.Dense(128, activation=lambda x: keras.activations.gelu(x, approximate=True), name=f"wide_{k}")(x)
-        x = keras.layers.LayerNormalization()(keras.layers.Add()([x, keras.layers.Dense(32, name=f"narrow_{k}")(inner)]))
+        inner = keras.layers.Dense(
+            128, activation=lambda x: keras.activations.gelu(x, approximate=True), name=f"wide_{k}"
+        )(x)
+        x = keras.layers.LayerNormalization()(
+            keras.layers.Add()([x, keras.layers.Dense(32, name=f"narrow_{k}")(inner)])
+        )
     return keras.Model(inputs, keras.layers.Dense(4)(x))
 
 
@@ -53,13 +58,21 @@ def types(concrete):
 
 def test_tanh_gelu_is_planned_without_powers(optimizer_on):
     found = checkmate.tf2.trace(gelu_step(), *specs())
-    large = [o for group in found.groups for o in group if o.type == "Pow" and o.outputs[0].shape.rank == 3]
+    large = [
+        o
+        for group in found.groups
+        for o in group
+        if o.type == "Pow" and o.outputs[0].shape.rank == 3
+    ]
     assert "Pow" in types(found.function) and not large
-    assert len(found.flat.graph.get_operations()) < 0.75 * len(found.function.graph.get_operations())
+    assert len(found.flat.graph.get_operations()) < 0.75 * len(
+        found.function.graph.get_operations()
+    )
 
 
 def test_what_the_forward_pass_shares_with_a_gradient_is_forward(optimizer_on):
-    """The square of x is made once, for x to the third and for its derivative, and has the name of the latter."""
+    """The square of x is made once, for x to the third and for its derivative, and has the name of
+    the latter."""
     found = checkmate.tf2.trace(gelu_step(), *specs())
     tanh = [i for i, op in enumerate(found.graph.ops) if "Tanh" in op.kind.split("+")]
     assert len(tanh) == 3
@@ -67,7 +80,9 @@ def test_what_the_forward_pass_shares_with_a_gradient_is_forward(optimizer_on):
 
 
 def test_the_optimizer_is_left_alone_where_it_is_off(tensorflow, grappler):
-    concrete = tensorflow.function(lambda x: x**3.0).get_concrete_function(tensorflow.TensorSpec((8,)))
+    concrete = tensorflow.function(lambda x: x**3.0).get_concrete_function(
+        tensorflow.TensorSpec((8,))
+    )
     assert grappler.optimize(concrete, ()) is concrete
 
 
@@ -77,7 +92,15 @@ def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_o
     optimizer = __import__("keras").optimizers.Adam(0.01)
     for budget in ("60%", "70%", "80%", "90%"):
         try:
-            step = checkmate.tf2.compile(case.model, case.loss, optimizer, case.inputs, case.labels, budget=budget, cost_model="roofline")
+            step = checkmate.tf2.compile(
+                case.model,
+                case.loss,
+                optimizer,
+                case.inputs,
+                case.labels,
+                budget=budget,
+                cost_model="roofline",
+            )
             break
         except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
             continue
@@ -88,17 +111,23 @@ def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_o
 
 
 def test_layers_are_those_of_the_model(optimizer_on):
-    from checkmate.core.layers import layer_names
+    from checkmate.plot.layer_names import layer_names
 
     found = checkmate.tf2.trace(gelu_step(), *specs())
-    replaced = [name for op, name in zip(found.graph.ops, layer_names(found.graph), strict=True) if "Optimizer/" in op.name]
+    replaced = [
+        name
+        for op, name in zip(found.graph.ops, layer_names(found.graph), strict=True)
+        if "Optimizer/" in op.name
+    ]
     assert replaced and all(name.startswith("layer_normalization") for name in replaced)
 
 
 def test_only_the_call_is_without_the_optimizer(tensorflow, grappler, optimizer_on):
     from tensorflow.python.eager import context
 
-    function = tensorflow.function(lambda x: x * 2.0).get_concrete_function(tensorflow.TensorSpec((2,)))
+    function = tensorflow.function(lambda x: x * 2.0).get_concrete_function(
+        tensorflow.TensorSpec((2,))
+    )
     usual = context.context().function_call_options
     seen = []
 
@@ -107,7 +136,9 @@ def test_only_the_call_is_without_the_optimizer(tensorflow, grappler, optimizer_
         return function(x)
 
     assert grappler.run(call, tensorflow.ones(2)).numpy().tolist() == [2, 2]
-    assert tensorflow.compat.v1.ConfigProto.FromString(seen[0]).graph_options.rewrite_options.disable_meta_optimizer
+    assert tensorflow.compat.v1.ConfigProto.FromString(
+        seen[0]
+    ).graph_options.rewrite_options.disable_meta_optimizer
     assert context.context().function_call_options is usual
     with pytest.raises(ZeroDivisionError):
         grappler.run(lambda: 1 / 0)
@@ -136,7 +167,9 @@ def calls_what_is_not_there(graph_def):
     [lacks_an_output, has_an_unknown_op, has_a_cycle, calls_what_is_not_there, None],
     ids=lambda wrong: getattr(wrong, "__name__", "no_entry"),
 )
-def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(wrong, tensorflow, grappler, optimizer_on, monkeypatch, caplog):
+def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(
+    wrong, tensorflow, grappler, optimizer_on, monkeypatch, caplog
+):
     from tensorflow.python.grappler import tf_optimizer
 
     optimize = tf_optimizer.OptimizeGraph
@@ -149,7 +182,9 @@ def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(wrong, te
         return graph_def
 
     monkeypatch.setattr(tf_optimizer, "OptimizeGraph", broken)
-    concrete = tensorflow.function(lambda x: x**3.0).get_concrete_function(tensorflow.TensorSpec((8,)))
+    concrete = tensorflow.function(lambda x: x**3.0).get_concrete_function(
+        tensorflow.TensorSpec((8,))
+    )
     with caplog.at_level(logging.WARNING, logger="checkmate"):
         assert grappler.optimize(concrete, ()) is concrete
         assert grappler.optimize(concrete, ()) is concrete
@@ -181,7 +216,8 @@ def test_a_side_effect_that_is_gone_is_noticed(tensorflow, grappler, optimizer_o
 
 
 def test_conditions_keep_their_branches(tensorflow, grappler, optimizer_on):
-    """TensorFlow would make other functions of them, and move what only one branch reads into it."""
+    """TensorFlow would make other functions of them, and move what only one branch reads into
+    it."""
     tf = tensorflow
 
     def step(x):
@@ -199,16 +235,33 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
     """A call that is left for XLA, and what is made of it: nothing could be planned without."""
     tf = tensorflow
     compiled = tf.function(lambda x: tf.nn.relu(x) @ x, jit_compile=True)
-    concrete = tf.function(lambda x: tf.sin(compiled(x)) ** 3.0).get_concrete_function(tf.TensorSpec((8, 8)))
+    concrete = tf.function(lambda x: tf.sin(compiled(x)) ** 3.0).get_concrete_function(
+        tf.TensorSpec((8, 8))
+    )
     found = grappler.optimize(concrete, ())
     assert found is not concrete
-    assert all(tensor.shape == (8, 8) for o in found.graph.get_operations() if o.type in ("Sin", "Mul") for tensor in o.outputs)
+    assert all(
+        tensor.shape == (8, 8)
+        for o in found.graph.get_operations()
+        if o.type in ("Sin", "Mul")
+        for tensor in o.outputs
+    )
     monkeypatch.setattr(grappler, "tell_shapes", lambda *_: None)
     assert grappler.optimize(concrete, ()) is concrete
 
 
 @pytest.mark.parametrize(
-    "name", ["normalizations", "loops", "experts", "text", "custom_gradients", "mixed_float16", "mixed_bfloat16", "gan"]
+    "name",
+    [
+        "normalizations",
+        "loops",
+        "experts",
+        "text",
+        "custom_gradients",
+        "mixed_float16",
+        "mixed_bfloat16",
+        "gan",
+    ],
 )
 def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, caplog):
     import tensorflow as tf
@@ -219,12 +272,15 @@ def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, ca
     with caplog.at_level(logging.WARNING):
         found = checkmate.tf2.trace(tf.function(step), *batch)
     assert not [record for record in caplog.records if record.name in ("checkmate", "tensorflow")]
-    assert len(found.flat.graph.get_operations()) < 0.85 * len(found.function.graph.get_operations())
+    assert len(found.flat.graph.get_operations()) < 0.85 * len(
+        found.function.graph.get_operations()
+    )
 
 
 def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
-    """TensorFlow's memory pass would make accumulators of them, which no plan may free or compute again."""
-    from checkmate.tf2 import op_rules
+    """TensorFlow's memory pass would make accumulators of them, which no plan may free or compute
+    again."""
+    from checkmate.tf2 import ops as op_rules
 
     def step(x):
         each = [tensorflow.sin(x), tensorflow.cos(x), tensorflow.tanh(x), tensorflow.exp(x)]
@@ -234,4 +290,6 @@ def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     assert "AddN" in types(grappler.optimize(concrete, ()))
     monkeypatch.setattr(grappler, "_NO_MEMORY_OPTIMIZATION", 0)
     found = grappler.optimize(concrete, ())
-    assert "AddN" not in types(found) and any(op_rules.is_stateful(operation) for operation in found.graph.get_operations())
+    assert "AddN" not in types(found) and any(
+        op_rules.is_stateful(operation) for operation in found.graph.get_operations()
+    )

@@ -1,6 +1,8 @@
-"""A program of its own: `fit` of a model whose optimizer is not built, under a budget; prints as JSON what the allocator counted.
+"""A program of its own: `fit` of a model whose optimizer is not built, under a budget; prints as
+JSON what the allocator counted.
 
-Arguments: which optimizer ("adam", "ema", "accumulated" or "two outputs"), what feeds it ("arrays", "dataset" or "generator"), and the budget.
+Arguments: which optimizer ("adam", "ema", "accumulated" or "two outputs"), what feeds it ("arrays",
+"dataset" or "generator"), and the budget.
 """
 
 from __future__ import annotations
@@ -26,31 +28,50 @@ def compiled(kind: str) -> keras.Model:
     for _ in range(4):
         x = keras.layers.Dense(WIDTH, activation="gelu")(x)
     outputs = [keras.layers.Dense(4)(x) for _ in range(2 if kind == "two outputs" else 1)]
-    options = {"ema": {"use_ema": True}, "accumulated": {"gradient_accumulation_steps": 2}}.get(kind, {})
+    options = {"ema": {"use_ema": True}, "accumulated": {"gradient_accumulation_steps": 2}}.get(
+        kind, {}
+    )
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(**options), [keras.losses.SparseCategoricalCrossentropy(from_logits=True) for _ in outputs])
+    model.compile(
+        keras.optimizers.Adam(**options),
+        [keras.losses.SparseCategoricalCrossentropy(from_logits=True) for _ in outputs],
+    )
     return model
 
 
 def fed(kind: str, feed: str) -> dict:
     chance = np.random.default_rng(0)
-    x, y = chance.normal(size=(EXAMPLES, FEATURES)).astype("float32"), chance.integers(0, 4, EXAMPLES)
+    x, y = (
+        chance.normal(size=(EXAMPLES, FEATURES)).astype("float32"),
+        chance.integers(0, 4, EXAMPLES),
+    )
     labels = (y, y) if kind == "two outputs" else y
     if feed == "arrays":
-        return {"x": x, "y": list(labels) if isinstance(labels, tuple) else labels, "batch_size": BATCH}
+        return {
+            "x": x,
+            "y": list(labels) if isinstance(labels, tuple) else labels,
+            "batch_size": BATCH,
+        }
     if feed == "dataset":
-        return {"x": tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH).repeat().prefetch(4), "steps_per_epoch": 4}
+        return {
+            "x": tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH).repeat().prefetch(4),
+            "steps_per_epoch": 4,
+        }
 
     def batches():
         while True:
             for k in range(0, EXAMPLES, BATCH):
-                yield x[k : k + BATCH], tf.nest.map_structure(lambda each, k=k: each[k : k + BATCH], labels)
+                yield (
+                    x[k : k + BATCH],
+                    tf.nest.map_structure(lambda each, k=k: each[k : k + BATCH], labels),
+                )
 
     return {"x": batches(), "steps_per_epoch": 4}
 
 
 class AfterPlanning(keras.callbacks.Callback):
-    """Counts from the second batch on: the first one is planned for, which runs other things than training."""
+    """Counts from the second batch on: the first one is planned for, which runs other things than
+    training."""
 
     counted = False
 
@@ -67,9 +88,24 @@ def main() -> None:
     model = compiled(kind)
     checkmate.tf2.rematerialize(model, budget=budget, cost_model="roofline", verbose=False)
     model.fit(**fed(kind, feed), epochs=3, verbose=0, callbacks=[AfterPlanning()])
-    report, info = checkmate.tf2.planned(model).report(), tf.config.experimental.get_memory_info("CPU:0")
-    found = {name: getattr(report, name) for name in ("budget_bytes", "outside_bytes", "plain_measured_bytes", "measured_peak_bytes")}
-    print("FOUND " + json.dumps(found | {"peak_bytes": info["peak"], "recomputed": bool(report.result and report.result.plan.recomputed)}))
+    report, info = (
+        checkmate.tf2.planned(model).report(),
+        tf.config.experimental.get_memory_info("CPU:0"),
+    )
+    found = {
+        name: getattr(report, name)
+        for name in ("budget_bytes", "outside_bytes", "plain_measured_bytes", "measured_peak_bytes")
+    }
+    print(
+        "FOUND "
+        + json.dumps(
+            found
+            | {
+                "peak_bytes": info["peak"],
+                "recomputed": bool(report.result and report.result.plan.recomputed),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Asks TensorFlow's allocator for random buffers, with the twin beside it, in a process in which nothing else ran.
+"""Asks TensorFlow's allocator for random buffers, with the twin beside it, in a process in which
+nothing else ran.
 
-The twin begins with nothing, as the allocator does, and later anew with what `probe` finds. Prints where they agreed. With the word "roomy",
-the allocator has a free chunk of which `probe` does not learn the size.
+The twin begins with nothing, as the allocator does, and later anew with what `probe` finds. Prints
+where they agreed. With the word "roomy", the allocator has a free chunk of which `probe` does not
+learn the size.
 """
 
 import json
@@ -16,7 +18,7 @@ import tensorflow as tf
 from checkmate.core.allocator import ONEDNN_SMALLEST_BYTES, Pool
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory.probe import probe
-from checkmate.tf2.observe import observe
+from checkmate.tf2.memory.profiler import observe
 
 MIB = 2**20
 FIRST_BYTES, THEN_BYTES, ROOM_BYTES = 100 * MIB, 700 * MIB, 1300 * MIB  # nothing is written to them
@@ -35,19 +37,23 @@ class Buffers:
                 self.held.pop(self.chance.randrange(len(self.held)))
             else:
                 size = int(2 ** self.chance.uniform(0, 28.5))
-                size = -(-size // 4096) * 4096 if self.chance.random() < 0.3 else size  # equal sizes, too
+                # Equal sizes, too.
+                size = -(-size // 4096) * 4096 if self.chance.random() < 0.3 else size
                 self.held.append(tf.raw_ops.Empty(shape=[size], dtype=tf.uint8))
 
 
 def compared(pool, events, *, addresses):
-    """How many requests got the same chunk in the twin, and after how many events as much was in use."""
+    """How many requests got the same chunk in the twin, and after how many events as much was in
+    use."""
     found = {"requests": 0, "same_chunk": 0, "events": len(events), "same_in_use": 0}
     at = {}
     for event in events:
         if event.is_request:
             address = at[event.address] = pool.request(event.requested_bytes)
             found["requests"] += 1
-            found["same_chunk"] += (not addresses or address == event.address) and pool.chunk_bytes(address) == event.chunk_bytes
+            found["same_chunk"] += (not addresses or address == event.address) and pool.chunk_bytes(
+                address
+            ) == event.chunk_bytes
         else:
             pool.release(at.pop(event.address))
         found["same_in_use"] += pool.in_use_bytes == event.in_use_bytes
@@ -63,7 +69,11 @@ def main(seed, times, roomy):
     found = {"reports": True, "fresh": tf.config.experimental.get_memory_info(device)["peak"] == 0}
     events = observe(lambda: buffers.request_and_release(times, FIRST_BYTES)).events
     found["from_start"] = compared(Pool(smallest_bytes=smallest), events, addresses=False)
-    kept, buffers.held = buffers.held, []  # what is in use now can not be released in the twin that follows
+    # What is in use now can not be released in the twin that follows.
+    kept, buffers.held = (
+        buffers.held,
+        [],
+    )
 
     if roomy:
         devices.make_room(device, 3 * ROOM_BYTES)
@@ -80,7 +90,9 @@ def main(seed, times, roomy):
     found["fetched"] = pool.fetched_bytes
 
     end = probe(pool.largest_hole_bytes)  # one byte more, and it would fetch a region
-    twin_chunks, chunks = (sorted((size, address) for address, size in each.free_chunks) for each in (pool, end))
+    twin_chunks, chunks = (
+        sorted((size, address) for address, size in each.free_chunks) for each in (pool, end)
+    )
     found["chunks_at_end"] = len(chunks)
     found["same_at_end"] = twin_chunks[:-1] == chunks[:-1] and twin_chunks[-1][1] == chunks[-1][1]
     found["same_hole"] = pool.largest_hole_bytes == end.largest_hole_bytes

@@ -33,7 +33,9 @@ def test_batches_do_not_cut_the_large_chunk(tensorflow):
     assert area in [size for size, _ in chunks()]
     largest = chunks()[0]
     held = [requested(size) for _ in range(BATCHES - 1) for size in BATCH]
-    assert any(end - area <= address_of(each) < end for each in held), "others lie in chunks that fit better"
+    assert any(end - area <= address_of(each) < end for each in held), (
+        "others lie in chunks that fit better"
+    )
     assert chunks()[0] == largest
     del held, apart
     gc.collect()

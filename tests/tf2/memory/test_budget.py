@@ -11,7 +11,12 @@ MIB = 2**20
 def budget(limit=100 * MIB, **changes):
     from checkmate.tf2.memory.budget import SPARE_SHARE, MemoryBudget
 
-    kinds = {"resident_bytes": 20 * MIB, "next_batch_bytes": 4 * MIB, "step_bytes": 6 * MIB, "start_bytes": 25 * MIB}
+    kinds = {
+        "resident_bytes": 20 * MIB,
+        "next_batch_bytes": 4 * MIB,
+        "step_bytes": 6 * MIB,
+        "start_bytes": 25 * MIB,
+    }
     return MemoryBudget(limit, **{**kinds, "spare_share": SPARE_SHARE, **changes})
 
 
@@ -19,7 +24,9 @@ def test_what_is_left_is_for_activations():
     memory = budget()
     assert memory.fixed_bytes == 30 * MIB and memory.activation_bytes == 70 * MIB
     assert memory.most_bytes == 100 * MIB - memory.spare_bytes
-    assert memory.peak(25 * MIB) == memory.resident_bytes + memory.next_batch_bytes, "nothing beside what was there at first"
+    assert memory.peak(25 * MIB) == memory.resident_bytes + memory.next_batch_bytes, (
+        "nothing beside what was there at first"
+    )
     assert memory.peak(90 * MIB) == 65 * MIB + 24 * MIB
 
 
@@ -63,11 +70,19 @@ def test_the_kinds_of_bytes_of_a_step(tensorflow):
     assert memory.resident_bytes == memory.start_bytes == in_use + 4 * MIB, "the batch comes to it"
     assert memory.next_batch_bytes == 0
     assert memory.outside_bytes(traced) == memory.resident_bytes - traced.before_bytes >= 8 * MIB
-    assert memory.resident_bytes + memory.step_bytes == memory.outside_bytes(traced) + traced.graph.fixed_bytes
+    assert (
+        memory.resident_bytes + memory.step_bytes
+        == memory.outside_bytes(traced) + traced.graph.fixed_bytes
+    )
     held = MemoryBudget.of(traced, 64 * MIB, in_use_bytes=in_use, **{**options, "has_batch": True})
     assert held.resident_bytes == in_use, "the batch is there"
-    gone = MemoryBudget.of(traced, 64 * MIB, in_use_bytes=in_use, **{**options, "gone_bytes": 3 * MIB})
-    assert gone.resident_bytes == memory.resident_bytes - 3 * MIB and gone.start_bytes == memory.start_bytes
+    gone = MemoryBudget.of(
+        traced, 64 * MIB, in_use_bytes=in_use, **{**options, "gone_bytes": 3 * MIB}
+    )
+    assert (
+        gone.resident_bytes == memory.resident_bytes - 3 * MIB
+        and gone.start_bytes == memory.start_bytes
+    )
     assert gone.peak(in_use) == memory.peak(in_use) - 3 * MIB
     ahead = MemoryBudget.of(traced, 64 * MIB, in_use_bytes=in_use, **{**options, "next_batches": 2})
     assert ahead.next_batch_bytes >= 8 * MIB

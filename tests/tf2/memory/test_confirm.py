@@ -10,13 +10,19 @@ import pytest
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"]
+)
 def test_values_come_back_to_the_bit(dtype):
     import tensorflow as tf
 
     from checkmate.tf2.memory.confirm import kept_state
 
-    special = [0.0, -0.0, 1.5, -3.25, 65504.0, np.inf, np.nan] if "float" in dtype else [0, 1, 1, 0, 1, 0, 1]
+    special = (
+        [0.0, -0.0, 1.5, -3.25, 65504.0, np.inf, np.nan]
+        if "float" in dtype
+        else [0, 1, 1, 0, 1, 0, 1]
+    )
     for values in (special, special[2:5]):
         variable = tf.Variable(tf.cast(tf.constant(values), dtype), dtype=dtype)
         before = variable.numpy()
@@ -34,7 +40,12 @@ def test_values_come_back_to_the_bit(dtype):
     [
         ([13], 13),
         ([10, 13], 13),
-        ([13, 10], 10),  # the first of several builds what TensorFlow keeps of a function, and holds no results yet
+        (
+            [13, 10],
+            10,
+            # The first of several builds what TensorFlow keeps of a function, and holds no results
+            # yet.
+        ),
         ([14, 10, 12], 12),
         ([14, 12, 10], 12),
     ],
@@ -56,7 +67,9 @@ def test_the_highest_of_the_runs_that_began_with_results_counts(monkeypatch, pea
     found = confirm(step.run, step.traced, steps=len(peaks), watch=watch)
     assert found.counted_bytes == counted and next(more, None) is None
     assert bool(found.requests) == watch
-    assert (found.seconds is None) == (len(peaks) - watch < 2), "the first of several is no time, and one that is watched is not, either"
+    assert (found.seconds is None) == (len(peaks) - watch < 2), (
+        "the first of several is no time, and one that is watched is not, either"
+    )
 
 
 def test_a_watched_run_tells_what_ops_asked_for():
@@ -69,14 +82,22 @@ def test_a_watched_run_tells_what_ops_asked_for():
     step = planned()._main
     asked = bursts(confirm(step.run, step.traced, steps=2, watch=True).requests)
     program = Predictor(step.traced, step.graph, (), step.run.rooms).write(step.plan).program
-    products = [node for node in program.nodes if "/MatMul" in node.name and node.output_bytes[0] >= 2**16]
+    products = [
+        node for node in program.nodes if "/MatMul" in node.name and node.output_bytes[0] >= 2**16
+    ]
     assert set(asked) <= {node.name for node in program.nodes}
-    assert {node.name for node in products} == {name for name, each in asked.items() if "/MatMul" in name and each[0].bytes >= 2**16}
-    assert all((asked[node.name][0].bytes, asked[node.name][0].is_output) == (node.output_bytes[0], True) for node in products)
+    assert {node.name for node in products} == {
+        name for name, each in asked.items() if "/MatMul" in name and each[0].bytes >= 2**16
+    }
+    assert all(
+        (asked[node.name][0].bytes, asked[node.name][0].is_output) == (node.output_bytes[0], True)
+        for node in products
+    )
 
 
 def test_variables_and_random_state_are_as_before(tensorflow):
-    """To the bit, whatever the step assigns; and what is drawn in training goes on as if no step had confirmed it."""
+    """To the bit, whatever the step assigns; and what is drawn in training goes on as if no step
+    had confirmed it."""
     import keras
     from training import planned_function
 
@@ -84,7 +105,10 @@ def test_variables_and_random_state_are_as_before(tensorflow):
 
     def trained(run_before):
         keras.utils.set_random_seed(3)
-        weight, count = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2))), tf.Variable(0, dtype=tf.int64)
+        weight, count = (
+            tf.Variable(tf.random.stateless_normal((64, 64), (1, 2))),
+            tf.Variable(0, dtype=tf.int64),
+        )
 
         def step(x):
             count.assign_add(1)
@@ -94,12 +118,14 @@ def test_variables_and_random_state_are_as_before(tensorflow):
 
         planned = planned_function(step, tf.ones((64, 64)), budget="1000%")
         for _ in range(run_before):
-            from checkmate.tf2.execute import Replayed
+            from checkmate.tf2.execution.replay import Replayed
             from checkmate.tf2.memory.confirm import confirm
 
             run = Replayed(planned._main.traced, planned._main.traced.plain_plan())
             before = [v.numpy().tobytes() for v in (weight, count)]
-            assert confirm(run, planned._main.traced, steps=3, watch=True, batch=[tf.ones((64, 64))])
+            assert confirm(
+                run, planned._main.traced, steps=3, watch=True, batch=[tf.ones((64, 64))]
+            )
             assert [v.numpy().tobytes() for v in (weight, count)] == before
         return [planned(tf.ones((64, 64))).numpy() for _ in range(2)]
 
@@ -131,7 +157,9 @@ def test_a_step_that_fails_on_made_up_data_is_not_confirmed(tensorflow):
     from checkmate.tf2.memory.confirm import confirm
 
     def picky(x):
-        with tensorflow.control_dependencies([tensorflow.debugging.assert_equal(tensorflow.reduce_sum(x), -1.0)]):
+        with tensorflow.control_dependencies(
+            [tensorflow.debugging.assert_equal(tensorflow.reduce_sum(x), -1.0)]
+        ):
             return tensorflow.sin(x)
 
     traced = planned_function(picky, tensorflow.ones((4,)), budget="1000%")._main.traced
@@ -168,7 +196,8 @@ def test_what_was_confirmed_and_not_taken_is_out_of_memory(tensorflow, monkeypat
 
 
 def test_what_tensorflow_folds_is_in_memory_once_where_the_step_draws_too(tensorflow):
-    """What is drawn goes on from call to call, so what confirms the step runs a copy: that and its constants must be gone when training begins."""
+    """What is drawn goes on from call to call, so what confirms the step runs a copy: that and its
+    constants must be gone when training begins."""
     import gc
 
     from training import planned_function, with_constants

@@ -1,4 +1,5 @@
-"""The peak of real `fit` loops by the allocator's count, with all that lies on the device beside the step."""
+"""The peak of real `fit` loops by the allocator's count, with all that lies on the device beside
+the step."""
 
 from pathlib import Path
 
@@ -8,9 +9,16 @@ from processes import found, started
 PROGRAM = Path(__file__).with_name("fit_loop.py")
 
 CASES = [
-    ("adam", "arrays", "75%"), ("adam", "dataset", "75%"), ("adam", "generator", "75%"), ("adam", "arrays", "60%"), ("adam", "dataset", "60%"),
-    ("adam", "generator", "60%"), ("ema", "arrays", "60%"), ("two outputs", "arrays", "75%"), ("accumulated", "arrays", "75%"),
-]  # fmt: skip
+    ("adam", "arrays", "75%"),
+    ("adam", "dataset", "75%"),
+    ("adam", "generator", "75%"),
+    ("adam", "arrays", "60%"),
+    ("adam", "dataset", "60%"),
+    ("adam", "generator", "60%"),
+    ("ema", "arrays", "60%"),
+    ("two outputs", "arrays", "75%"),
+    ("accumulated", "arrays", "75%"),
+]
 
 
 @pytest.mark.parametrize(("kind", "feed", "budget"), CASES)

@@ -10,7 +10,7 @@ def traced(tensorflow):
     """A small step, under names that differ from one call to the next, as Keras gives them."""
     import tensorflow as tf
 
-    from checkmate.tf2.trace import trace
+    from checkmate.tf2.graph.trace import trace
 
     def make(layer, rows=64):
         weights = tf.Variable(tf.ones((32, 32)))
@@ -37,7 +37,10 @@ def known(tmp_path, monkeypatch):
     def of(step):
         name = next(o.name for o in step.flat.graph.get_operations() if o.type == "Tanh")
         seen = Footprint((Request(8192, output=0), Request(300, until=2)), True)
-        return known_steps.KnownStep(PlainStep(70_000, 0.25), {f"{name}/evaluation_1": seen, name: seen, "shape_3": Footprint((), None)})
+        return known_steps.KnownStep(
+            PlainStep(70_000, 0.25),
+            {f"{name}/evaluation_1": seen, name: seen, "shape_3": Footprint((), None)},
+        )
 
     return of
 

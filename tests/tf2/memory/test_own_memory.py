@@ -30,8 +30,13 @@ def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflo
     from checkmate.tf2.memory.own_memory import give_own_memory
 
     size = tensorflow.as_dtype(dtype).size
-    value = np.random.default_rng(0).integers(0, 2, (8 * MIB // size, 1)).astype(tensorflow.as_dtype(dtype).as_numpy_dtype)
-    device.make_room("CPU:0", 512 * MIB)  # in one piece, from which the allocator cuts what is asked
+    value = (
+        np.random.default_rng(0)
+        .integers(0, 2, (8 * MIB // size, 1))
+        .astype(tensorflow.as_dtype(dtype).as_numpy_dtype)
+    )
+    # In one piece, from which the allocator cuts what is asked.
+    device.make_room("CPU:0", 512 * MIB)
     variables = sharing(tensorflow, tensorflow.raw_ops.DeepCopy(x=value))
     before = in_use()
     give_own_memory(variables)
@@ -40,7 +45,9 @@ def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflo
     assert in_use() - before <= 24.1 * MIB
     for variable in variables:
         assert variable.numpy().tobytes() == value.tobytes()
-    variables[0].assign_add(tensorflow.ones_like(value)) if dtype != "bool" else variables[0].assign(~value)
+    variables[0].assign_add(tensorflow.ones_like(value)) if dtype != "bool" else variables[
+        0
+    ].assign(~value)
     assert variables[1].numpy().tobytes() == value.tobytes()
 
 
@@ -49,14 +56,20 @@ def test_values_that_arithmetic_would_change(tensorflow):
 
     value = np.array([-0.0, np.nan, -np.inf, 1e-42], "float32")
     value.view("uint32")[1] |= 0x1234  # a NaN that says more
-    variables = [*sharing(tensorflow, value), *sharing(tensorflow, np.float32(-0.0)), *sharing(tensorflow, np.zeros((3, 0), "float32"))]
+    variables = [
+        *sharing(tensorflow, value),
+        *sharing(tensorflow, np.float32(-0.0)),
+        *sharing(tensorflow, np.zeros((3, 0), "float32")),
+    ]
     before = [variable.numpy().tobytes() for variable in variables]
     give_own_memory(variables)
     assert [variable.numpy().tobytes() for variable in variables] == before
 
 
 @pytest.mark.parametrize("options", [{}, {"use_ema": True}, {"gradient_accumulation_steps": 2}])
-def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(tensorflow, monkeypatch, options):
+def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
+    tensorflow, monkeypatch, options
+):
     """What is in use when ops are measured has all that the optimizer keeps."""
     import keras
 
@@ -82,7 +95,9 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(tensorfl
 
     monkeypatch.setattr(planner, "with_costs", watched)
     before = in_use()
-    checkmate.tf2.function(step, tensorflow.TensorSpec((8, 512)), budget="1GiB", cost_model="roofline", verbose=False)
+    checkmate.tf2.function(
+        step, tensorflow.TensorSpec((8, 512)), budget="1GiB", cost_model="roofline", verbose=False
+    )
     kept = sum(variable.shape.num_elements() * 4 for variable in optimizer.variables)
     assert kept > 4 * MIB
     assert seen[0] - before >= kept

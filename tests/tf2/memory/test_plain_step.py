@@ -54,7 +54,9 @@ def test_measuring_leaves_variables_as_and_where_they_are(monkeypatch):
         assert np.array_equal(value, value_after)
 
 
-@pytest.mark.parametrize(("of", "run"), [("measured", 1), ("measured", 3), ("confirm", 1), ("confirm", 3)])
+@pytest.mark.parametrize(
+    ("of", "run"), [("measured", 1), ("measured", 3), ("confirm", 1), ("confirm", 3)]
+)
 def test_ctrl_c_while_steps_are_run_leaves_variables_as_they_are(monkeypatch, of, run):
     """The plain step runs first, then planned ones."""
     import keras
@@ -100,8 +102,8 @@ def test_where_too_little_is_free_nothing_is_run(monkeypatch):
 
 
 def test_a_step_that_prints_is_not_run(tensorflow):
+    from checkmate.tf2.graph.trace import trace
     from checkmate.tf2.memory.plain_step import measured
-    from checkmate.tf2.trace import trace
 
     def prints(x):
         tensorflow.print(x[0, 0])
@@ -130,7 +132,9 @@ def test_a_step_slower_than_predicted_is_said(step):
     report = replace(step.report(), notes=())
     assert not report.with_seconds(1.0, report.result.overhead + 0.25).notes
     assert "Raise the budget" in report.with_seconds(1.0, report.result.overhead + 0.35).notes[0]
-    assert not report.with_seconds(1e-3, 1e-3 * (report.result.overhead + 0.35)).notes, "a step takes as long to start"
+    assert not report.with_seconds(1e-3, 1e-3 * (report.result.overhead + 0.35)).notes, (
+        "a step takes as long to start"
+    )
 
 
 def test_batches_are_of_the_size_that_is_traced(step):
@@ -143,7 +147,10 @@ def test_what_came_to_be_in_use_is_found(tensorflow, step):
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.pipeline import too_much
 
-    planned, budget = replace(step._main, in_use_bytes=devices.bytes_in_use("CPU:0")), step.budget_bytes
+    planned, budget = (
+        replace(step._main, in_use_bytes=devices.bytes_in_use("CPU:0")),
+        step.budget_bytes,
+    )
     planned.run(*map(tensorflow.constant, batch_of()))
     level = too_much(planned, budget)
     held = tensorflow.zeros((2**22,))
@@ -158,7 +165,10 @@ def test_more_is_left_for_batches_where_they_are_small(monkeypatch, step):
     monkeypatch.setattr(pipeline, "SMALL_SHARE", 0.0)
     assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 1, 2)] == [0, one, 2 * one]
     monkeypatch.setattr(pipeline, "SMALL_SHARE", 1.0)
-    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 2)] == [0, (2 + pipeline.MORE_BATCHES) * one]
+    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 2)] == [
+        0,
+        (2 + pipeline.MORE_BATCHES) * one,
+    ]
 
 
 def test_an_allocator_that_leaves_small_tensors_out_is_not_believed(monkeypatch):
@@ -167,8 +177,13 @@ def test_an_allocator_that_leaves_small_tensors_out_is_not_believed(monkeypatch)
     from checkmate.tf2.memory.plain_step import PlainStep
 
     half = compiled().report().plain_peak_bytes // 2
-    monkeypatch.setattr("checkmate.tf2.planning.planner.measured", lambda *_, **__: PlainStep(peak_bytes=half, seconds=1.0))
+    monkeypatch.setattr(
+        "checkmate.tf2.planning.planner.measured",
+        lambda *_, **__: PlainStep(peak_bytes=half, seconds=1.0),
+    )
     for complete in (True, False):
-        monkeypatch.setattr(devices, "counts_everything", lambda device, complete=complete: complete)
+        monkeypatch.setattr(
+            devices, "counts_everything", lambda device, complete=complete: complete
+        )
         report = compiled(budget="300%").report()
         assert report.budget_bytes == 3 * (half if complete else report.plain_peak_bytes)

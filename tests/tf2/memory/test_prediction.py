@@ -15,7 +15,11 @@ CLOSE = 0.005
 def case_of(name):
     import keras_models
 
-    return keras_models.cnn(batch=64) if name == "cnn" else keras_models.transformer(batch=32, length=64, width=64, depth=3)
+    return (
+        keras_models.cnn(batch=64)
+        if name == "cnn"
+        else keras_models.transformer(batch=32, length=64, width=64, depth=3)
+    )
 
 
 @pytest.fixture
@@ -34,7 +38,8 @@ def searches(monkeypatch):
 
 
 def peaks_of_training(step, case, memory):
-    """In the budget's terms, of steps on batches that are each made anew, as a loop over arrays makes them."""
+    """In the budget's terms, of steps on batches that are each made anew, as a loop over arrays
+    makes them."""
     import tensorflow as tf
 
     from checkmate.tf2 import device as devices
@@ -43,13 +48,21 @@ def peaks_of_training(step, case, memory):
     for _ in range(STEPS):
         inputs, labels = tf.constant(case.inputs), tf.constant(case.labels)
         planned, flat = step.planned_for(inputs, labels)
-        peaks.append(memory.peak(devices.peak_above(devices.training_device(), lambda run=planned.run, flat=flat: run(*flat))[2]))
+        peaks.append(
+            memory.peak(
+                devices.peak_above(
+                    devices.training_device(), lambda run=planned.run, flat=flat: run(*flat)
+                )[2]
+            )
+        )
     return peaks
 
 
 @pytest.mark.own_process
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
-def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_another_plan(searches, monkeypatch, name):
+def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_another_plan(
+    searches, monkeypatch, name
+):
     import gc
 
     import keras
@@ -70,7 +83,11 @@ def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_an
     (search,) = searches
     assert second.plan != plan and second.plan.recomputed
     assert search.footprints == footprints, "nothing was watched again"
-    (predicted,) = {each.predicted_bytes for each in search.candidates if each.result and each.result.plan == second.plan}
+    (predicted,) = {
+        each.predicted_bytes
+        for each in search.candidates
+        if each.result and each.result.plan == second.plan
+    }
     peaks = peaks_of_training(second, case, search.memory)
     assert abs(max(peaks) - predicted) <= CLOSE * search.memory.activation_bytes, (predicted, peaks)
     assert max(peaks) <= search.memory.limit_bytes
@@ -110,11 +127,12 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
     predictor = Predictor(planned.traced, planned.graph, ())
     paper = predictor.write(planned.traced.plain_plan())
     mib = 2**20
+    # Batch, result of the step before, what is read and written.
     for free, peak in (
         (16 * mib, 4 * mib),
         (4 * mib, 4 * mib),
         (3 * mib, None),
-    ):  # batch, result of the step before, what is read and written
+    ):
         predictor._pool = Pool.of_free_chunks([(2**30, free)], in_use_bytes=7 * mib, more=False)
         assert predictor.peak_bytes(paper) == (peak and peak + 7 * mib)
 
@@ -128,7 +146,9 @@ def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow)
     from checkmate.tf2.memory.probe import address_of
 
     x = tensorflow.random.stateless_normal((512, 512), (1, 2))
-    planned = planned_function(lambda x: tensorflow.reduce_sum(tensorflow.cumsum(x, 1)), x, budget="64GiB")._main
+    planned = planned_function(
+        lambda x: tensorflow.reduce_sum(tensorflow.cumsum(x, 1)), x, budget="64GiB"
+    )._main
     predictor = Predictor(planned.traced, planned.graph, [x])
     paper = predictor.write(planned.traced.plain_plan())
     where, size = address_of(x), 2**20
@@ -145,7 +165,9 @@ def test_a_batch_of_one_tensor_twice_and_of_any_type(tensorflow):
     tf = tensorflow
     x = tf.ones((64, 64))
     pool = Pool.of_free_chunks([], in_use_bytes=1 << 20)
-    found = Predictor(None, None, [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)])._add_batch(pool)
+    found = Predictor(
+        None, None, [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)]
+    )._add_batch(pool)
     assert {pool.chunk_bytes(address) for address in found} >= {64 * 64 * 4}
     for address in found:
         pool.release(address)

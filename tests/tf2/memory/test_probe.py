@@ -1,4 +1,5 @@
-"""What the allocator says of its free chunks is believed by a twin that is then right about all that follows."""
+"""What the allocator says of its free chunks is believed by a twin that is then right about all
+that follows."""
 
 import gc
 import itertools
@@ -17,22 +18,34 @@ PROGRAM = Path(__file__).parent / "random_requests.py"
 
 
 def same(compared):
-    return compared["same_chunk"] == compared["requests"] > 400 and compared["same_in_use"] == compared["events"] and compared["same_peak"]
+    return (
+        compared["same_chunk"] == compared["requests"] > 400
+        and compared["same_in_use"] == compared["events"]
+        and compared["same_peak"]
+    )
 
 
 @pytest.mark.parametrize("chunks", ["known", "roomy"])
 @pytest.mark.parametrize(("bfc", "least_requested"), [("true", 1), ("false", 256 * 2**10)])
 def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested, chunks):
-    seen = found(started(PROGRAM, 3, 3000, chunks, TF_CPU_ALLOCATOR_USE_BFC=bfc, TF_ENABLE_ONEDNN_OPTS="1"))
+    seen = found(
+        started(PROGRAM, 3, 3000, chunks, TF_CPU_ALLOCATOR_USE_BFC=bfc, TF_ENABLE_ONEDNN_OPTS="1")
+    )
     if bfc == "false" and not seen["reports"]:
         pytest.skip("no oneDNN here: the default allocator counts nothing")
-    assert seen["least_requested"] == pytest.approx(least_requested, rel=0.1), "smaller requests go to another allocator"
+    assert seen["least_requested"] == pytest.approx(least_requested, rel=0.1), (
+        "smaller requests go to another allocator"
+    )
     assert seen["fresh"]
     assert same(seen["from_start"]), "regions grow as they should"
-    assert len(set(seen["in_use"])) == 1, "the probe counts what was in use, and leaves nothing in use"
+    assert len(set(seen["in_use"])) == 1, (
+        "the probe counts what was in use, and leaves nothing in use"
+    )
     assert same(seen["from_probe"])
     assert seen["same_run"]
-    assert seen["large_was_used"] and not seen["fetched"], "else nothing is shown of the large chunk"
+    assert seen["large_was_used"] and not seen["fetched"], (
+        "else nothing is shown of the large chunk"
+    )
     assert seen["chunks_at_end"] >= 4
     assert seen["same_at_end"]
     assert seen["same_hole"] == (chunks == "known")
@@ -41,13 +54,16 @@ def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested,
 
 @pytest.mark.own_process  # what others left in use may be released meanwhile
 def test_a_training_step_gets_the_chunks_that_the_twin_says(tensorflow):
-    """Real kernels, with what they need while they run and what they overwrite; each step leaves a result, and drops one two steps later."""
+    """Real kernels, with what they need while they run and what they overwrite; each step leaves a
+    result, and drops one two steps later."""
     from checkmate.tf2.memory.probe import probe
-    from checkmate.tf2.observe import observe
+    from checkmate.tf2.memory.profiler import observe
 
     tf = tensorflow
     chance = tf.random.Generator.from_seed(0)
-    filters = [tf.Variable(chance.normal((3, 3, m, n)) / 10) for m, n in itertools.pairwise([3, 16, 24, 8])]
+    filters = [
+        tf.Variable(chance.normal((3, 3, m, n)) / 10) for m, n in itertools.pairwise([3, 16, 24, 8])
+    ]
     last = tf.Variable(chance.normal((8, 10)))
 
     @tf.function
@@ -57,7 +73,9 @@ def test_a_training_step_gets_the_chunks_that_the_twin_says(tensorflow):
             for each in filters:
                 x = tf.nn.relu(tf.nn.conv2d(x, each, 1, "SAME"))
             loss = tf.reduce_mean((tf.reduce_mean(x, [1, 2]) @ last) ** 2)
-        for variable, gradient in zip((*filters, last), tape.gradient(loss, (*filters, last)), strict=True):
+        for variable, gradient in zip(
+            (*filters, last), tape.gradient(loss, (*filters, last)), strict=True
+        ):
             variable.assign_sub(0.01 * gradient)
         return loss, x
 
@@ -104,7 +122,8 @@ def test_the_room_is_there(tensorflow, room_bytes):
 
 @pytest.mark.own_process
 def test_a_chunk_about_as_large_as_the_room_is_known(tensorflow):
-    """Just as large, one unit more, one that is not split, and smaller ones beside it that are full after many requests."""
+    """Just as large, one unit more, one that is not split, and smaller ones beside it that are full
+    after many requests."""
     from checkmate.tf2.memory.probe import probe
 
     tf = tensorflow
@@ -115,7 +134,11 @@ def test_a_chunk_about_as_large_as_the_room_is_known(tensorflow):
     del buffers
     for more in (0, 256, 512, MIB):
         pool = probe(25 * MIB - more)
-        assert [size for _, size in pool.free_chunks if size > 2 * MIB] == [20 * MIB, 13 * MIB, 25 * MIB]
+        assert [size for _, size in pool.free_chunks if size > 2 * MIB] == [
+            20 * MIB,
+            13 * MIB,
+            25 * MIB,
+        ]
         assert pool.in_use_bytes == sum(wall.shape[0] for wall in walls)
 
 
@@ -176,7 +199,8 @@ def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
     before = devices.bytes_in_use("CPU:0")
     count = itertools.count(0, MIB // 3)
     with monkeypatch.context() as patch:
-        patch.setattr(devices, "bytes_in_use", lambda device: next(count))  # as if others took as much between any two looks
+        # As if others took as much between any two looks.
+        patch.setattr(devices, "bytes_in_use", lambda device: next(count))
         with pytest.raises(CheckmateError, match="Do other threads use it"):
             probe.probe(MIB // 4)
     places = itertools.count(2**40, MIB)
@@ -211,5 +235,7 @@ def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
     pool = probe.probe(60 * MIB)
     released, requested = places
     assert 500000 <= pool.in_use_bytes - in_use <= 1000000
-    assert [any(start <= place < start + size for start, size in pool.free_chunks) for place in places] == [True, False]
+    assert [
+        any(start <= place < start + size for start, size in pool.free_chunks) for place in places
+    ] == [True, False]
     assert released != requested

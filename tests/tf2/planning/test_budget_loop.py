@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate.tf2.planning.budget_loop import CLOSE_SHARE, FIRST_RESERVE, PLANS, PLANS_ONCE_WITHIN, UNUSED_SHARE, Tried, next_target
+from checkmate.tf2.planning.budget_loop import (
+    CLOSE_SHARE,
+    FIRST_RESERVE,
+    PLANS,
+    PLANS_ONCE_WITHIN,
+    UNUSED_SHARE,
+    Tried,
+    next_target,
+)
 
 FIXED, LIMIT = 10_000_000, 110_000_000
 ROOM = LIMIT - FIXED
@@ -21,7 +29,8 @@ def share(part):
 
 
 def tried(target, peak, *, asked=None, recomputes=True):
-    """A plan for a share of the activation budget that asks for all of it, unless said, and takes another; None for no plan."""
+    """A plan for a share of the activation budget that asks for all of it, unless said, and takes
+    another; None for no plan."""
     if peak is None:
         return Tried(share(target), None, None)
     return Tried(share(target), share(target if asked is None else asked), share(peak), recomputes)
@@ -32,7 +41,8 @@ def ran_out(target):
 
 
 def searched(limit, fixed, took):
-    """All that is tried until no other plan is worth asking for; `took(target)` is what comes of it."""
+    """All that is tried until no other plan is worth asking for; `took(target)` is what comes of
+    it."""
     found = []
     while (target := next_target(limit, fixed, found)) is not None:
         assert len(found) < 100, "it does not end"
@@ -48,7 +58,9 @@ def test_what_is_asked_for_is_scaled_towards_the_limit():
     """By what the last plan took for each byte that it asked for, what is fixed left out."""
     aim = 1 - UNUSED_SHARE / 2
     for target, asked, took in ((0.95, 0.95, 1.1), (0.95, 0.85, 1.05), (0.8, 0.8, 0.9)):
-        assert next_target(LIMIT, FIXED, [tried(target, took, asked=asked)]) == pytest.approx(share(asked * aim / took), abs=2)
+        assert next_target(LIMIT, FIXED, [tried(target, took, asked=asked)]) == pytest.approx(
+            share(asked * aim / took), abs=2
+        )
 
 
 def test_scaling_stays_between_what_fits_and_what_does_not():
@@ -57,7 +69,10 @@ def test_scaling_stays_between_what_fits_and_what_does_not():
     assert next_target(LIMIT, FIXED, [tried(0.95, 0.1)]) == LIMIT + 1 - STEP
 
 
-@pytest.mark.parametrize(("took", "enough"), [(1.0, True), (1 - 0.9 * UNUSED_SHARE, True), (1 - 1.1 * UNUSED_SHARE, False)])
+@pytest.mark.parametrize(
+    ("took", "enough"),
+    [(1.0, True), (1 - 0.9 * UNUSED_SHARE, True), (1 - 1.1 * UNUSED_SHARE, False)],
+)
 def test_it_ends_where_little_is_unused(took, enough):
     assert (next_target(LIMIT, FIXED, [tried(0.9, took)]) is None) == enough
 
@@ -65,7 +80,9 @@ def test_it_ends_where_little_is_unused(took, enough):
 def test_it_ends_where_nothing_is_recomputed():
     assert next_target(LIMIT, FIXED, [tried(0.9, 0.5)]) is not None
     assert next_target(LIMIT, FIXED, [tried(0.9, 0.5, recomputes=False)]) is None
-    assert next_target(LIMIT, FIXED, [tried(0.9, 1.5, recomputes=False)]) is not None, "it does not fit"
+    assert next_target(LIMIT, FIXED, [tried(0.9, 1.5, recomputes=False)]) is not None, (
+        "it does not fit"
+    )
 
 
 def test_it_ends_after_so_many_plans_and_sooner_where_one_fits():
@@ -81,24 +98,36 @@ def test_how_often_the_solver_was_asked_counts_where_it_gave_more_plans_than_one
     over = [tried(0.95 - 0.05 * k, 1.5) for k in range(PLANS)]
     assert next_target(LIMIT, FIXED, over, PLANS - 1) is not None
     assert next_target(LIMIT, FIXED, over[:2], PLANS) is None
-    assert next_target(LIMIT, FIXED, [tried(0.3, 0.5), *over[:2]], PLANS_ONCE_WITHIN - 1) is not None
+    assert (
+        next_target(LIMIT, FIXED, [tried(0.3, 0.5), *over[:2]], PLANS_ONCE_WITHIN - 1) is not None
+    )
     assert next_target(LIMIT, FIXED, [tried(0.3, 0.5)], PLANS_ONCE_WITHIN) is None
 
 
 def test_where_there_is_no_plan_it_goes_halfway_to_the_lowest_that_takes_too_much():
     assert next_target(LIMIT, FIXED, [tried(0.5, None)]) == pytest.approx(share(0.75), abs=1)
-    assert next_target(LIMIT, FIXED, [tried(0.8, 1.2), tried(0.9, 1.4), tried(0.5, None)]) == pytest.approx(share(0.65), abs=1)
-    assert next_target(LIMIT, FIXED, [tried(0.8, 1.2), tried(0.6, None), tried(0.5, None)]) == pytest.approx(share(0.7), abs=1)
+    assert next_target(
+        LIMIT, FIXED, [tried(0.8, 1.2), tried(0.9, 1.4), tried(0.5, None)]
+    ) == pytest.approx(share(0.65), abs=1)
+    assert next_target(
+        LIMIT, FIXED, [tried(0.8, 1.2), tried(0.6, None), tried(0.5, None)]
+    ) == pytest.approx(share(0.7), abs=1)
 
 
 def test_where_memory_runs_out_it_goes_down_by_what_the_first_plan_leaves():
     """How much was missing is not known."""
-    assert next_target(LIMIT, FIXED, [ran_out(0.8)]) == pytest.approx(share(0.8 - FIRST_RESERVE), abs=1)
-    assert next_target(LIMIT, FIXED, [ran_out(0.8), ran_out(0.75)]) == pytest.approx(share(0.75 - FIRST_RESERVE), abs=1)
-    assert next_target(LIMIT, FIXED, [tried(0.77, None), ran_out(0.8)]) == pytest.approx(share(0.77) + STEP, abs=1), (
-        "not below what has no plan"
+    assert next_target(LIMIT, FIXED, [ran_out(0.8)]) == pytest.approx(
+        share(0.8 - FIRST_RESERVE), abs=1
     )
-    assert next_target(LIMIT, FIXED, [ran_out(0.8), tried(0.4, None)]) == pytest.approx(share(0.6), abs=1)
+    assert next_target(LIMIT, FIXED, [ran_out(0.8), ran_out(0.75)]) == pytest.approx(
+        share(0.75 - FIRST_RESERVE), abs=1
+    )
+    assert next_target(LIMIT, FIXED, [tried(0.77, None), ran_out(0.8)]) == pytest.approx(
+        share(0.77) + STEP, abs=1
+    ), "not below what has no plan"
+    assert next_target(LIMIT, FIXED, [ran_out(0.8), tried(0.4, None)]) == pytest.approx(
+        share(0.6), abs=1
+    )
 
 
 def test_where_all_take_too_much_one_between_them_is_tried():
@@ -106,8 +135,12 @@ def test_where_all_take_too_much_one_between_them_is_tried():
     close = [tried(0.5, None), tried(0.505, 1.1), tried(0.95, 1.2)]
     assert next_target(LIMIT, FIXED, close) == pytest.approx(share((0.505 + 0.95) / 2), abs=1)
     close += [tried(0.7275, 1.1), tried(0.84, 1.3)]
-    assert next_target(LIMIT, FIXED, close) == pytest.approx(share((0.505 + 0.7275) / 2), abs=1), "in the widest gap"
-    assert next_target(LIMIT, FIXED, [tried(0.5, 0.6), tried(0.505, 1.1)]) is None, "one that fits is there"
+    assert next_target(LIMIT, FIXED, close) == pytest.approx(share((0.505 + 0.7275) / 2), abs=1), (
+        "in the widest gap"
+    )
+    assert next_target(LIMIT, FIXED, [tried(0.5, 0.6), tried(0.505, 1.1)]) is None, (
+        "one that fits is there"
+    )
 
 
 def test_a_plan_for_more_that_takes_less_is_found():
@@ -135,7 +168,8 @@ parts = st.floats(0, 1)
 
 @st.composite
 def ways_down(draw):
-    """(limit, fixed, target -> what comes of it): more memory is asked for and taken for a higher target, and from some target on there is a plan."""
+    """(limit, fixed, target -> what comes of it): more memory is asked for and taken for a higher
+    target, and from some target on there is a plan."""
     fixed, room = draw(sizes)
     hopeless = draw(parts)
     rises = sorted(draw(st.lists(st.tuples(parts, parts), max_size=5)))
@@ -146,7 +180,12 @@ def ways_down(draw):
         if part < hopeless:
             return Tried(target, None, None)
         peak = first + more * part + sum(rise for start, rise in rises if part >= start)
-        return Tried(target, fixed + int(asks * part * room), fixed + int(peak * room) if peak < 3 else None, draw_recomputes(part))
+        return Tried(
+            target,
+            fixed + int(asks * part * room),
+            fixed + int(peak * room) if peak < 3 else None,
+            draw_recomputes(part),
+        )
 
     def draw_recomputes(part):
         return part < 0.97 or bool(rises)
@@ -164,7 +203,12 @@ def anything(draw):
         if chance.random() < 0.3:
             return Tried(target, None, None)
         asked = fixed + int(chance.random() * (target - fixed))
-        return Tried(target, asked, None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * room), chance.random() < 0.95)
+        return Tried(
+            target,
+            asked,
+            None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * room),
+            chance.random() < 0.95,
+        )
 
     return fixed + room, fixed, took
 
@@ -183,13 +227,17 @@ def test_whatever_plans_take_it_ends_soon_and_asks_for_nothing_twice_or_above_th
 
 @given(ways_down())
 def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
-    """Every target that is more than two steps from all that were tried has no plan, or takes too much, or less than one that fits."""
+    """Every target that is more than two steps from all that were tried has no plan, or takes too
+    much, or less than one that fits."""
     limit, fixed, took = problem
     found = searched(limit, fixed, took)
     within = [each for each in found if each.within(limit)]
     if len(found) >= (PLANS_ONCE_WITHIN if within else PLANS):
         return
-    if any(not each.recomputes or limit - each.peak_bytes <= UNUSED_SHARE * (limit - fixed) for each in within):
+    if any(
+        not each.recomputes or limit - each.peak_bytes <= UNUSED_SHARE * (limit - fixed)
+        for each in within
+    ):
         return
     step = max(1, int(CLOSE_SHARE * (limit - fixed)))
     least = max((each.target_bytes for each in within), default=fixed)

@@ -1,4 +1,5 @@
-"""From a step to a plan within its budget: chosen on paper, confirmed by a few steps, and another one where those took too much."""
+"""From a step to a plan within its budget: chosen on paper, confirmed by a few steps, and another
+one where those took too much."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ MIB = 2**20
 
 
 class Chain:
-    """A training step of a few dense layers with momentum, on 1,024 rows of 256 numbers: 1 MiB for each value."""
+    """A training step of a few dense layers with momentum, on 1,024 rows of 256 numbers: 1 MiB for
+    each value."""
 
     def __init__(self, depth=6):
         import tensorflow as tf
 
-        self.weights = [tf.Variable(tf.random.stateless_normal((256, 256), (k, 1)) / 16) for k in range(depth)]
+        self.weights = [
+            tf.Variable(tf.random.stateless_normal((256, 256), (k, 1)) / 16) for k in range(depth)
+        ]
         self.slots = [tf.Variable(tf.zeros_like(weight)) for weight in self.weights]
         self.x = tf.random.stateless_normal((1024, 256), (1, 2))
         self.layer = lambda h, weight: tf.tanh(h @ weight)
@@ -29,7 +33,9 @@ class Chain:
             for weight in self.weights:
                 h = self.layer(h, weight)
             loss = tf.reduce_mean(h * h)
-        for weight, slot, gradient in zip(self.weights, self.slots, tape.gradient(loss, self.weights), strict=True):
+        for weight, slot, gradient in zip(
+            self.weights, self.slots, tape.gradient(loss, self.weights), strict=True
+        ):
             slot.assign(0.9 * slot + gradient)
             weight.assign_sub(0.1 * slot)
         return loss
@@ -45,10 +51,11 @@ class Chain:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What happens while a step is planned: the searches, what confirmed each plan that was built, and how often functions of plans are called."""
+    """What happens while a step is planned: the searches, what confirmed each plan that was built,
+    and how often functions of plans are called."""
     from types import SimpleNamespace
 
-    from checkmate.tf2.execute import Replayed
+    from checkmate.tf2.execution.replay import Replayed
     from checkmate.tf2.planning import plan_search
 
     seen = SimpleNamespace(searches=[], confirmed=[], calls=0, first=None)
@@ -77,7 +84,9 @@ def test_a_plan_is_confirmed_by_at_most_three_steps(seen):
     step = Chain().planned()
     assert step.plan.recomputed
     assert seen.calls == step.report().steps_before == 3 + len(seen.confirmed) - 1
-    assert step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
+    assert (
+        step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
+    )
     assert step.report().step_seconds > 0, "one of the three is a warm-up, one is timed"
 
 
@@ -88,9 +97,17 @@ def test_what_is_known_of_a_step_saves_steps(seen):
     (search,) = seen.searches
     assert search.footprints and not search.notes
     again = PlanSearch(
-        search.traced, search.graph, search.memory, search.solver, 1, search.clock, search.progress, None, search.most_bytes,
+        search.traced,
+        search.graph,
+        search.memory,
+        search.solver,
+        1,
+        search.clock,
+        search.progress,
+        None,
+        search.most_bytes,
         footprints=dict(search.footprints),
-    )  # fmt: skip
+    )
     seen.calls, seen.confirmed[:] = 0, []
     found = again.run()
     assert seen.calls == again.steps_run == len(seen.confirmed)
@@ -100,13 +117,16 @@ def test_what_is_known_of_a_step_saves_steps(seen):
 def test_the_cheapest_plan_that_is_expected_within_the_budget_is_taken(seen):
     step = Chain(depth=12).planned("55%")
     (search,) = seen.searches
-    within = [each for each in search.candidates if (search.expected(each) or 2**60) <= search.limit_bytes]
+    within = [
+        each for each in search.candidates if (search.expected(each) or 2**60) <= search.limit_bytes
+    ]
     assert len(search.candidates) > 1
     assert step.result.cost <= 1.01 * min(each.result.cost for each in within)
 
 
 def test_footprints_are_learnt_where_a_step_takes_more_than_was_predicted(seen, monkeypatch):
-    """What the solver and the prediction reckon for each op is too little, as it would be for kernels with workspaces that nobody measured."""
+    """What the solver and the prediction reckon for each op is too little, as it would be for
+    kernels with workspaces that nobody measured."""
     from dataclasses import replace
 
     from checkmate.core.footprint import Footprint, Node, Request
@@ -116,19 +136,26 @@ def test_footprints_are_learnt_where_a_step_takes_more_than_was_predicted(seen, 
 
     def too_small(*arguments, **options):
         graph = with_costs(*arguments, **options)
-        return replace(graph, ops=tuple(replace(op, output_bytes=op.output_bytes // 2) for op in graph.ops))
+        return replace(
+            graph, ops=tuple(replace(op, output_bytes=op.output_bytes // 2) for op in graph.ops)
+        )
 
     monkeypatch.setattr(planner, "with_costs", too_small)
     monkeypatch.setattr(
         Node,
         "expected",
-        lambda self: Footprint(tuple(Request(n // 2, output=k) for k, n in enumerate(self.output_bytes) if n), self.in_place),
+        lambda self: Footprint(
+            tuple(Request(n // 2, output=k) for k, n in enumerate(self.output_bytes) if n),
+            self.in_place,
+        ),
     )
     step = Chain().planned()
     (search,) = seen.searches
     run = [each for each in search.candidates if each.measured_bytes]
     assert len(seen.confirmed) >= 2
-    assert search.memory.peak(seen.confirmed[0].counted_bytes) > search.limit_bytes, "the first plan took too much"
+    assert search.memory.peak(seen.confirmed[0].counted_bytes) > search.limit_bytes, (
+        "the first plan took too much"
+    )
     assert step.report().measured_peak_bytes <= search.limit_bytes < step.budget_bytes
     assert step.plan != run[0].result.plan
     for each in run:  # with what was learnt, each plan that was run is predicted
@@ -140,7 +167,9 @@ def test_a_step_that_takes_more_than_was_predicted_is_not_delivered(seen):
     """Whatever of it was not seen."""
     from dataclasses import replace
 
-    seen.first = lambda found: replace(found, counted_bytes=found.counted_bytes + 3 * MIB, requests=None)
+    seen.first = lambda found: replace(
+        found, counted_bytes=found.counted_bytes + 3 * MIB, requests=None
+    )
     step = Chain().planned()
     (search,) = seen.searches
     first = next(each for each in search.candidates if each.measured_bytes)
@@ -197,7 +226,9 @@ def test_a_step_that_is_seen_outside_is_not_run(tensorflow, seen, capfd, what):
     assert report.measured_peak_bytes is None and report.predicted_peak_bytes <= report.budget_bytes
     assert any("could not be run before training" in note for note in report.notes)
     step(chain.x)
-    assert len(lines) == (6 if what == "python" else 0) and ("ran" in capfd.readouterr().err) == (what == "print")
+    assert len(lines) == (6 if what == "python" else 0) and ("ran" in capfd.readouterr().err) == (
+        what == "print"
+    )
 
 
 def test_a_step_with_loops_is_measured_and_corrected(tensorflow, seen):
@@ -205,12 +236,18 @@ def test_a_step_with_loops_is_measured_and_corrected(tensorflow, seen):
     tf, chain = tensorflow, Chain()
 
     def looped(h, weight):
-        return tf.while_loop(lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ weight)), (0, h))[1]
+        return tf.while_loop(lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ weight)), (0, h))[
+            1
+        ]
 
     chain.layer = looped
     step = chain.planned("85%")
     (search,) = seen.searches
     assert not search.predictor.predicts
     assert any("the step has loops" in note for note in step.report().notes)
-    assert all(each.requests is None for each in seen.confirmed), "nothing is watched that is not made use of"
-    assert step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
+    assert all(each.requests is None for each in seen.confirmed), (
+        "nothing is watched that is not made use of"
+    )
+    assert (
+        step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
+    )

@@ -1,0 +1,223 @@
+"""The judge: `replay` says whether a plan is legal for a graph, what it costs and how many bytes it
+needs.
+
+This is the one definition of memory in the project. At every step the bytes in use are
+
+    graph.fixed_bytes + output_bytes of every value in memory + workspace_bytes of the op that runs.
+
+An op's inputs and its value are in memory together while it runs, unless it is computed *in place*:
+where one of the Free steps that directly follow the op's Compute step frees an input whose memory
+its value may take over (`Op.in_place`), the value lies in that memory, and its bytes count from
+that Free step on, instead of the input's. Nothing else is counted: no fragmentation, no rounding
+beyond what the graph's sizes already contain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph, ancestors
+from checkmate.core.plan import Compute, Free, Plan, Step
+from checkmate.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTimeline:
+    """What `replay` found.
+
+    Attributes:
+      bytes_after_step: (steps,) int64, bytes in use after each step, fixed bytes included,
+        workspace not.
+      peak_bytes: The most bytes in use at any moment, workspace included.
+      peak_step: Index of the step that reaches it.
+      fixed_bytes: The graph's resident bytes, contained in all figures here.
+      cost: Sum of the costs of all evaluations, in the graph's unit.
+    """
+
+    bytes_after_step: np.ndarray = field(repr=False, compare=False)
+    peak_bytes: int
+    peak_step: int
+    fixed_bytes: int
+    cost: float
+
+
+def taken_over(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
+    """Returns the input whose memory the value of the op computed at step k takes over; None where
+    the op is not computed in place."""
+    allowed = graph.in_place[steps[k].op]
+    if allowed:
+        for position in range(k + 1, len(steps)):
+            step = steps[position]
+            if not isinstance(step, Free):
+                return None
+            if step.op in allowed:
+                return step.op
+    return None
+
+
+class BytesInUse:
+    """Follows the steps of a legal plan and says by how much each changes the bytes in use, value
+    by value.
+
+    Args:
+      graph: The problem.
+      steps: The steps of the plan, which are told one after another.
+    """
+
+    def __init__(self, graph: DFGraph, steps: Sequence[Step]):
+        self._graph, self._steps = graph, steps
+        self._guest: dict[int, int] = {}  # value -> the value that lies in its memory
+
+    def changes(self, k: int) -> list[tuple[int, int]]:
+        """Returns (op, change of the bytes counted for its value) for step k; steps must be asked
+        for in order."""
+        i, ops = self._steps[k].op, self._graph.ops
+        if isinstance(self._steps[k], Compute):
+            host = taken_over(self._graph, self._steps, k)
+            if host is None:
+                return [(i, ops[i].output_bytes)]
+            self._guest[host] = i
+            return []
+        if i in self._guest:
+            guest = self._guest.pop(i)
+            return [(i, -ops[i].output_bytes), (guest, ops[guest].output_bytes)]
+        for host, guest in self._guest.items():
+            if guest == i:  # freed before the input in whose memory it lies
+                del self._guest[host]
+                return []
+        return [(i, -ops[i].output_bytes)]
+
+
+def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
+    """Runs a plan on paper.
+
+    Returns:
+      Peak, cost and the bytes in use after every step.
+
+    Raises:
+      PlanError: The plan is not legal for this graph: an op runs without its inputs, before an op
+        it must follow, again though it must not, or after an op that overwrote what it reads; an op
+        never runs; an output is not there at the end.
+
+    Example:
+      >>> from checkmate import DFGraph, Op, Plan, replay
+      >>> chain = DFGraph((Op("a", output_bytes=3), Op("b", (0,), output_bytes=4)), outputs=(1,), fixed_bytes=10)
+      >>> replay(chain, Plan.keep_all(chain)).peak_bytes  # 10 + 3 + 4
+      17
+    """
+    ops = graph.ops
+    bytes_in_use = BytesInUse(graph, plan.steps)
+    live: set[int] = set()
+    done: set[int] = set()
+    expired: dict[int, int] = {}  # op that may not run again -> the op that overwrote what it reads
+    in_use = peak = graph.fixed_bytes
+    peak_step = 0
+    bytes_after_step = np.empty(len(plan.steps), dtype=np.int64)
+    costs = []
+    for k, step in enumerate(plan.steps):
+        i = step.op
+        if not 0 <= i < len(ops):
+            raise PlanError(
+                f"Step {k} names op {i}; the graph has ops 0 to {len(ops) - 1}. The plan belongs to"
+                " another graph."
+            )
+        op = ops[i]
+        if isinstance(step, Compute):
+            if i not in done:
+                for d in (*op.control_deps, *op.overwrites):
+                    if d not in done:
+                        raise PlanError(
+                            f"Step {k} runs op {i} {op.name!r} before op {d} {ops[d].name!r}, which"
+                            " it must follow."
+                        )
+                expired.update((d, i) for d in op.overwrites)
+                done.add(i)
+            elif not op.recomputable:
+                raise PlanError(f"Step {k} runs op {i} {op.name!r} again; it may run only once.")
+            elif i in expired:
+                raise PlanError(
+                    f"Step {k} runs op {i} {op.name!r} again after op {expired[i]}"
+                    f" {ops[expired[i]].name!r} overwrote what it reads."
+                )
+            for d in op.deps:
+                if d not in live:
+                    raise PlanError(
+                        f"Step {k} runs op {i} {op.name!r}, but its input {d} {ops[d].name!r} is"
+                        " not in memory."
+                    )
+            live.add(i)
+            costs.append(op.cost)
+        else:
+            live.remove(i)
+        in_use += sum(change for _, change in bytes_in_use.changes(k))
+        if isinstance(step, Compute) and in_use + op.workspace_bytes > peak:
+            peak, peak_step = in_use + op.workspace_bytes, k
+        bytes_after_step[k] = in_use
+    if len(done) < len(ops):
+        i = next(i for i in range(len(ops)) if i not in done)
+        raise PlanError(
+            f"{len(ops) - len(done)} ops never run, the first is op {i} {ops[i].name!r}. Every op"
+            " must run at least once."
+        )
+    for i in graph.outputs:
+        if i not in live:
+            raise PlanError(f"Output {i} {ops[i].name!r} is not in memory at the end.")
+    bytes_after_step.setflags(write=False)
+    return MemoryTimeline(bytes_after_step, peak, peak_step, graph.fixed_bytes, math.fsum(costs))
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """No plan of this graph needs less than `bytes`, because op `op` with what must be in memory
+    around it needs that much.
+
+    Attributes:
+      held: The ops whose values are in memory then: `op` itself, unless it may be computed in
+        place, its inputs, and what may not be recomputed and is still needed.
+    """
+
+    bytes: int
+    op: int
+    held: tuple[int, ...] = ()
+
+
+def floor(graph: DFGraph) -> Floor:
+    """Returns a budget below which no plan exists, in whatever order ops run, with the op that
+    binds.
+
+    While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
+    its workspace, and every value that may not be recomputed, was needed to get here (an ancestor
+    of v) and is still needed (an output, or read by a descendant of v). Its value does not count
+    where it may take over the memory of an input that need not stay: one that is not among the
+    values just named. It is a lower bound: the least feasible budget can be higher.
+    """
+    n = len(graph)
+    above = ancestors(graph.deps)
+    below = [0] * n
+    for i in range(n - 1, -1, -1):
+        for u in graph.users[i]:
+            below[i] |= below[u] | 1 << u
+    outputs = set(graph.outputs)
+    pinned = [i for i, op in enumerate(graph.ops) if not op.recomputable and op.output_bytes]
+    user_bits = {i: sum(1 << u for u in graph.users[i]) for i in pinned}
+
+    def held_at(v: int) -> set[int]:
+        kept = {
+            i for i in pinned if above[v] >> i & 1 and (i in outputs or user_bits[i] & below[v])
+        }
+        in_place = any(d not in kept for d in graph.in_place[v])
+        return kept | {*graph.ops[v].deps} | (set() if in_place else {v})
+
+    def needed_at(v: int) -> int:
+        return (
+            graph.fixed_bytes
+            + graph.ops[v].workspace_bytes
+            + sum(graph.ops[i].output_bytes for i in held_at(v))
+        )
+
+    binding = max(range(n), key=needed_at)
+    return Floor(needed_at(binding), binding, tuple(sorted(held_at(binding))))

@@ -1,0 +1,114 @@
+"""Which layer of the model each op belongs to, read from the names that frameworks give to ops. For
+reports, never for a solver.
+
+TensorFlow names an op by the scopes it was made in: "model/dense/MatMul" in the forward pass,
+"gradient_tape/model/dense/MatMul_1" behind it. Keras opens a scope per layer, and the names it
+makes unique get a number at the end, so that the layers "conv" and "conv_1" can appear as "conv_1"
+and "conv_1_2". All names of a graph are therefore read together: where every scope below the model
+ends in a number, and without it they are still told apart, the number is none of the layer's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import takewhile
+
+from checkmate.core.graph import DFGraph
+
+_GRADIENT_SCOPES = ("gradient_tape", "gradients")
+_NUMBER = re.compile(r"_\d+$")
+
+Path = tuple[str, ...]
+"""Scopes from the outermost in; of an op, its own name is the last part."""
+
+
+def layer_names(graph: DFGraph) -> tuple[str, ...]:
+    """Returns for each op the layer it belongs to: "conv2_block1_1_bn", "attention/softmax" for a
+    layer in a layer, "" for none.
+
+    An op of the backward pass belongs to the layer whose gradient it computes. One that was made
+    outside of every scope of the forward pass, such as the sum of two gradients, belongs to the
+    layer of the last op it reads. A forward op outside of every scope is a layer of its own.
+    """
+    scopes = _Scopes([_parts(op.name) for op in graph.ops if not op.is_backward])
+    names: list[str] = []
+    for op in graph.ops:
+        path = scopes.forward_path(op.name) if op.is_backward else _parts(op.name)
+        scope = scopes.innermost(path)
+        if scope:
+            names.append(scopes.layer(scope))
+        elif op.is_backward and scopes.any and not scopes.knows(path):
+            names.append(next((names[d] for d in reversed(op.deps) if names[d]), ""))
+        else:
+            names.append("/".join(path))
+    return tuple(names)
+
+
+class _Scopes:
+    """The scopes of the forward pass, and which of them are models and layers."""
+
+    def __init__(self, forward: list[Path]):
+        self._known = {path[:depth] for path in forward for depth in range(1, len(path) + 1)}
+        self._scopes = {path[:depth] for path in forward for depth in range(1, len(path))}
+        inside: dict[Path, set[str]] = defaultdict(set)
+        for scope in self._scopes:
+            inside[scope[:-1]].add(scope[-1])
+        self._outermost = inside[()]
+        self._models = {
+            scope[0] for scope, names in inside.items() if len(scope) == 1 and len(names) > 1
+        }
+        self._numbered = {model for model in self._models if _all_numbered(model, inside[(model,)])}
+
+    @property
+    def any(self) -> bool:
+        return bool(self._scopes)
+
+    def knows(self, path: Path) -> bool:
+        """It is a forward op or a scope of one."""
+        return path in self._known
+
+    def forward_path(self, name: str) -> Path:
+        """The path of a backward op; of one named "PREFIX_" before what a forward op or scope is
+        called, without the prefix."""
+        path, stem = _parts(name), _parts(name.split("_", 1)[-1])
+        return stem if not self.knows(path[:1]) and self.knows(stem[:1]) else path
+
+    def innermost(self, path: Path) -> Path:
+        """The deepest scope of the forward pass that an op is in; () for none."""
+        found: Path = next(
+            (path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in self._scopes),
+            (),
+        )
+        # A layer whose forward ops are named after the next one.
+        if len(found) == 1 and found[0] in self._models and len(path) > 2:
+            return path[:2]
+        return found
+
+    def layer(self, scope: Path) -> str:
+        """The layer that a scope belongs to; a scope outside of models, such as a loss or an
+        optimizer, is one itself."""
+        if scope[0] not in self._models or len(scope) == 1:
+            bare = _bare(scope[0])
+            return bare if sum(_bare(other) == bare for other in self._outermost) == 1 else scope[0]
+        if scope[0] not in self._numbered:
+            return scope[1]
+        # Deeper scopes are layers where they have a number; of kernels, the first use has none.
+        return "/".join([_bare(scope[1]), *map(_bare, takewhile(_NUMBER.search, scope[2:]))])
+
+
+def _parts(name: str) -> Path:
+    return tuple(part for part in name.split("/") if part and part not in _GRADIENT_SCOPES) or (
+        name,
+    )
+
+
+def _all_numbered(model: str, layers: set[str]) -> bool:
+    """Every scope ends in a number, and the names stay apart without it."""
+    return all(map(_NUMBER.search, (model, *layers))) and len(
+        {_bare(name) for name in layers}
+    ) == len(layers)
+
+
+def _bare(name: str) -> str:
+    return _NUMBER.sub("", name)

@@ -1,0 +1,1 @@
+"""Simulated annealing over orders of evaluations. Only this room uses numba."""

@@ -1,0 +1,1 @@
+"""The default solver: bounds from a relaxation, plans from its solutions, improved by annealing."""

@@ -1,0 +1,1 @@
+"""The methods that plans are compared with."""

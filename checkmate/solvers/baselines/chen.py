@@ -1,0 +1,245 @@
+"""Checkpoint-all, checkpoint-last and the two sublinear schemes of Chen et al.: what a planner has
+to beat.
+
+Method of the latter: some forward values are retained until their last use (the checkpoints); the
+others are dropped when the forward pass leaves their segment, run again when the backward pass asks
+for them, and dropped when it goes on to another segment. What may not run again is always retained.
+Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the
+cheapest plan within the budget counts.
+
+Sources: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016):
+section 4 for segments of equal length, algorithm 3 for the greedy ones. Checkmate (Jain et al.,
+MLSys 2020, section 6.2 and appendix B) takes them from chains to graphs: checkpoints are
+articulation points of the forward graph ("AP") or any op of its linear order ("linearized"), which
+is the same on a chain. Its "AP sqrt(n)", "AP greedy", "linearized sqrt(n)" and "linearized greedy"
+are one `form` each; the default tries both. Guarantee: the plans are legal. None on their cost, and
+often none of them fits a tight budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan, lower
+from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forward_use
+from checkmate.solvers.paper.lp_rounding import complete
+from checkmate.solvers.search import Search
+
+Form: TypeAlias = Literal["ap", "linearized"]
+"""Where checkpoints may stand: at articulation points of the forward graph, or at any op of its
+order."""
+
+FORMS: tuple[Form, ...] = ("ap", "linearized")
+
+MOST = 1_000_000
+"""Evaluations up to which a plan that keeps next to nothing is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAll:
+    """Every op once: what a framework does by itself."""
+
+    name: str = "checkpoint_all"
+
+    def run(self, search: Search) -> None:
+        """Offers the plain step."""
+        search.offer(Plan.keep_all(search.graph), by=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLast:
+    """Only the latest value is retained from stage to stage, and everything else that is read runs
+    again: the other extreme.
+
+    It costs a number of evaluations that grows with the square of the number of ops; plans of more
+    than `MOST` are not written down.
+    """
+
+    name: str = "checkpoint_last"
+
+    def run(self, search: Search) -> None:
+        """Offers that plan, and one that also retains the values of backward ops."""
+        n = len(search.graph)
+        latest = np.eye(n, k=-1, dtype=bool)
+        backward = np.array([op.is_backward for op in search.graph.ops])
+        for S in (latest, latest | (np.tri(n, k=-1, dtype=bool) & backward)):
+            if search.remaining_s:
+                schedule = complete(search.graph, S)
+                if search.remaining_s and schedule.R.sum() <= MOST:
+                    search.offer(lower(search.graph, schedule), by=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChenSqrtN:
+    """Segments of equal length: every k-th candidate is a checkpoint, for k from 1 to well past the
+    square root of their number.
+
+    Args:
+      forms: Where checkpoints may stand.
+    """
+
+    forms: tuple[Form, ...] = FORMS
+    name: str = "chen_sqrt_n"
+
+    def run(self, search: Search) -> None:
+        """Offers a plan for every segment length."""
+        _offer_all(search, self.name, self.forms, _equal_segments)
+
+
+@dataclass(frozen=True, slots=True)
+class ChenGreedy:
+    """Segments of equal memory: a candidate becomes a checkpoint once the values since the last one
+    exceed a threshold.
+
+    Args:
+      forms: Where checkpoints may stand.
+      thresholds: How many thresholds are tried, from the largest single value to the sum of all in
+        equal ratios.
+    """
+
+    forms: tuple[Form, ...] = FORMS
+    thresholds: int = 16
+    name: str = "chen_greedy"
+
+    def run(self, search: Search) -> None:
+        """Offers a plan for every threshold."""
+        _offer_all(
+            search,
+            self.name,
+            self.forms,
+            lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds),
+        )
+
+
+Segments: TypeAlias = Callable[[DFGraph, Sequence[int]], Iterator[list[int]]]
+
+
+def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segments) -> None:
+    tried = set()
+    for form in forms:
+        for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
+            for crossing in (False, True):
+                for steady in (True, False):
+                    if search.remaining_s == 0:
+                        return
+                    order = checkpointed(
+                        search.graph, checkpoints, crossing=crossing, steady=steady
+                    )
+                    if order not in tried:
+                        tried.add(order)
+                        search.offer(
+                            Plan.from_order(search.graph, order),
+                            by=name if len(forms) == 1 else f"{name} ({form})",
+                        )
+
+
+def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
+    """Where checkpoints may stand, ascending. There may be no articulation point; then the forward
+    pass is one segment."""
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    if form == "linearized":
+        return forward
+    import networkx as nx
+
+    inside = set(forward)
+    undirected = nx.Graph((d, i) for d, i in graph.edges if d in inside and i in inside)
+    return sorted(nx.articulation_points(undirected))
+
+
+def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
+    steps = sorted(
+        {max(1, round(len(candidates) ** (k / 16))) for k in range(17)}
+        | {max(1, math.isqrt(len(candidates)))}
+    )
+    for step in steps:
+        yield list(candidates[step - 1 :: step])
+
+
+def _greedy_segments(
+    graph: DFGraph, candidates: Sequence[int], thresholds: int
+) -> Iterator[list[int]]:
+    """Chen et al., algorithm 3, for one threshold after the other."""
+    size = graph.output_bytes
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
+    total, largest = int(size[forward].sum()), max(1, int(size[forward].max(initial=0)))
+    allowed = set(candidates)
+    for threshold in np.geomspace(largest, max(total, largest), thresholds):
+        checkpoints, since = [], 0
+        for i in forward:
+            since += int(size[i])
+            if since > threshold and i in allowed:
+                checkpoints.append(i)
+                since = 0
+        yield checkpoints
+
+
+def checkpointed(
+    graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool
+) -> tuple[int, ...]:
+    """Returns the order of evaluations that retains `checkpoints` and runs the other forward ops
+    again where the backward pass reads them.
+
+    Args:
+      checkpoints: Forward ops, ascending; each is the last of its segment.
+      crossing: Also retain every value that is read across the end of its segment, so that a
+        segment's recomputation needs nothing from before it. Without it a skip connection is
+        recomputed from further back.
+      steady: The backward pass stays with a segment until it no longer reads from it, even if it
+        reads an earlier one in between.
+    """
+    segment = np.searchsorted(np.asarray(checkpoints, int), np.arange(len(graph)))
+    forward = np.array([not op.is_backward for op in graph.ops])
+    kept = set(checkpoints) | {
+        i for i, op in enumerate(graph.ops) if not op.recomputable or op.is_backward
+    }
+    if crossing:
+        kept.update(d for d, i in graph.edges if forward[i] and segment[i] > segment[d])
+    while True:
+        period = periods(graph, segment, kept, steady)
+        order, expired = _order(graph, kept, segment, period)
+        if not expired:
+            return tuple(order)
+        kept |= expired  # it cannot run again when it is asked for, so it must stay
+
+
+def periods(
+    graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool
+) -> list[tuple[bool, int]]:
+    """For each op whether it is backward, and the segment that the step is at when it runs."""
+    reads = [
+        max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops
+    ]
+    at = [reads[i] if op.is_backward else int(segment[i]) for i, op in enumerate(graph.ops)]
+    backward = [i for i, op in enumerate(graph.ops) if op.is_backward]
+    here = -1
+    for i in reversed(backward) if steady else backward:
+        here = max(here, at[i]) if steady else here if at[i] < 0 else at[i]
+        at[i] = here
+    return [(op.is_backward, at[i]) for i, op in enumerate(graph.ops)]
+
+
+def _order(
+    graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence[tuple[bool, int]]
+) -> tuple[list[int], set[int]]:
+    """Returns the order of evaluations, and the ops that it runs again after something overwrote
+    what they read.
+
+    On the way into another segment everything is dropped but checkpoints, what the forward pass
+    still reads, and that segment's own.
+    """
+    read_until, walk = last_forward_use(graph), OnDemand(graph)
+    for t in range(len(graph)):
+        if t and period[t] != period[t - 1]:
+            walk.drop(
+                i
+                for i in walk.available
+                if i not in kept and read_until[i] < t and segment[i] != period[t][1]
+            )
+        walk.run(t)
+    return walk.order, walk.expired

@@ -1,0 +1,80 @@
+"""DTR as a planner: dynamic rematerialization is run on the graph on paper, and what it does is the
+plan.
+
+An online method does not look ahead, so its plan for a larger budget can be dearer. It is therefore
+run within many budgets from the graph's floor up to the one asked for, the same ones whatever is
+asked, and the cheapest plan that fits is the answer: a larger budget then costs no more, as long as
+there is time for all of them.
+
+Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021); its section 5 and appendix
+E.3 propose it for static models. Where ops may run in place, the simulator counts input and value
+side by side, and the judge less. So it is also run within budgets that are larger by what one op
+can save.
+
+Guarantee: the plans are legal. None on their cost, and none that there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checkmate.core.plan import Plan
+from checkmate.core.replay import floor
+from checkmate.dtr.heuristic import Heuristic
+from checkmate.dtr.program import Program
+from checkmate.dtr.simulator import simulate
+from checkmate.solvers.search import Search
+
+OVERHEAD_LIMIT = 10.0
+"""Runs that cost more than so many times the plain step are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class DTR:
+    """Plans by simulating DTR.
+
+    Args:
+      heuristic: The score that chooses what to evict, or several: each is tried. Names are those of
+        `checkmate.dtr.heuristic.HEURISTICS`.
+      budgets: Within how many budgets, evenly from the floor to the plain step's peak. Those above
+        the one asked for, and what running in place can save, are left out.
+    """
+
+    heuristic: str | Heuristic | tuple[str | Heuristic, ...] = ("dtr_eq", "msps")
+    budgets: int = 32
+    name: str = "dtr"
+
+    def run(self, search: Search) -> None:
+        """Offers a plan for every budget and heuristic, tightest last."""
+        program = Program.from_graph(search.graph)
+        heuristics = self.heuristic if isinstance(self.heuristic, tuple) else (self.heuristic,)
+        for budget_bytes in self._budgets(search, program.plain_peak_bytes):
+            for heuristic in heuristics:
+                if search.remaining_s == 0:
+                    return
+                run = simulate(
+                    program,
+                    budget_bytes,
+                    heuristic=heuristic,
+                    overhead_limit=OVERHEAD_LIMIT,
+                    out_of_time=lambda: search.remaining_s == 0,
+                )
+                if run.plan is not None:
+                    # Freed after its last use instead of when room is needed: never more memory,
+                    # and no evaluation that is not read.
+                    search.offer(
+                        Plan.from_order(search.graph, run.plan.computed),
+                        by=f"{self.name}: {run.heuristic}",
+                    )
+
+    def _budgets(self, search: Search, peak_bytes: int) -> Iterator[int]:
+        lowest = max(1, floor(search.graph).bytes)
+        steps = range(self.budgets, -1, -1)
+        saved = max((op.output_bytes for op in search.graph.ops if op.in_place), default=0)
+        ladder = dict.fromkeys(
+            lowest + (peak_bytes + saved - lowest) * k // self.budgets for k in steps
+        )
+        return (
+            budget_bytes for budget_bytes in ladder if budget_bytes <= search.budget_bytes + saved
+        )

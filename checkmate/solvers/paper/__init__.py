@@ -1,0 +1,1 @@
+"""The published programs, equation by equation."""

@@ -1,0 +1,138 @@
+"""Retention intervals: when each value is in memory, as a scheduling problem for CP-SAT.
+
+Method: stages as in the paper's program (op t runs first at the end of stage t; ops before it may
+run again in it, in index order), and each op has at most a few evaluations. Times are the turns of
+the ops in the stages: op i has turn t (t + 1) / 2 + i in stage t. A value is in memory from its
+turn to its last reader's, a cumulative constraint keeps the sum within the budget, and every
+evaluation needs an interval of each input that covers it. Where an input that the op may overwrite
+has its last reader there, the value counts from the end of its turn only: it is computed in place.
+The lengths of the intervals are free: the published code's logarithmic domain for them is smaller
+and cuts off optima. It starts from the default solver's plan.
+
+Source: MOCCASIN (Bartan et al., "Moccasin: Efficient Tensor Rematerialization for Neural Networks",
+ICML 2023), section 2, rewritten. Its first phase, reaching the budget, is replaced by the start.
+Guarantee: given the time, the cheapest plan in stages in which no op runs more than `evaluations`
+times (or than the start has it run), up to rounding: sizes are rounded up to 2^-20 of the budget
+and costs to 2^-30 of their sum. The bound told to the search is the default solver's, which holds
+for all plans in the graph's order; CP-SAT's own holds for that smaller space only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.core.schedule import Schedule
+from checkmate.solvers.auto.solver import Snapshot
+from checkmate.solvers.backends.engines import solve_intervals
+from checkmate.solvers.backends.ortools_intervals import IntervalProblem
+from checkmate.solvers.local.stage_plan import last_stages
+from checkmate.solvers.search import Search
+
+MEMORY_UNITS, COST_UNITS = 2**20, 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Solves by retention intervals.
+
+    Args:
+      evaluations: An op runs at most so many times (MOCCASIN's C).
+      start_share: Share of the time that the default solver may take for the start; 0 starts from
+        nothing.
+      workers: Threads of CP-SAT. One gives the same answer each time, if the time suffices.
+    """
+
+    evaluations: int = 2
+    start_share: float = 0.3
+    workers: int = 1
+    name: str = "retention"
+
+    def run(self, search: Search) -> None:
+        """Offers the default solver's plan, then what CP-SAT makes of it."""
+        if self.start_share > 0:
+            seconds = self.start_share * search.remaining_s
+            within = Search(
+                search.graph,
+                search.budget_bytes,
+                time_limit_s=seconds,
+                deterministic=search.deterministic,
+            )
+            Snapshot(rounds=2, snapshots=2).run(within)
+            if within.infeasible:
+                search.prove_infeasible(within.infeasible)
+                return
+            search.raise_bound(within.bound, by=f"{self.name}: {within.proven_by}")
+            if within.plan is not None:
+                search.offer(within.plan, by=f"{self.name}: {within.found_by}")
+        if search.optimal or search.remaining_s == 0:
+            return
+        schedule = (
+            Schedule.from_plan(search.graph, search.plan) if search.plan is not None else None
+        )
+        evaluations = max(
+            [self.evaluations, *(schedule.R.sum(axis=0).tolist() if schedule is not None else [])]
+        )
+        problem = retention_problem(search.graph, search.budget_bytes, int(evaluations))
+        start = None if schedule is None else intervals_of(search.graph, schedule)
+        answer = solve_intervals(
+            problem, time_limit_s=0.95 * search.remaining_s, start=start, workers=self.workers
+        )
+        if answer.starts is not None:
+            search.offer(plan_of(search.graph, answer.starts), by=self.name)
+
+
+def turn(stage: int, i: int) -> int:
+    """When op i has its turn in a stage: stages 0, 1, 2, ... have 1, 2, 3, ... turns."""
+    return stage * (stage + 1) // 2 + i
+
+
+def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> IntervalProblem:
+    """Returns the scheduling problem of a graph and a budget."""
+    n, room = len(graph), max(0, budget_bytes - graph.fixed_bytes)
+    unit = max(1, room // MEMORY_UNITS)
+    scale = COST_UNITS / (graph.total_cost or 1.0)
+    starts = []
+    for i, last in enumerate(last_stages(graph)):
+        again = tuple(turn(t, i) for t in range(i + 1, min(last, n - 1) + 1))
+        wanted = any(again) and (graph.users[i] or i in graph.outputs)
+        starts.append(((turn(i, i),), *([again] * (evaluations - 1) if wanted else [])))
+    return IntervalProblem(
+        starts=tuple(starts),
+        reads=graph.deps,
+        sizes=tuple(math.ceil(size / unit) for size in graph.output_bytes.tolist()),
+        workspaces=tuple(math.ceil(size / unit) for size in graph.workspace_bytes.tolist()),
+        costs=tuple(round(cost * scale) for cost in graph.costs.tolist()),
+        kept=frozenset(graph.outputs),
+        in_place=graph.in_place,
+        horizon=turn(n, 0),
+        capacity=room // unit,
+    )
+
+
+def intervals_of(graph: DFGraph, schedule: Schedule) -> list[list[tuple[int, int]]]:
+    """For each op the (start, end) of its values in a schedule: from its turn to after that of the
+    last reader."""
+    n = len(graph)
+    intervals: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+
+    def stays_until(i: int, end: int) -> None:
+        intervals[i][-1] = (intervals[i][-1][0], end)
+
+    for t in range(n):
+        for i in map(int, schedule.R[t].nonzero()[0]):
+            for d in graph.deps[i]:
+                stays_until(d, turn(t, i) + 1)
+            intervals[i].append((turn(t, i), turn(t, i) + 1))
+    for i in graph.outputs:
+        stays_until(i, turn(n, 0))
+    return intervals
+
+
+def plan_of(graph: DFGraph, starts: tuple[tuple[int, ...], ...]) -> Plan:
+    """Returns the plan that evaluates each op at its starts, and frees every value after its last
+    use."""
+    order = sorted((time, i) for i, times in enumerate(starts) for time in times)
+    return Plan.from_order(graph, [i for _, i in order])

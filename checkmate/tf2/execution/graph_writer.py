@@ -1,0 +1,310 @@
+"""GraphWriter: copies of TensorFlow ops, written down as a GraphDef and then made in the graph
+being traced in one go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.graph.bodies import CALLS
+
+
+class GraphWriter:
+    """Writes ops down; a tensor is named "op:k" here. Names of what comes from outside are the
+    caller's to choose.
+
+    Importing one GraphDef takes a small part of the time that making the ops one by one in Python
+    does.
+
+    Args:
+      nodes: Definitions of ops that are written already, inputs first.
+
+    Attributes:
+      like: Node name -> the op that it is a copy of, or tensors that its outputs are like, where
+        that is known.
+    """
+
+    def __init__(self, nodes: Iterable[Any] = ()) -> None:
+        self._graph_def = tf.compat.v1.GraphDef()
+        self._graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+        self._graph_def.node.extend(nodes)
+        self._node_defs: dict[tf.Operation, Any] = {}
+        self._used: set[str] = {node.name for node in self._graph_def.node}
+        self._repeats: Counter[str] = Counter()
+        self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
+
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """The definitions of what is written, inputs first."""
+        return self._graph_def.node
+
+    def copy(
+        self,
+        operation: tf.Operation,
+        inputs: Sequence[str],
+        *,
+        after: Sequence[str] = (),
+        name: str = "",
+        device: str = "",
+    ) -> str:
+        """Writes an op like `operation` on other inputs, to run after the ops of these names;
+        returns its name.
+
+        Args:
+          device: Where it runs if `operation` does not say.
+        """
+        if operation not in self._node_defs:
+            self._node_defs[operation] = self.definition(operation)
+        node = self._graph_def.node.add()
+        node.CopyFrom(self._node_defs[operation])
+        node.name = self._unique(name or operation.name)
+        del node.input[:]
+        node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
+        node.attr.pop("_class", None)  # colocation goes by the old names
+        # What a function returns is not known to be of any shape, nor is what is made of it.
+        if operation.type in CALLS:
+            tell_shapes(node, operation)
+        node.device = node.device or device
+        self.like[node.name] = operation
+        return node.name
+
+    def definition(self, operation: tf.Operation) -> Any:
+        """What a copy of an op is like, but for its name and inputs."""
+        return operation.node_def
+
+    def overwrite(
+        self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+    ) -> str:
+        """Writes an assignment to a variable that leaves it in the memory it has; returns the name
+        of its last op.
+
+        TensorFlow's op for that has the variable copied by every read from then on, for the sake of
+        writes to parts of it. There is none here, so that is taken back.
+
+        Args:
+          like: A tensor of the value's shape and dtype.
+        """
+        node = self._assign_all(
+            "ResourceStridedSliceAssign", handle, value, like, after=after, name=name
+        )
+        return self._graph_def.node.add(
+            name=self._unique(f"{node.name}/shared"),
+            op="DisableCopyOnRead",
+            input=[handle, f"^{node.name}"],
+        ).name
+
+    def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that returns a variable's memory, and returns the name of its tensor."""
+        node = self._graph_def.node.add(
+            name=self._unique("read"),
+            op="ReadVariableOp",
+            input=[handle, *(f"^{before}" for before in after)],
+        )
+        node.attr["dtype"].type = like.dtype.as_datatype_enum
+        return f"{node.name}:0"
+
+    def room(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that takes memory for a value like this one and leaves it as it is; returns
+        the name of its tensor."""
+        shape = self.constant(like.shape.as_list(), tf.int32)
+        node = self._graph_def.node.add(
+            name=self._unique("room"),
+            op="Empty",
+            input=[shape, *(f"^{before}" for before in after)],
+        )
+        node.attr["dtype"].type = like.dtype.as_datatype_enum
+        self.like[node.name] = (like,)
+        return f"{node.name}:0"
+
+    def fill(self, room: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that copies a value into a `room` that nobody else reads; returns the name
+        of its tensor."""
+        node = self._assign_all(
+            "TensorStridedSliceUpdate", room, value, like, after=after, name="result"
+        )
+        self.like[node.name] = (like,)
+        return f"{node.name}:0"
+
+    def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
+        """Writes an op that copies a value to memory of its own; returns the name of its tensor."""
+        copy = self.add("DeepCopy", [value], like.dtype, after=after, name=name)
+        self.like[copy.partition(":")[0]] = (like,)
+        return copy
+
+    def _assign_all(
+        self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+    ) -> Any:
+        """Writes an op that assigns to a slice, which is the whole."""
+        whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
+        node = self._graph_def.node.add(
+            name=self._unique(name),
+            op=kind,
+            input=[to, *whole, value, *(f"^{before}" for before in after)],
+        )
+        node.attr["T"].type = like.dtype.as_datatype_enum
+        node.attr["Index"].type = tf.int32.as_datatype_enum
+        node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
+        return node
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        dtype: tf.DType,
+        *,
+        after: Sequence[str] = (),
+        name: str,
+    ) -> str:
+        """Writes an op whose one type attribute is T, to run after the ops of these names; returns
+        the name of its tensor."""
+        node = self._graph_def.node.add(
+            name=self._unique(name), op=kind, input=[*inputs, *(f"^{before}" for before in after)]
+        )
+        node.attr["T"].type = dtype.as_datatype_enum
+        return f"{node.name}:0"
+
+    def behind(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
+        """Writes an op that hands a value on when others have run, and returns its tensor's name.
+
+        TensorFlow's optimizer would take an identity away, and put edges to the ops before and
+        behind it instead.
+
+        Args:
+          like: A tensor of the value's shape and dtype.
+        """
+        if like.shape.rank is None:  # EnsureShape refuses that
+            return self.add("Identity", [value], like.dtype, after=before, name="in_turn")
+        name = self.add("EnsureShape", [value], like.dtype, after=before, name="in_turn")
+        self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
+        return name
+
+    def constant(self, value: Any, dtype: tf.DType) -> str:
+        """Writes a constant and returns its tensor's name."""
+        node = self._graph_def.node.add(name=self._unique("shape"), op="Const")
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return f"{node.name}:0"
+
+    def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
+        """Writes a number that TensorFlow does not know to be a constant, so that what is made of
+        it is made each time it is needed."""
+        no = self._graph_def.node.add(
+            name=self._unique(f"{name}/no"), op="Empty", input=[self.constant([], tf.int32)]
+        )
+        no.attr["dtype"].type = tf.bool.as_datatype_enum
+        no.attr["init"].b = True
+        return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
+
+    def import_here(
+        self, given: dict[str, tf.Tensor], outputs: Sequence[str], *, scope: str = ""
+    ) -> list[tf.Tensor]:
+        """Makes everything in the graph being traced and returns the tensors of these names.
+
+        Args:
+          given: The tensors from outside by name.
+          scope: Put before the names of all ops.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        read = {name for node in self._graph_def.node for name in node.input}
+        # What is captured must become an input of the graph first; eager tensors cannot be imported
+        # onto.
+        inside = {name: graph.capture(given[name]) for name in given if name in read}
+        made = [name for name in outputs if name not in given]
+        found = tf.graph_util.import_graph_def(
+            self._graph_def, input_map=inside, return_elements=made, name=scope
+        )
+        by_name = dict(zip(made, found, strict=True))
+        return [given[name] if name in given else by_name[name] for name in outputs]
+
+    def function_like(
+        self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
+    ) -> Any:
+        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete`, whose body is
+        what is written here.
+
+        Args:
+          concrete: A function, whose inputs have the names that `names_of_inputs` gives.
+          outputs: The names of the tensors that it returns.
+          as_written: Leave out the control edges by which `tf.function` keeps side effects in order
+            where none are written. They are for whoever runs the function, and take TensorFlow a
+            third of the time.
+        """
+        arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+        names = names_of_inputs(concrete).values()
+
+        def body(*flat: tf.Tensor) -> list[tf.Tensor]:
+            found = self.import_here(
+                dict(zip(names, [*flat, *concrete.captured_inputs], strict=True)), outputs
+            )
+            if as_written:
+                graph = tf.compat.v1.get_default_graph()
+                graph.control_outputs.extend(
+                    operation
+                    for operation in graph.get_operations()
+                    if operation.op_def.is_stateful
+                )
+            return found
+
+        if as_written:
+            return tf.compat.v1.wrap_function(body, specs)
+        return tf.function(body, autograph=False).get_concrete_function(*specs)
+
+    def _unique(self, name: str) -> str:
+        unique = name
+        while unique in self._used:
+            self._repeats[name] += 1
+            unique = f"{name}_{self._repeats[name]}"
+        self._used.add(unique)
+        return unique
+
+
+def tell_shapes(node: Any, operation: tf.Operation) -> None:
+    """Has an op's copy keep the shapes of its outputs where TensorFlow does not find them out."""
+    del node.attr["_output_shapes"].list.shape[:]
+    node.attr["_output_shapes"].list.shape.extend(
+        tensor.shape.as_proto() for tensor in operation.outputs
+    )
+
+
+def names_of_inputs(concrete: Any) -> dict[Any, str]:
+    """A name for each input of a function, by the reference of its tensor."""
+    return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
+
+
+def reachable(graph: Any) -> list[tf.Operation]:
+    """The ops of a function's graph that outputs and side effects need, inputs first, else in the
+    order of the trace; TensorFlow never runs the others."""
+    wanted = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    befores: dict[tf.Operation, list[tf.Operation]] = {}
+    while wanted:
+        operation = wanted.pop()
+        if operation not in befores:
+            befores[operation] = [
+                *(tensor.op for tensor in operation.inputs),
+                *operation.control_inputs,
+            ]
+            wanted += befores[operation]
+    # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation
+    # order is not enough.
+    created = {
+        operation: k for k, operation in enumerate(graph.get_operations()) if operation in befores
+    }
+    order: list[tf.Operation] = []
+    placed: set[tf.Operation] = set()
+    for operation in created:
+        pending = [operation]
+        while pending:
+            top = pending[-1]
+            missing = [] if top in placed else [o for o in befores[top] if o not in placed]
+            if missing:
+                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
+                continue
+            pending.pop()
+            if top not in placed:
+                placed.add(top)
+                order.append(top)
+    return order

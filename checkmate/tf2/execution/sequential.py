@@ -1,0 +1,126 @@
+"""InOrder: loops and conditions whose bodies run one op after another.
+
+TensorFlow runs a body's ops as soon as their inputs are there, on as many threads as it has, and
+begins an iteration of a loop before the last one has ended. How much of a body is in memory
+together, and where it lies, then differs from step to step. In order, it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2 import ops as op_rules
+from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.bodies import LOOPS, functions_of, named
+from checkmate.tf2.graph.grappler import optimize
+
+
+class InOrder(GraphWriter):
+    """A GraphWriter that copies loops and conditions with bodies in order.
+
+    Args:
+      graph: The graph of the function whose ops are copied, which has the functions that they run.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        super().__init__()
+        self._graph = graph
+        self._bodies: dict[str, Any] = {}
+
+    def definition(self, operation: tf.Operation) -> Any:
+        """An op's definition; a loop or condition runs bodies in order, and a loop one iteration
+        after another."""
+        node = super().definition(operation)
+        for function in functions_of(operation, node):
+            if function.name not in self._bodies:
+                self._bodies[function.name] = _in_order(named(self._graph, function.name))
+            body = self._bodies[function.name]
+            function.name = body.name if body else function.name
+        if "parallel_iterations" in node.attr:
+            node.attr["parallel_iterations"].i = 1
+        return node
+
+    def apart(
+        self, operation: tf.Operation, inputs: Sequence[str], last: Sequence[str]
+    ) -> list[str]:
+        """An op's inputs, those that must not be computed within one kernel with it read behind the
+        ops `last`, which run in between.
+
+        TensorFlow and oneDNN do not look for those when they fuse two kernels, which would then
+        wait for themselves. An edge to the op would not do, nor one to an identity before it: where
+        it reads one of `last` itself, TensorFlow's optimizer takes both away.
+        """
+        found = list(inputs)
+        for k, tensor in enumerate(operation.inputs):
+            between = last and not any(inputs[k].startswith(f"{each}:") for each in last)
+            if between and op_rules.source(tensor).op.type in op_rules.FUSED_WITH_READER:
+                found[k] = self.behind(last, inputs[k], tensor)
+        return found
+
+    def import_here(
+        self, given: dict[str, tf.Tensor], outputs: Any, *, scope: str = ""
+    ) -> list[tf.Tensor]:
+        """As that of `GraphWriter`; the graph has the bodies live as long as itself."""
+        tf.compat.v1.get_default_graph().add_to_collection("bodies in order", self._bodies)
+        return super().import_here(given, outputs, scope=scope)
+
+
+def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
+    """The control edge by which an op of a chain waits for the one before; none where it reads that
+    one's value.
+
+    An edge beside a data edge would keep kernels from being fused. Loops get it all the same: they
+    begin as soon as one of their inputs is there.
+    """
+    reads = any(name.startswith(f"{last}:") for name in inputs)
+    return [last] if last and (operation.type in LOOPS or not reads) else []
+
+
+def _optimized(body: Any) -> Any:
+    """A body as TensorFlow's graph optimizer leaves it, which does not see it any more when the
+    planned step runs."""
+    with tf.init_scope():
+        return optimize(
+            SimpleNamespace(
+                graph=body, inputs=body.inputs, outputs=body.outputs, captured_inputs=()
+            ),
+            (),
+        ).graph
+
+
+def _in_order(body: Any) -> Any:
+    """A function like a body that runs its ops one after another; None where nothing is known of
+    it."""
+    if body is None:
+        return None
+    writer = InOrder(body)
+    body = _optimized(body)
+    names = dict(names_of_inputs(body))
+    copies: dict[tf.Operation, str] = {}
+    last = ""
+    for operation in reachable(body):
+        if operation.type == "Placeholder":
+            continue
+        inputs = writer.apart(
+            operation, [names[tensor.ref()] for tensor in operation.inputs], [last] if last else []
+        )
+        after = [copies[before] for before in operation.control_inputs if before in copies]
+        chained = op_rules.role(operation) is op_rules.Role.KERNEL
+        after += edge_from(last, operation, inputs) if chained else ()
+        copies[operation] = writer.copy(operation, inputs, after=after)
+        names.update(
+            {tensor.ref(): f"{copies[operation]}:{k}" for k, tensor in enumerate(operation.outputs)}
+        )
+        last = copies[operation] if chained else last
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.inputs]
+
+    def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        given = dict(zip(names_of_inputs(body).values(), inputs, strict=True))
+        return writer.import_here(given, [names[tensor.ref()] for tensor in body.outputs])
+
+    with tf.init_scope():
+        return tf.function(run, autograph=False).get_concrete_function(*specs)

@@ -1,0 +1,234 @@
+"""What TensorFlow's profiler sees while a step runs: every op that ran, and every byte that the
+allocator gave out and took back.
+
+`get_memory_info` tells one number. The profiler's events tell which op asked for how much, how much
+larger the chunk was that it was given, and what was in memory together at the peak.
+
+Behind a fence: the events are a public file format (XPlane), whose protocol buffer TensorFlow ships
+as `tensorflow.tsl.profiler.protobuf.xplane_pb2`, without a promise. `observe` refuses where that or
+the events are missing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
+
+
+class AllocatorEvent(NamedTuple):
+    """The allocator gave out a chunk of memory, or took one back.
+
+    Attributes:
+      picoseconds: When, by the profiler's clock.
+      is_request: It was given out; False where it was taken back.
+      op: The op that asked, by the name it has in the graph that ran; "" where the profiler does
+        not know, and for what is taken back.
+      address: Where the chunk begins.
+      requested_bytes: What was asked for.
+      chunk_bytes: What was given: rounded up, and up to twice as much where a free chunk was not
+        worth splitting.
+      in_use_bytes: The bytes in use from then on, by the allocator's own count.
+      available_bytes: What the allocator's limit leaves beyond them.
+      region_type: What an op asked for: "output", "temp", "persist"; "" where the profiler does not
+        know.
+      allocator: The allocator's name.
+    """
+
+    picoseconds: int
+    is_request: bool
+    op: str
+    address: int
+    requested_bytes: int
+    chunk_bytes: int
+    in_use_bytes: int
+    available_bytes: int
+    region_type: str
+    allocator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor's memory as the allocator gave it out.
+
+    Attributes:
+      op: The op that asked, by the name it has in the graph that ran.
+      requested_bytes: What it asked for.
+      chunk_bytes: What it was given: rounded up, and up to twice as much where a free chunk was not
+        worth splitting.
+    """
+
+    op: str
+    requested_bytes: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One call as the profiler saw it.
+
+    Attributes:
+      result: What the call returned.
+      ran: (op name, kernel) -> how often it ran.
+      peak_bytes: The most bytes in use at any moment, by the allocator's own count, what was in use
+        before included.
+      most_requested_bytes: The most that the call's own ops had asked for at once, without what the
+        allocator adds.
+      at_peak: What the call itself had in memory at that moment, the largest first.
+      asked: Op name -> the most bytes that it asked the allocator for at a time.
+      events: All that the device's allocator gave out and took back, in order.
+    """
+
+    result: Any = field(repr=False)
+    ran: Counter[tuple[str, str]] = field(repr=False)
+    peak_bytes: int
+    most_requested_bytes: int
+    at_peak: tuple[Allocation, ...] = field(repr=False)
+    asked: dict[str, int] = field(repr=False)
+    events: tuple[AllocatorEvent, ...] = field(repr=False)
+
+    @property
+    def in_use(self) -> tuple[tuple[float, int], ...]:
+        """(seconds since the first event, bytes in use from then on) for each event of the
+        allocator, by its own count."""
+        return tuple(
+            ((each.picoseconds - self.events[0].picoseconds) / 1e12, each.in_use_bytes)
+            for each in self.events
+        )
+
+    @property
+    def requested_bytes(self) -> int:
+        """What the call's ops had asked for of what was in use at the peak."""
+        return sum(each.requested_bytes for each in self.at_peak)
+
+    @property
+    def lost_bytes(self) -> int:
+        """What the allocator had given out beyond that at the peak."""
+        return sum(each.chunk_bytes - each.requested_bytes for each in self.at_peak)
+
+
+def observe(call: Callable[[], Any]) -> Observation:
+    """Runs `call` under TensorFlow's profiler, which slows it down somewhat.
+
+    Raises:
+      CheckmateError: Another profile is being taken, or this TensorFlow's profiler says nothing
+        that is understood here.
+    """
+    result, planes = _profiled(call)
+    ran: Counter[tuple[str, str]] = Counter()
+    events: list[AllocatorEvent] = []
+    allocator = devices.allocator_name(devices.training_device())
+    for plane in planes:
+        names = {key: each.name for key, each in plane.event_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                name = names[event.metadata_id]
+                if name in ("MemoryAllocation", "MemoryDeallocation"):
+                    found = _statistics(plane, event)
+                    if allocator in found.get("allocator_name", ""):
+                        events.append(
+                            _allocator_event(
+                                line.timestamp_ns * 1000 + event.offset_ps,
+                                name == "MemoryAllocation",
+                                found,
+                            )
+                        )
+                elif name.count(":") == 1:
+                    op, kernel = name.split(":")
+                    ran[op, kernel] += 1
+    events.sort(key=lambda each: each.picoseconds)
+    return Observation(result, ran, *_peak(events), tuple(events))
+
+
+def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """What `call` returned, and what the profiler saw on the host."""
+    try:
+        from tensorflow.tsl.profiler.protobuf import xplane_pb2
+    except ImportError as error:
+        raise CheckmateError(
+            f"TensorFlow {tf.__version__} does not ship the XPlane format where it is known to be;"
+            f" verify needs it. {error}"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        options = tf.profiler.experimental.ProfilerOptions(
+            host_tracer_level=3, python_tracer_level=0
+        )
+        try:
+            tf.profiler.experimental.start(folder, options=options)
+        except tf.errors.AlreadyExistsError as error:
+            raise CheckmateError(
+                "TensorFlow's profiler is in use already. Stop it first."
+            ) from error
+        try:
+            result = call()
+            devices.synchronize()
+        finally:
+            tf.profiler.experimental.stop()
+        space = xplane_pb2.XSpace()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            space.MergeFromString(path.read_bytes())
+    host = [plane for plane in space.planes if plane.name == "/host:CPU"]
+    if not host:
+        raise CheckmateError(
+            f"The profiler of TensorFlow {tf.__version__} saw nothing on the host; verify needs"
+            " what it sees."
+        )
+    return result, host
+
+
+def _peak(events: list[AllocatorEvent]) -> tuple[int, int, tuple[Allocation, ...], dict[str, int]]:
+    live: dict[int, Allocation] = {}
+    asked: dict[str, int] = {}
+    peak, at_peak = 0, {}
+    requested = most_requested = 0
+    for event in events:
+        if not event.is_request:
+            if event.address in live:
+                requested -= live.pop(event.address).requested_bytes
+            continue
+        live[event.address] = Allocation(event.op, event.requested_bytes, event.chunk_bytes)
+        asked[event.op] = max(asked.get(event.op, 0), event.requested_bytes)
+        requested += event.requested_bytes
+        most_requested = max(most_requested, requested)
+        if event.in_use_bytes > peak:
+            peak, at_peak = event.in_use_bytes, dict(live)
+    return (
+        peak,
+        most_requested,
+        tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes)),
+        asked,
+    )
+
+
+def _allocator_event(picoseconds: int, is_request: bool, found: dict[str, Any]) -> AllocatorEvent:
+    return AllocatorEvent(
+        picoseconds,
+        is_request,
+        op=str(found.get("tf_op", "")),
+        address=found["addr"],
+        requested_bytes=found["requested_bytes"],
+        chunk_bytes=found["allocation_bytes"],
+        in_use_bytes=found["bytes_allocated"],
+        available_bytes=found["bytes_available"],
+        region_type=str(found.get("region_type", "")),
+        allocator=str(found["allocator_name"]),
+    )
+
+
+def _statistics(plane: Any, event: Any) -> dict[str, Any]:
+    found = {}
+    for stat in event.stats:
+        kind = stat.WhichOneof("value")
+        value = getattr(stat, kind)
+        found[plane.stat_metadata[stat.metadata_id].name] = (
+            plane.stat_metadata[value].name if kind == "ref_value" else value
+        )
+    return found

@@ -1,0 +1,311 @@
+"""Annealing counts what the judge counts after every change, undoes changes exactly, and keeps to
+the order it is told to keep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import oracles
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
+from checkmate.bench import problems
+from checkmate.bench.problems import layered
+from checkmate.solvers.annealing import annealer as annealer_module
+from checkmate.solvers.annealing import state as eo
+from checkmate.solvers.annealing.annealer import (
+    IN_ANY_ORDER,
+    IN_STAGES,
+    PRICE,
+    REPEATS_ANYWHERE,
+    Annealer,
+)
+from checkmate.solvers.local.stage_plan import Timetable
+
+
+def _start(graph: DFGraph) -> list[int]:
+    return list(range(len(graph)))
+
+
+def _budget(graph: DFGraph, share: float) -> int:
+    lowest = floor(graph).bytes
+    return int(lowest + share * (replay(graph, Plan.keep_all(graph)).peak_bytes - lowest))
+
+
+def _check_counts(graph: DFGraph, annealer: Annealer) -> None:
+    """Compares the annealer's own order, over the budget or not, with the judge and with an order
+    built anew."""
+    order, problem = annealer._order, annealer._problem
+    length = int(order.counts[eo.LENGTH])
+    evaluations = order.event[order.sequence[:length], eo.OP].tolist()
+    memory = order.memory[:length]
+    plan = Plan.from_order(graph, evaluations)
+    timeline = replay(graph, plan)
+    oracles.run_plan(graph, plan)
+    if len(plan.computed) == length:
+        assert timeline.peak_bytes == graph.fixed_bytes + memory.max()
+        assert timeline.cost == pytest.approx(order.cost[0])
+    else:  # the plan leaves out evaluations that nobody reads
+        assert timeline.peak_bytes <= graph.fixed_bytes + memory.max()
+        assert timeline.cost <= order.cost[0] + 1e-9
+    budget = int(order.counts[eo.BUDGET])
+    assert order.counts[eo.OVERFLOW] == sum(
+        size - budget + (budget >> 7) + 1 for size in memory.tolist() if size > budget
+    )
+    anew = eo.make_order(graph, problem, evaluations, budget + graph.fixed_bytes, 64)
+    assert np.array_equal(anew.memory[:length], memory)
+    assert np.array_equal(order.position[order.sequence[:length]], np.arange(length))
+
+
+@settings(max_examples=1200)
+@given(
+    strategies.graphs(max_ops=10),
+    st.integers(0, 99),
+    st.integers(0, 60),
+    st.integers(0, 2),
+    st.integers(0, 1000),
+)
+def test_cost_and_memory_are_the_judges(graph, tightness, proposals, freedom, seed):
+    peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    annealer = Annealer(graph, peak * tightness // 100, _start(graph), freedom=freedom, seed=seed)
+    annealer.run(proposals, hot=100.0, cold=50.0)  # so hot that it goes everywhere
+    _check_counts(graph, annealer)
+
+
+@pytest.mark.parametrize("freedom", [IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER])
+@pytest.mark.parametrize("hot", [1.0, 30.0])
+def test_larger_graphs_too(freedom, hot):
+    graph = strategies.training_chain(
+        30,
+        skip=3,
+        costs=(8.0, 1.0, 0.5),
+        sizes=(100, 100, 50),
+        updates=True,
+        gradient_bytes=2,
+        fixed_bytes=300,
+    )
+    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), freedom=freedom, seed=1)
+    for _ in range(5):
+        annealer.run(2000, hot=hot)
+        _check_counts(graph, annealer)
+    assert annealer.evaluated > 10_000
+
+
+@settings(max_examples=300)
+@given(strategies.problems(strategies.graphs(max_ops=7)), st.integers(0, 1000))
+def test_given_order_against_brute_force(problem, seed):
+    """What it finds is within the budget, in stage form and no cheaper than the cheapest plan."""
+    graph, budget = problem
+    annealer = Annealer(graph, budget, _start(graph), seed=seed)
+    annealer.run(600)
+    cheapest = oracles.cheapest(graph, budget)
+    if annealer.best is None:
+        return
+    plan = Plan.from_order(graph, annealer.best)
+    timeline = replay(graph, plan)
+    assert timeline.peak_bytes <= budget
+    assert cheapest is not None
+    assert cheapest - 1e-9 <= timeline.cost <= annealer.best_cost + 1e-9
+    assert list(dict.fromkeys(plan.computed)) == _start(graph)
+
+
+@pytest.mark.parametrize("freedom", [IN_STAGES, REPEATS_ANYWHERE])
+def test_what_is_read_is_overwritten_and_made_again(freedom):
+    """Backward ops may write over the activations that they read, two of which are read once more
+    at the end."""
+    chain = strategies.training_chain(12, skip=3)
+    activations = [d for d, op in enumerate(chain.ops) if op.name.startswith("f")]
+    ops = [
+        replace(op, in_place=tuple(d for d in op.deps if d in activations))
+        if op.is_backward
+        else op
+        for op in chain.ops
+    ]
+    ops.append(Op("end", (chain.index("f6"), chain.index("f11"), len(ops) - 1)))
+    graph = DFGraph(tuple(ops), (len(ops) - 1,))
+    budget = floor(graph).bytes
+    assert budget < floor(replace(graph, ops=tuple(replace(op, in_place=()) for op in ops))).bytes
+    annealer = Annealer(graph, budget, _start(graph), freedom=freedom, seed=1)
+    for _ in range(3):
+        annealer.run(5000)
+        _check_counts(graph, annealer)
+    assert annealer.best is not None
+    assert annealer.best_cost == 61.5  # proven to be the least
+
+
+def test_stage_form_is_kept():
+    graph = strategies.training_chain(12, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
+    timetable = Timetable(graph)
+    timetable.add([(3, 20), (2, 20), (5, 17)])
+    annealer = Annealer(graph, _budget(graph, 0.2), timetable.evaluations(), seed=3)
+    annealer.run(20_000)
+    assert annealer.best is not None
+    assert Schedule.from_plan(graph, Plan.from_order(graph, annealer.best)) is not None
+
+
+def test_order_alone_can_be_enough():
+    graph = layered(100)
+    budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    annealer = Annealer(graph, budget, _start(graph), freedom=IN_ANY_ORDER)
+    annealer.run(30_000, only_move=True)
+    assert annealer.best is not None
+    assert sorted(annealer.best) == _start(graph)
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= budget
+
+
+def test_an_op_runs_again_while_its_input_is_still_there():
+    """Right before its use would be too late: the input, which is larger and cannot be made again,
+    fits beside `wide` no more."""
+    graph = DFGraph(
+        (
+            Op("input", (), 1, 6, recomputable=False),
+            Op("value", (0,), 1, 4),
+            Op("use", (1,), 1, 0),
+            Op("full", (2,), 1, 8),
+            Op("after_full", (3,), 1, 0),
+            Op("last_use_of_input", (0, 4), 1, 0),
+            Op("wide", (5,), 1, 9),
+            Op("late_use", (1, 6), 1, 0),
+        ),
+        (7,),
+    )
+    annealer = Annealer(graph, 14, _start(graph), freedom=REPEATS_ANYWHERE)
+    annealer.run(2000)
+    assert annealer.best is not None
+    assert annealer.best_cost == graph.total_cost + 1
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= 14
+
+
+def test_same_seed_same_answer():
+    graph = strategies.training_chain(12, skip=3)
+
+    def ask(seed):
+        annealer = Annealer(graph, _budget(graph, 0.3), _start(graph), seed=seed)
+        annealer.run(3000)
+        return annealer.best, annealer._order.memory.tolist()
+
+    assert ask(1) == ask(1)
+    assert ask(1)[1] != ask(2)[1]
+
+
+def test_time_that_is_short_ends_a_round():
+    graph = strategies.training_chain(30)
+    annealer = Annealer(graph, _budget(graph, 0.3), _start(graph))
+    assert annealer.run(10_000, remaining_s=lambda: 0.0) == 0
+    left = iter((1.0, 1.0, 0.0))
+    assert 0 < annealer.run(10_000, remaining_s=lambda: next(left)) < 10_000
+
+
+def test_in_a_long_round_the_price_rises_slowly():
+    """Where nothing fits it would be at its largest soon after the start otherwise, and nothing
+    moved any more."""
+    graph = strategies.training_chain(30)
+    annealer = Annealer(graph, floor(graph).bytes // 2, _start(graph))
+    prices = []
+    annealer.run(
+        60_000,
+        price=0.1,
+        growth=1e3,
+        remaining_s=lambda: prices.append(annealer._price[0] / annealer._unit) or float("inf"),
+    )
+    assert prices[1] == pytest.approx(0.1)
+    assert prices[len(prices) // 8] < 0.1 * 1e3 ** (1 / 6)
+    assert prices[-1] > 2 * prices[len(prices) // 2] or prices[-1] == pytest.approx(
+        annealer_module.PRICES[1]
+    )
+
+
+def test_costs_of_all_sizes():
+    graph = strategies.training_chain(10, costs=(1e15, 1e3, 0.0), sizes=(2**40, 1, 0))
+    annealer = Annealer(graph, _budget(graph, 0.4), _start(graph))
+    annealer.run(5000)
+    _check_counts(graph, annealer)
+    assert annealer.best is not None
+
+
+FIRST_CALL = """
+import logging
+logging.basicConfig(format="%(message)s", level=logging.INFO)
+from checkmate import DFGraph, Op
+from checkmate.solvers.annealing.annealer import Annealer
+Annealer(DFGraph((Op("op"),)), 0, (0,))
+"""
+
+
+def test_the_first_call_says_that_it_compiles_and_later_ones_do_not(tmp_path):
+    told = []
+    for _ in range(2):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_CALL],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        told.append(done.stderr.count("Compiling the annealer"))
+    assert told == [1, 0]
+
+
+def test_it_goes_on_from_an_order_of_any_length():
+    """A relaxation's wish, or another solver's plan, may run ops again far more often than the
+    order it was made with had room for."""
+    graph = strategies.training_chain(6)
+    annealer = Annealer(graph, _budget(graph, 0.4), _start(graph), freedom=REPEATS_ANYWHERE)
+    long = [*_start(graph), *[0] * (10 * len(graph) + 200)]
+    annealer.restart(long)
+    assert annealer.current == long
+    annealer.run(20_000)
+    _check_counts(graph, annealer)
+    assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= _budget(graph, 0.4)
+    annealer.restart(long)
+    assert annealer.best is None
+    assert annealer.best_cost == float("inf")
+
+
+def _shifted(graph: DFGraph, fixed_bytes: int) -> DFGraph:
+    return replace(graph, fixed_bytes=graph.fixed_bytes + fixed_bytes)
+
+
+def test_fixed_bytes_are_nothing_to_anneal():
+    graph = strategies.training_chain(30, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
+    budget = replay(graph, Plan.keep_all(graph)).peak_bytes // 2
+    found = []
+    for fixed in (0, 10**7):
+        annealer = Annealer(_shifted(graph, fixed), budget + fixed, range(len(graph)))
+        annealer.run(40_000)
+        found.append((annealer.best, annealer.best_cost, annealer.current))
+    assert found[0] == found[1]
+    assert found[0][0] is not None
+
+
+def test_only_ops_that_may_be_evicted_are_counted_and_drawn():
+    graph = strategies.training_chain(30, skip=3)
+    budget = replay(graph, Plan.keep_all(graph)).peak_bytes // 2
+    # Thousands of updates, each of which reads the one before, as of an optimizer's counters:
+    # nothing can be gained there.
+    n = len(graph)
+    updates = tuple(Op(f"u{k}", (n - 1 + k,), 1e-3, 1, recomputable=False) for k in range(3000))
+    longer = DFGraph((*graph.ops, *updates), (n + 2999,))
+    alone, among = Annealer(graph, budget, range(n)), Annealer(longer, budget + 1, range(n + 3000))
+    assert among.evictable == alone.evictable == n
+    among.run(400 * n)
+    assert among.best is not None
+    assert among.best_cost - longer.total_cost < 0.5 * graph.total_cost
+
+
+@pytest.mark.parametrize("name", ["resnet50", "unet", "transformer12"])
+def test_the_price_rises_in_a_short_run_too(name):
+    graph = problems.load(name)
+    annealer = Annealer(graph, problems.budget_at(graph, 0.1), range(len(graph)))
+    # At 1 % for every half of a proposal per op, the price would less than double, and nothing
+    # would fit.
+    annealer.run(30 * annealer.evictable, hot=0.05, cold=0.01, price=PRICE / annealer.evictable)
+    assert annealer.best is not None

@@ -1,0 +1,358 @@
+"""The default solver: legal, within the budget, bounded, near brute force, fast on deep graphs and
+the same every time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import oracles
+import pytest
+import strategies
+from hypothesis import assume, given, settings
+
+from checkmate import (
+    DFGraph,
+    InfeasibleBudgetError,
+    Op,
+    Plan,
+    Schedule,
+    SolveStatus,
+    floor,
+    replay,
+    solve,
+)
+from checkmate.bench import problems
+from checkmate.solvers.annealing.annealer import Loading
+from checkmate.solvers.auto import solver as snapshot
+from checkmate.solvers.auto.primal import Finder
+from checkmate.solvers.auto.relaxation import SnapshotModel
+from checkmate.solvers.auto.solver import Snapshot
+from checkmate.solvers.baselines.dtr import DTR
+from checkmate.solvers.local.repair import Repair, trim
+from checkmate.solvers.local.stage_plan import Timetable, moves_of
+from checkmate.solvers.search import Search
+
+
+def _budget(graph: DFGraph, share: float) -> int:
+    lowest = floor(graph).bytes
+    return int(lowest + share * (replay(graph, Plan.keep_all(graph)).peak_bytes - lowest))
+
+
+def _resnet_like(blocks: int) -> DFGraph:
+    return strategies.training_chain(
+        3 * blocks,
+        skip=3,
+        costs=(8.0, 1.0, 0.5),
+        sizes=(100, 100, 50),
+        updates=True,
+        gradient_bytes=2,
+        fixed_bytes=300,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(strategies.problems())
+def test_against_brute_force(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest(graph, budget)
+    result = solve(graph, budget, throw=False)
+    if cheapest is None:
+        assert result.plan is None
+        return
+    assert result.status is not SolveStatus.INFEASIBLE
+    if result.plan is not None:
+        assert result.bound <= cheapest
+        assert cheapest - 1e-9 <= result.cost
+        assert result.peak_bytes <= budget
+        oracles.run_plan(graph, result.plan)
+
+
+@settings(max_examples=80, deadline=None)
+@given(strategies.problems(strategies.training_chains()))
+def test_training_graphs_against_brute_force(problem):
+    graph, budget = problem
+    cheapest = oracles.cheapest(graph, budget)
+    assume(cheapest is not None)
+    result = solve(graph, budget, throw=False)
+    assert result.plan is not None
+    assert result.bound <= cheapest <= result.cost + 1e-9
+    assert result.cost <= 1.35 * cheapest
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
+def test_deep_graph_is_nearly_proven(share):
+    graph = _resnet_like(16)
+    result = solve(graph, _budget(graph, share), time_limit_s=20)
+    assert result.gap < 0.02
+    assert result.plan.recomputed
+    assert Schedule.from_plan(graph, result.plan) is not None
+    oracles.run_plan(graph, result.plan)
+
+
+def test_tight_budget_of_a_deep_graph():
+    graph = _resnet_like(16)
+    result = solve(graph, _budget(graph, 0.08), time_limit_s=30)
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.overhead < 1.5
+
+
+def test_thousand_ops_in_seconds():
+    graph = _resnet_like(84)
+    assert len(graph) > 1000
+    started = time.process_time()
+    result = solve(graph, _budget(graph, 0.5))
+    assert time.process_time() - started < 15  # about 1 on an idle machine
+    assert result.gap < 0.02
+
+
+def test_larger_budget_never_costs_more():
+    """Exact where plans are proven; a search may miss by a little, and by how little is said
+    here."""
+    graph = _resnet_like(8)
+    costs = [
+        solve(graph, _budget(graph, share / 10), time_limit_s=5).cost for share in range(2, 11)
+    ]
+    for tighter, looser in pairwise(costs):
+        assert looser <= tighter * 1.005
+
+
+def test_deterministic_reads_no_clock(monkeypatch):
+    graph = _resnet_like(6)
+    quick = Snapshot(snapshots=3, rounds=1)
+
+    def ask(time_limit_s):
+        result = solve(
+            graph, _budget(graph, 0.2), solver=quick, deterministic=True, time_limit_s=time_limit_s
+        )
+        return result.plan, result.bound, [(cost, bound) for _, cost, bound in result.stats.history]
+
+    expected = ask(60)
+    passed = [0.0]
+
+    def hurried():  # every look at the clock finds a minute gone
+        passed[0] += 60
+        return passed[0]
+
+    monkeypatch.setattr(time, "monotonic", hurried)
+    assert ask(0) == expected
+
+
+def test_an_engine_that_does_not_come_back_is_left_alone(monkeypatch):
+    graph, free = _resnet_like(8), threading.Event()
+    monkeypatch.setattr(SnapshotModel, "tighten", lambda self, **_: free.wait() and 0.0)
+    monkeypatch.setattr(SnapshotModel, "solve", lambda self, **_: free.wait() and None)
+    result = solve(graph, _budget(graph, 0.3), time_limit_s=1)
+    assert not free.is_set()
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.bound == graph.total_cost
+    free.set()
+
+
+def test_ctrl_c_while_an_engine_is_at_work(monkeypatch):
+    graph, free, solve_model = _resnet_like(8), threading.Event(), SnapshotModel.solve
+    asked = []
+
+    def stuck(self, **limits):
+        asked.append(len(self.snapshots))
+        if len(self.snapshots) == 1:
+            return solve_model(self, **limits)
+        os.kill(os.getpid(), signal.SIGINT)
+        free.wait()
+        return None
+
+    monkeypatch.setattr(SnapshotModel, "solve", stuck)
+    result = solve(graph, _budget(graph, 0.2), time_limit_s=60)
+    assert asked[-1] > 1, "no engine was asked while there was a plan"
+    assert result.status is SolveStatus.INTERRUPTED
+    assert result.peak_bytes <= result.budget_bytes
+    free.set()
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategies.problems(strategies.training_chains()))
+def test_plans_of_others_are_starts(problem):
+    graph, budget = problem
+    search = Search(graph, budget, time_limit_s=60)
+    DTR(budgets=4).run(search)
+    assume(search.plan is not None)
+    timetable = Timetable(graph)
+    timetable.move_to(moves_of(search.plan.computed))
+    assert moves_of(timetable.plan().computed) == timetable.moves()
+    assert timetable.cost <= search.timeline.cost
+    replay(graph, timetable.plan())
+
+
+def test_far_from_a_proof_several_snapshots_are_set_before_the_next_program(monkeypatch):
+    monkeypatch.setattr(snapshot, "QUICK_MODEL", 0)
+    graph = _resnet_like(12)
+    search = Search(graph, _budget(graph, 0.1), time_limit_s=60)
+    set_at_once = {}
+    for far in (False, True):
+        monkeypatch.setattr(Finder, "far", lambda _, far=far: far)
+        run = snapshot._Run(Snapshot(), search)
+        one = SnapshotModel(graph, search.budget_bytes, [run.peak])
+        one.tighten(time_limit_s=10)
+        run.looked = snapshot._Look(0.0, one, run._lift(one, one.rounded))
+        set_at_once[far] = len(run._wider_model().snapshots) - 1
+    assert set_at_once[False] == 1
+    assert 1 < set_at_once[True] <= snapshot.CANDIDATES
+
+
+def test_no_time_gives_an_answer_soon():
+    graph = _resnet_like(40)
+    started = time.monotonic()
+    result = solve(graph, _budget(graph, 0.5), time_limit_s=0.0, throw=False)
+    assert time.monotonic() - started < 2
+    assert result.status in (SolveStatus.NOT_FOUND, SolveStatus.FEASIBLE)
+
+
+def test_interruption_passes_through():
+    graph = _resnet_like(8)
+
+    def interrupt(search):
+        if search.plan is not None:
+            raise KeyboardInterrupt
+
+    search = Search(graph, _budget(graph, 0.5), time_limit_s=60, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Snapshot().run(search)
+    assert search.plan is not None
+    result = solve(graph, _budget(graph, 0.5), on_progress=interrupt)
+    assert result.status in (SolveStatus.INTERRUPTED, SolveStatus.OPTIMAL)
+    assert result.plan is not None
+
+
+def test_what_may_not_run_again_is_held():
+    # c needs a and b; holding both beside the large middle op is the only way, and too much.
+    ops = (
+        Op("a", (), 1, 4, recomputable=False),
+        Op("b", (0,), 1, 4, recomputable=False),
+        Op("big", (1,), 1, 8),
+        Op("c", (0, 1, 2), 1, 1),
+    )
+    graph = DFGraph(ops, outputs=(3,))
+    with pytest.raises(InfeasibleBudgetError, match="No plan fits"):
+        solve(graph, 15)
+
+
+def test_relaxation_proves_what_the_floor_does_not():
+    # Running `a` again needs `state`, which runs once: at `big`, either of the two must be held.
+    ops = (
+        Op("state", (), 1, 4, recomputable=False),
+        Op("a", (0,), 1, 4),
+        Op("big", (), 1, 8),
+        Op("end", (1, 2), 1, 1),
+    )
+    graph = DFGraph(ops, outputs=(3,))
+    assert floor(graph).bytes <= 13
+    tight = DFGraph(
+        (*ops[:2], Op("big", (), 1, 10), Op("shrunk", (2,), 1, 0), Op("end", (1, 3), 1, 1)),
+        outputs=(4,),
+    )
+    with pytest.raises(InfeasibleBudgetError, match="big"):
+        solve(tight, 12)
+    assert solve(tight, 14).cost == tight.total_cost
+
+
+def test_repair_and_trim_keep_what_they_promise():
+    graph = _resnet_like(12)
+    budget = _budget(graph, 0.3)
+    timetable = Timetable(graph)
+    assert Repair(timetable, budget, lambda: False).run()
+    repaired = timetable.cost
+    trim(timetable, budget)
+    assert timetable.peak_bytes <= budget
+    assert timetable.cost <= repaired
+
+
+@pytest.mark.parametrize("budget", range(24, 40, 2))
+def test_few_ops_are_solved_exactly(budget):
+    graph = strategies.training_chain(3, costs=(3, 2, 1), sizes=(7, 10, 3))
+    result = solve(graph, budget, throw=False)
+    assert result.cost == oracles.cheapest(graph, budget)
+
+
+def test_options_are_fields():
+    graph = _resnet_like(6)
+    quick = solve(graph, _budget(graph, 0.3), solver=Snapshot(snapshots=1, rounds=0))
+    assert quick.peak_bytes <= quick.budget_bytes
+    assert quick.stats.solver == "snapshot"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(2e-5, "less than 0.01 % above"), (0.05, "at most 5.00 % above"), (0.0, "not above")],
+)
+def test_a_gap_is_not_rounded_to_nothing(share, said):
+    found = solve(_resnet_like(6), "60%", time_limit_s=5)
+    status = SolveStatus.FEASIBLE if share else SolveStatus.OPTIMAL
+    assert said in str(replace(found, status=status, bound=found.cost / (1 + share)))
+
+
+def test_without_the_annealer_too(monkeypatch):
+    monkeypatch.setattr(Loading, "annealer", lambda *_: None)
+    graph = _resnet_like(8)
+    result = solve(graph, _budget(graph, 0.2), time_limit_s=20)
+    assert result.stats.found_by != "annealing"
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.gap < 0.05
+
+
+def test_repeats_out_of_stages_where_no_plan_in_stages_is_found():
+    graph = strategies.tangled(35, seed=6)
+    search = Search(graph, _budget(graph, 0.5), time_limit_s=60, deterministic=True)
+    finder = Finder(search, proposals=50, rounds=5, seed=0)
+    while search.plan is None and finder.improve():
+        pass
+    assert search.plan is not None
+    assert Schedule.from_plan(graph, search.plan) is None
+
+
+def test_annealing_from_a_wish_keeps_what_the_relaxation_knew():
+    graph = problems.load("resnet152")
+    budget = problems.budget_at(graph, 0.3)
+    cost = {}
+    # As many proposals in all: 200 per op twice and 100, or 500.
+    for wished, proposals in ((True, 100), (False, 500)):
+        search = Search(graph, budget, time_limit_s=600, deterministic=True)
+        run = snapshot._Run(Snapshot(proposals=proposals), search)
+        one = SnapshotModel(graph, budget, [run.peak])
+        assert run._lift(one, one.solve(time_limit_s=60).dropped).max() > 0
+        if wished:
+            run.finder.wish()
+        run.finder.settle(by="repaired snapshot")
+        run.finder.improve()
+        cost[wished] = search.timeline.cost
+        bound = one.solve(time_limit_s=60).cost
+    assert cost[True] - bound < 0.8 * (cost[False] - bound)
+
+
+def test_where_a_repair_is_stuck_nothing_may_fit():
+    # A chain that is large in the middle, and can be evicted there; then pairs of which one value
+    # each must stay, and nothing says which.
+    layers, pairs, size = 40, 12, 10
+    graph = strategies.training_chain(layers, sizes=(size,))
+    ops, end = list(graph.ops), len(graph)
+    for k in range(pairs):
+        ops += [
+            Op(f"w{k}", (end - 1,), 1, size + 2, recomputable=False),
+            Op(f"v{k}", (end + 2 * k,), 1, size),
+        ]
+    ops += [Op(f"g{k}", (end + 2 * k + 1,), 1, 1) for k in range(pairs)]
+    graph = DFGraph(tuple(ops), tuple(range(end + 2 * pairs, len(ops))))
+    budget = pairs * size - 2
+    assert floor(graph).bytes <= budget
+    run = snapshot._Run(Snapshot(), Search(graph, budget, time_limit_s=60))
+    assert run.peak < end  # where a plan can be lean
+    assert run.highs.linear_bound(run.highs.model([run.peak]), 10.0) < float("inf")
+    run.finder.settle(by="greedy")
+    assert run.search.plan is None
+    assert not run.search.infeasible
+    run._doubt()
+    assert "may not be recomputed" in run.search.infeasible
+    assert solve(graph, budget, throw=False).status is SolveStatus.INFEASIBLE

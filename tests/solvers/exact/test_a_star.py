@@ -1,0 +1,136 @@
+"""The search through states misses no plan, and where it ends early its bound holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import cheapest, cheapest_in_any_order, run_plan
+from strategies import graphs, problems, tangled, training_chain
+
+from checkmate import DFGraph, Op, SolveStatus, solve
+from checkmate.bench.problems import budget_at, layered
+from checkmate.solvers.exact import a_star as state_space
+from checkmate.solvers.exact.a_star import Paths, StateSpace
+from checkmate.solvers.search import Search
+
+
+def _check(search, expected):
+    if expected is None:
+        assert search.plan is None
+        assert search.infeasible
+        return
+    assert search.timeline.cost == pytest.approx(expected)
+    assert search.optimal
+    assert search.bound <= expected
+    assert search.timeline.peak_bytes <= search.budget_bytes
+    run_plan(search.graph, search.plan)
+
+
+@pytest.mark.parametrize(
+    ("reorder", "most_ops", "expected"), [(False, 7, cheapest), (True, 6, cheapest_in_any_order)]
+)
+@settings(max_examples=1500)
+@given(data=st.data())
+def test_the_cheapest_plan_or_none(reorder, most_ops, expected, data):
+    graph, budget_bytes = data.draw(problems(graphs(max_ops=most_ops)))
+    search = Search(graph, budget_bytes, time_limit_s=60, reorder=reorder)
+    StateSpace().run(search)
+    _check(search, expected(graph, budget_bytes))
+
+
+@settings(max_examples=300)
+@given(problems(graphs(max_ops=7)))
+def test_states_that_were_not_looked_at_are_in_the_bound(problem):
+    graph, budget_bytes = problem
+    expected = cheapest(graph, budget_bytes)
+    search = Search(graph, budget_bytes, time_limit_s=60)
+    paths = Paths(search)
+    while not paths.ended:
+        paths.advance(2)
+        assert expected is None or search.bound <= expected
+    _check(search, expected)
+
+
+def test_a_known_plan_only_leaves_proof():
+    graph = training_chain(10)
+    budget_bytes = budget_at(graph, 0.3)
+    search = Search(graph, budget_bytes, time_limit_s=60)
+    search.offer(solve(graph, budget_bytes, solver="state_space").plan, by="known")
+    StateSpace().run(search)
+    assert search.optimal
+    assert search.found_by == "known"
+
+
+def test_layers_that_no_plan_in_stages_fits():
+    """What runs again does so in whatever order needs least, not by index."""
+    graph = tangled(20)
+    result = solve(graph, budget_at(graph, 0.5), throw=False)
+    assert result.status is SolveStatus.OPTIMAL
+    assert (
+        solve(tangled(12), budget_at(tangled(12), 0.7), throw=False).status
+        is SolveStatus.INFEASIBLE
+    )
+
+
+def test_costs_of_all_sizes():
+    costs = (1e15, 1e3, 1.0)
+    graph = training_chain(3, costs=costs, sizes=(7, 10, 3))
+    for budget_bytes in range(20, 40):
+        expected = cheapest(graph, budget_bytes)
+        result = solve(graph, budget_bytes, solver="state_space", throw=False)
+        assert (result.plan is None) == (expected is None)
+        assert expected is None or result.cost == expected
+
+
+def test_what_needs_nothing_and_gives_nothing():
+    graph = DFGraph(tuple(Op(f"op{i}", (), 1, 3) for i in range(4)))
+    assert solve(graph, 3, solver="state_space").cost == 4
+
+
+@pytest.mark.parametrize(("known", "least", "most"), [(0.0, 1000, 1000), (0.5, 100, 300)])
+def test_states_that_will_prove_nothing_are_given_up(monkeypatch, known, least, most):
+    """Where another bound is far above theirs, and they are slow; those that tell the best bound go
+    on."""
+    graph = layered(40)
+    search = Search(graph, budget_at(graph, 0.5), time_limit_s=60)
+    search.raise_bound((1 + known) * graph.total_cost, by="another")
+    looked, step = [], Paths._step
+    monkeypatch.setattr(state_space, "LOOK", 100)
+    monkeypatch.setattr(
+        Paths, "_step", lambda self, enough: looked.append(self) or step(self, enough)
+    )
+    paths = Paths(search)
+    paths.advance(1000, hopeful=False)
+    assert least <= len(looked) <= most and not paths.ended
+    paths.advance(1000)  # where nothing else is left to do
+    assert len(looked) >= least + 1000
+
+
+def _fan(width: int, readers: int) -> DFGraph:
+    """Many values of nearly the same size, of which half must go for one that is large."""
+    ops = [Op(f"f{i}", (), 1 + i % 7, 5 + i % 9) for i in range(width)] + [
+        Op("big", (), 1, 5 * width)
+    ]
+    ops += [Op(f"b{j}", (*range(j, width, readers), width), 1, 1) for j in range(readers)]
+    return DFGraph(tuple(ops), tuple(range(width + 1, len(ops))))
+
+
+def test_ways_to_make_room_are_not_all_looked_at_where_they_are_too_many():
+    graph = _fan(38, 8)
+    paths = Paths(Search(graph, budget_at(graph, 0.5), time_limit_s=600))
+    paths.advance(20)
+    assert not paths.ended
+    assert paths._edges <= 20 * state_space.EDGES + state_space.STEP
+
+
+def test_a_state_that_was_left_half_way_is_looked_at_again():
+    graph = _fan(12, 3)
+    expected = solve(graph, budget_at(graph, 0.4), solver="state_space").cost
+    search = Search(graph, budget_at(graph, 0.4), time_limit_s=600)
+    paths, asked = Paths(search), iter(range(10**9))
+    while not paths.ended:
+        paths.advance(10**6, lambda: next(asked) % 7 == 6)
+        assert search.bound <= expected + 1e-9
+    assert next(asked) > 14
+    assert search.timeline.cost == expected

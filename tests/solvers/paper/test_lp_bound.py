@@ -1,0 +1,99 @@
+"""The bound is computed from multipliers, not believed: true for any of them, and the relaxation's
+value for the best ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import cheapest
+from strategies import graphs, problems, training_chain
+
+from checkmate import NoPlanFoundError, Plan, SolveStatus, replay, solve
+from checkmate.solvers.backends import engines
+from checkmate.solvers.backends.engines import solve_matrices
+from checkmate.solvers.backends.matrices import LP_ENGINES, AnswerStatus
+from checkmate.solvers.paper.formulation import relax
+from checkmate.solvers.paper.lp_bound import LPBound
+
+CHAIN = training_chain(8, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
+
+
+@settings(max_examples=60)
+@given(problems(graphs(max_ops=6)), st.integers(0, 2**32 - 1))
+def test_any_multipliers_give_a_bound(problem, seed):
+    graph, budget_bytes = problem
+    relaxation = relax(graph, budget_bytes)
+    generator = np.random.default_rng(seed)
+    y = generator.normal(size=relaxation.problem.shape[0]) * generator.choice(
+        [0, 0.1, 1, 100], size=relaxation.problem.shape[0]
+    )
+    least = cheapest(graph, budget_bytes)
+    if least is not None:
+        assert relaxation.cost(relaxation.problem.dual_bound(y)) <= least + 1e-9
+
+
+def test_multipliers_that_are_no_numbers_are_left_out():
+    problem = relax(CHAIN, 60).problem
+    y = np.full(problem.shape[0], np.nan)
+    y[::2] = np.inf
+    assert problem.dual_bound(y) == pytest.approx(problem.dual_bound(np.zeros(problem.shape[0])))
+
+
+def test_engines_agree():
+    bounds = [
+        solve(CHAIN, "75%", solver=LPBound(engine), throw=False).bound for engine in LP_ENGINES
+    ]
+    assert bounds[0] > 1.001 * CHAIN.total_cost
+    assert bounds == pytest.approx([bounds[0]] * len(bounds), rel=1e-5)
+
+
+def test_a_bound_and_no_plan():
+    result = solve(CHAIN, "75%", solver="lp_bound", throw=False)
+    assert result.status is SolveStatus.NOT_FOUND
+    assert result.plan is None
+    assert result.stats.proven_by == "lp_bound"
+    best = solve(CHAIN, "75%")
+    assert CHAIN.total_cost < result.bound <= best.cost
+    with pytest.raises(
+        NoPlanFoundError,
+        match=r"makes no plans, only bounds: .*at least .*% more time than the plain step",
+    ) as caught:
+        solve(CHAIN, "75%", solver="lp_bound")
+    assert caught.value.bound == pytest.approx(result.bound)
+
+
+def test_an_inaccurate_engine_is_not_believed():
+    """PDLP ends with an objective that is a little above the optimum; the bound must not be."""
+    graph = training_chain(20, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5))
+    problem = relax(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2).problem
+    exact, rough = (
+        solve_matrices(problem, engine=engine, time_limit_s=30) for engine in ("clp", "pdlp")
+    )
+    assert problem.cost @ rough.x > problem.cost @ exact.x + 1e-9
+    assert rough.bound <= exact.bound + 1e-9
+
+
+def test_an_engine_that_runs_out_of_time_still_gives_a_bound():
+    graph = training_chain(30, skip=3, costs=(3.0, 1.0, 4.0), sizes=(9, 2, 6, 5))
+    problem = relax(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2).problem
+    question = {"problem": problem, "engine": "pdlp", "time_limit_s": 0.02, "start": None}
+    # Here TensorFlow may be loaded.
+    answer = engines._ask_in_child(engines.ENGINES["pdlp"][1], question, time_limit_s=60)
+    best = solve_matrices(problem, engine="clp", time_limit_s=60)
+    assert answer.status is AnswerStatus.UNKNOWN
+    assert -np.inf < answer.bound < best.bound
+
+
+def test_no_time_no_bound():
+    result = solve(CHAIN, "75%", solver="lp_bound", time_limit_s=0, throw=False)
+    assert result.bound == CHAIN.total_cost
+
+
+def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
+    from checkmate.bench.problems import load
+    from checkmate.solvers.paper import lp_bound
+
+    written = []
+    monkeypatch.setattr(lp_bound, "relax", lambda graph, budget: written.append(len(graph)))
+    result = solve(load("encoder5"), "60%", solver="lp_bound", time_limit_s=1, throw=False)
+    assert result.plan is None and result.bound == result.graph.total_cost and not written

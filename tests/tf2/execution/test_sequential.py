@@ -1,0 +1,109 @@
+"""in_order.py: the ops of loops and conditions run one after another, and do what they did."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def powers(x, y):
+    """A loop with branches that do not wait for each other, and with a condition in it."""
+    import tensorflow as tf
+
+    def body(k, total):
+        left, right = tf.matmul(x, total), tf.matmul(total, y)
+        more = tf.cond(
+            k % 2 == 0, lambda: tf.cos(left) + tf.sin(right), lambda: tf.matmul(left, right) / 100.0
+        )
+        return k + 1, tf.tanh(left) + more
+
+    return tf.while_loop(lambda k, total: k < 5, body, (0, x), parallel_iterations=10)[1]
+
+
+@pytest.fixture
+def traced(tensorflow):
+    specs = [tensorflow.TensorSpec((8, 8)), tensorflow.TensorSpec((8, 8))]
+    return tensorflow.function(powers, autograph=False).get_concrete_function(*specs)
+
+
+def copied(concrete):
+    """(the function written anew by `InOrder`, its loops)."""
+    from checkmate.tf2.execution.graph_writer import names_of_inputs, reachable
+    from checkmate.tf2.execution.sequential import InOrder
+
+    writer, names = InOrder(concrete.graph), names_of_inputs(concrete)
+    for operation in reachable(concrete.graph):
+        if operation.type != "Placeholder":
+            copy = writer.copy(operation, [names[tensor.ref()] for tensor in operation.inputs])
+            names.update(
+                {tensor.ref(): f"{copy}:{k}" for k, tensor in enumerate(operation.outputs)}
+            )
+    function = writer.function_like(concrete, [names[tensor.ref()] for tensor in concrete.outputs])
+    return function, [
+        operation for operation in function.graph.get_operations() if "While" in operation.type
+    ]
+
+
+def waits_for(operation):
+    """All ops that one waits for."""
+    found, pending = set(), [operation]
+    while pending:
+        top = pending.pop()
+        befores = {*(tensor.op for tensor in top.inputs), *top.control_inputs} - found
+        found |= befores
+        pending.extend(befores)
+    return found
+
+
+def kernels(body):
+    from checkmate.tf2 import ops as op_rules
+
+    return [
+        operation
+        for operation in body.get_operations()
+        if op_rules.role(operation) is op_rules.Role.KERNEL
+    ]
+
+
+def in_order(body):
+    operations = kernels(body)
+    return len(operations) > 2 and all(a in waits_for(b) for a, b in itertools.pairwise(operations))
+
+
+def test_each_op_of_a_body_waits_for_the_one_before(traced):
+    from checkmate.tf2.graph.bodies import body_of
+
+    (plain,) = (
+        operation for operation in traced.graph.get_operations() if "While" in operation.type
+    )
+    function, (loop,) = copied(traced)
+    bodies = {
+        body.name.decode(): body.graph
+        for made in function.graph.get_collection("bodies in order")
+        for body in made.values()
+    }
+    body = bodies[loop.get_attr("body").name]
+    assert in_order(body)
+    assert not in_order(body_of(traced.graph, plain, "body"))
+    branches = [
+        branch.graph for made in body.get_collection("bodies in order") for branch in made.values()
+    ]
+    assert len(branches) == 2 and any(map(in_order, branches))
+    assert (plain.get_attr("parallel_iterations"), loop.get_attr("parallel_iterations")) == (10, 1)
+
+
+def test_nothing_else_changes(traced, tensorflow):
+    import gc
+
+    function, _ = copied(traced)
+    gc.collect()  # the bodies must live as long as the function
+    x, y = (
+        tensorflow.constant(np.random.default_rng(k).normal(scale=0.3, size=(8, 8)).astype("f"))
+        for k in (0, 1)
+    )
+    assert np.isfinite(traced(x, y)).all()
+    np.testing.assert_array_equal(tensorflow.nest.flatten(function(x, y))[0], traced(x, y))

@@ -1,0 +1,58 @@
+"""simplify(): what it leaves out, and that no value hangs on it."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NAMES = ("first", "second")
+ACTIONS = st.tuples(st.sampled_from(("read", "add", "power")), st.sampled_from(NAMES))
+
+
+def test_numbers_that_an_optimizer_computes_for_each_variable_are_computed_once(tensorflow):
+    """Two decays to the power of the number of steps, whatever the number of variables."""
+    import keras
+    from keras_models import cnn
+    from training import plain_step
+
+    from checkmate.tf2.graph.inline import inline
+    from checkmate.tf2.graph.simplify import simplify
+
+    case = cnn()
+    step = plain_step(case.model, case.loss, keras.optimizers.Adam(1e-3))
+    traced = inline(step.get_concrete_function(case.inputs, case.labels))
+    before, after = (
+        Counter(operation.type for operation in each.graph.get_operations())
+        for each in (traced, simplify(traced))
+    )
+    assert before["Pow"] == 2 * len(case.model.trainable_variables)
+    assert after["Pow"] == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ACTIONS, min_size=1, max_size=12))
+def test_numbers_read_before_and_after_a_write_stay_apart(tensorflow, actions):
+    from checkmate.tf2.graph.simplify import simplify
+
+    tf = tensorflow
+    variables = {name: tf.Variable(float(k + 2)) for k, name in enumerate(NAMES)}
+
+    @tf.function
+    def step(x):
+        found = []
+        for action, name in actions:
+            if action == "add":
+                variables[name].assign_add(x)
+            else:
+                found.append(
+                    variables[name] * x if action == "read" else tf.pow(x, variables[name])
+                )
+        return [*found, *(variable.read_value() for variable in variables.values())]
+
+    def outcome(function):
+        for k, variable in enumerate(variables.values()):
+            variable.assign(float(k + 2))
+        return [float(each) for each in function(tf.constant(1.5))]
+
+    traced = step.get_concrete_function(tf.TensorSpec(()))
+    assert outcome(simplify(traced)) == outcome(traced)

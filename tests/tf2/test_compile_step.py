@@ -1,0 +1,422 @@
+"""The contract of compile(): what it takes and what it gives."""
+
+import collections
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+from dense import BATCH, HUGE, batch_of, compiled, confirmed, dense_model, planned, tight
+
+from checkmate import DFGraph, Plan, replay
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.mark.parametrize("form", ["tensor", "array", "TensorSpec", "KerasTensor", "mixed"])
+def test_specs_in_every_form(form):
+    import keras
+    import tensorflow as tf
+
+    x, y = batch_of()
+    inputs, labels = {
+        "tensor": (tf.constant(x), tf.constant(y)),
+        "array": (x, y),
+        "TensorSpec": (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
+        "KerasTensor": (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
+        "mixed": (tf.TensorSpec(x.shape), y),
+    }[form]
+    prediction, loss = compiled(inputs=inputs, labels=labels)(x, y)
+    assert prediction.shape == (BATCH, 4)
+    assert loss.shape == ()
+    assert np.isfinite(float(loss))
+
+
+def test_specs_in_dicts_and_the_batch_in_any_form():
+    import keras
+    import keras_models
+    import tensorflow as tf
+
+    import checkmate
+
+    case = keras_models.two_inputs(64)
+    specs = tf.nest.map_structure(
+        lambda array: tf.TensorSpec(array.shape, array.dtype), (case.inputs, case.labels)
+    )
+    step = checkmate.tf2.compile(
+        case.model, case.loss, keras.optimizers.SGD(0.0), *specs, budget=HUGE, cost_model="unit"
+    )
+    losses = {
+        float(step(inputs, labels)[1])
+        for inputs, labels in (
+            (case.inputs, case.labels),
+            tf.nest.map_structure(tf.constant, (case.inputs, case.labels)),
+            tf.nest.map_structure(
+                lambda array: array.astype("float64") if array.dtype == "float32" else array,
+                (case.inputs, case.labels),
+            ),
+        )
+    }
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(HUGE, 2**36), (float(2**36), 2**36), (np.int64(2**36), 2**36), ("68719476736", 2**36)],
+)
+def test_budgets_as_amounts(text, count):
+    step = compiled(budget=text)
+    assert step.budget_bytes == step.report().budget_bytes == count
+
+
+def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
+    step = compiled(budget="250%")
+    report = step.report()
+    own = report.plain_measured_bytes - report.outside_bytes
+    assert step.budget_bytes == int(2.5 * own) + report.outside_bytes, (
+        "what else is in use is there with any plan"
+    )
+    assert (
+        report.plain_peak_bytes == replay(step.graph, step.plan).peak_bytes + report.outside_bytes
+    )
+
+
+def test_a_share_is_of_the_predicted_peak_where_the_plain_step_cannot_be_run(monkeypatch):
+    monkeypatch.setattr("checkmate.tf2.memory.plain_step.free_or_none", lambda device: None)
+    report = compiled(budget="250%").report()
+    assert report.plain_measured_bytes is None and report.plain_not_measured
+    assert (
+        report.budget_bytes
+        == int(2.5 * (report.plain_peak_bytes - report.outside_bytes)) + report.outside_bytes
+    )
+    assert report.plain_not_measured in str(report)
+
+
+def test_auto_is_what_the_device_has_free(monkeypatch):
+    from checkmate.tf2 import device as devices
+
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 10**9)
+    step = compiled(budget="auto")
+    assert step.budget_bytes == int(10**9 * (1 - devices.AUTO_RESERVE))
+    monkeypatch.undo()
+    free = devices.free_bytes(devices.training_device())
+    assert 0.5 * free < compiled(budget="auto").budget_bytes < free * 1.5
+
+
+def test_auto_never_stops_what_would_train_without_us(monkeypatch):
+    from checkmate.tf2 import device as devices
+
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 1000)
+    step = compiled(budget="auto")
+    assert step.result is None
+    assert any("No plan fits the 900 B found free" in note for note in step.report().notes)
+    assert np.isfinite(float(step(*batch_of())[1]))
+
+
+def test_what_a_step_shows():
+    step = planned()
+    assert isinstance(step.plan, Plan)
+    assert isinstance(step.graph, DFGraph)
+    assert step.result.plan is step.plan
+    assert step.plan.recomputed
+    assert replay(step.graph, step.plan).peak_bytes == step.result.peak_bytes <= step.budget_bytes
+    report = step.report()
+    assert report.result is step.result
+    assert report.peak_bytes == step.result.peak_bytes < report.plain_peak_bytes
+    assert (
+        report.fixed_bytes
+        == step.graph.fixed_bytes
+        < report.measured_peak_bytes
+        <= step.budget_bytes
+    )
+    assert step.result.budget_bytes < step.budget_bytes, "something is left to the allocator"
+    assert report.ops == len(step.graph) < report.tensorflow_ops
+    measured = {"measuring ops", "measuring the plain step"}
+    assert {"tracing", "solving", "predicting", "building", "confirming"} | measured == set(
+        report.seconds
+    )
+
+
+def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypatch):
+    from checkmate.tf2.planning import plan_search
+
+    solve, asked = plan_search.solve, []
+
+    def recorded(*args, time_limit_s, **options):
+        asked.append(time_limit_s)
+        return solve(*args, time_limit_s=5, **options)
+
+    monkeypatch.setattr(plan_search, "solve", recorded)
+    tight(lambda budget: compiled(budget=budget))
+    assert asked[0] == plan_search.LEAST_TIME_S
+    assert set(asked) <= {asked[0], asked[0] / 2}, "half for the plans after the first"
+    monkeypatch.setattr(plan_search, "TIME_PER_OP_S", 1.0)
+    asked.clear()
+    step = tight(lambda budget: compiled(budget=budget))
+    assert max(asked) == len(step.graph)
+    asked.clear()
+    tight(lambda budget: compiled(budget=budget, time_limit_s=0.5))
+    assert set(asked) == {0.5}
+
+
+def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
+    from checkmate.tf2.planning.planned import Clock
+
+    phases = collections.Counter()
+
+    @contextlib.contextmanager
+    def counted(self, name):
+        phases[name] += 1
+        self.seconds[name] = self.seconds.get(name, 0) + 1
+        yield
+
+    monkeypatch.setattr(Clock, "phase", counted)
+    # Every other one takes too much.
+    confirmed(monkeypatch, lambda budget, k: budget // 2 if k % 2 else budget + 4096)
+
+    def made(budget):
+        phases.clear()
+        return compiled(budget=budget)
+
+    step = tight(made)
+    assert phases["confirming"] == phases["building"] == 2 <= phases["solving"]
+    assert step.report().seconds == phases
+
+
+def test_a_huge_budget_runs_the_step_as_it_is():
+    step = compiled()
+    assert step.result is None
+    assert not step.plan.recomputed
+    assert "none needed: the step runs as it is" in str(step.report())
+    assert "proven" not in str(step.report())
+    assert step.report().measured_peak_bytes > step.report().fixed_bytes
+
+
+def two_epochs(make, sizes):
+    """Losses and variables of steps with batches of these sizes."""
+    import keras
+    from training import state
+
+    keras.utils.set_random_seed(5)
+    model, optimizer = dense_model(), keras.optimizers.Adam(1e-2)
+    step = make(model, optimizer)
+    results = [step(*batch_of(size)) for size in sizes]
+    return results, state(model, optimizer), step
+
+
+@pytest.mark.parametrize("budget", ["tight", HUGE])
+def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
+    import keras
+    from training import assert_equal, plain_step
+
+    from checkmate.tf2.planning import plan_search, planner
+
+    sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
+    replays = []
+    make_replay = planner.Replayed
+
+    def counting(traced, plan, *rooms):
+        replays.append(plan)
+        return make_replay(traced, plan, *rooms)
+
+    for module in (plan_search, planner):
+        monkeypatch.setattr(module, "Replayed", counting)
+    plain, plain_state, _ = two_epochs(
+        lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer),
+        sizes,
+    )
+
+    def make(model, optimizer):
+        ask = functools.partial(compiled, model, optimizer=optimizer)
+        step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+        step.planned_for(*batch_of())  # confirmed on a batch
+        replays.clear()
+        return step
+
+    ours, our_state, step = two_epochs(make, sizes)
+    assert bool(step.plan.recomputed) == (budget == "tight")
+    if budget == "tight":
+        # For the batch of 100; that of 1 has another graph, and runs as it is.
+        assert replays == [step.plan]
+        assert step._main.run.rooms and not step.planned_for(*batch_of(100))[0].run.rooms
+    assert_equal(ours, plain)
+    assert_equal(our_state, plain_state)
+
+
+def test_an_object_is_a_solver():
+    assert planned().result.stats.solver == "snapshot"
+
+
+def regularized_model():
+    """With dropout, whose seed is state, and normalization, whose averages are."""
+    import keras
+
+    inputs = x = keras.Input((16,))
+    for _ in range(5):
+        x = keras.layers.Dense(64, kernel_regularizer="l2", activity_regularizer="l1")(x)
+        x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
+    return keras.Model(inputs, keras.layers.Dense(4)(x))
+
+
+@pytest.mark.parametrize("budget", [HUGE, "tight"])
+def test_compile_changes_nothing(budget):
+    """It runs the step on made-up data to measure its memory."""
+    import keras
+    from training import state
+
+    keras.utils.set_random_seed(3)
+    model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
+    optimizer.build(model.trainable_variables)
+    before = state(model, optimizer)
+    ask = functools.partial(compiled, model, optimizer=optimizer)
+    step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask()
+    assert step.report().measured_peak_bytes, "nothing was run"
+    for a, b in zip(before, state(model, optimizer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    step(*batch_of())
+    changed = [
+        not np.array_equal(a, b) for a, b in zip(before, state(model, optimizer), strict=True)
+    ]
+    assert sum(changed) > len(changed) / 2
+
+
+def test_losses_of_the_model_are_added():
+    import keras
+    from training import assert_equal, plain_step, state
+
+    def run(make):
+        keras.utils.set_random_seed(3)
+        model, optimizer = regularized_model(), keras.optimizers.SGD(0.01)
+        step = make(model, optimizer)
+        return [step(*batch_of()) for _ in range(2)], state(model, optimizer)
+
+    loss = keras.losses.MeanSquaredError()
+    plain, plain_state = run(lambda model, optimizer: plain_step(model, loss, optimizer))
+    ours, our_state = run(
+        lambda model, optimizer: tight(
+            lambda budget: compiled(model, loss, optimizer, budget=budget)
+        )
+    )
+    assert_equal(ours, plain)
+    assert_equal(our_state, plain_state)
+    prediction, value = ours[0]
+    assert float(value) > float(loss(batch_of()[1], prediction)) + 0.01
+
+
+@pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError"])
+def test_names_of_losses_and_optimizers(name):
+    import keras
+
+    losses = []
+    for loss, optimizer in (
+        (keras.losses.MeanSquaredError(), keras.optimizers.SGD()),
+        (name, "sgd"),
+    ):
+        keras.utils.set_random_seed(3)
+        step = compiled(dense_model(), loss, optimizer)
+        losses.append([float(step(*batch_of())[1]) for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[1][-1] < losses[1][0]
+
+
+def test_a_loss_name_that_does_not_exist():
+    with pytest.raises(ValueError, match="mean_cubed_error"):
+        compiled(loss="mean_cubed_error")
+
+
+def test_a_subclassed_model_that_is_not_built():
+    import keras
+    import keras_models
+
+    keras.utils.set_random_seed(3)
+    case = keras_models.subclassed(128)
+    assert not case.model.built
+    optimizer = keras.optimizers.Adam()
+    step = compiled(case.model, case.loss, optimizer, case.inputs, case.labels)
+    assert len(case.model.trainable_variables) == 12
+    assert optimizer.built
+    first = float(step(case.inputs, case.labels)[1])
+    assert float(step(case.inputs, case.labels)[1]) < first
+
+
+def test_mixed_precision_with_a_scaled_loss():
+    """Costs are measured: on a CPU the kernels of half precision need workspaces that no shape
+    tells of."""
+    import keras
+    import tensorflow as tf
+
+    x, y = batch_of(16 * BATCH)
+    loss = keras.losses.MeanSquaredError()
+
+    def plain_step(model, optimizer):
+        optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(inputs, labels):
+            with tf.GradientTape() as tape:
+                prediction = model(inputs, training=True)
+                value = loss(labels, prediction)
+                scaled = optimizer.scale_loss(value)
+            optimizer.apply(
+                tape.gradient(scaled, model.trainable_variables), model.trainable_variables
+            )
+            return prediction, value
+
+        return step
+
+    def run(make):
+        keras.utils.set_random_seed(3)
+        model = dense_model(dtype="mixed_float16")
+        step = make(
+            model,
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=128.0),
+        )
+        return [float(step(x, y)[1]) for _ in range(3)], step
+
+    plain, _ = run(plain_step)
+    ours, step = run(
+        lambda model, optimizer: tight(
+            lambda budget: compiled(
+                model, loss, optimizer, x, y, budget=budget, cost_model="profile"
+            )
+        )
+    )
+    assert any(
+        operation.outputs and operation.outputs[0].dtype == tf.float16
+        for group in step._main.traced.groups
+        for operation in group
+    )
+    assert ours == plain
+    assert plain[-1] < plain[0]
+
+
+def test_nothing_is_shown_without_a_terminal(capfd):
+    compiled(verbose=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(monkeypatch, tmp_path):
+    """As more came to be in use since."""
+    from checkmate.tf2.planning import plan_search
+
+    step = tight(lambda budget: compiled(budget=budget, plan=tmp_path))
+    left, solve, asked = step.kept_at.read_bytes(), plan_search.solve, []
+    monkeypatch.setattr(
+        plan_search, "solve", lambda *args, **options: asked.append(args) or solve(*args, **options)
+    )
+    confirmed(monkeypatch, lambda budget, k: int(0.9 * budget))
+    step._planner.with_more_in_use(step._main, step._specs, step._flatten(batch_of()), 4096)
+    assert asked, "planned, and not taken from the folder"
+    assert step.kept_at.read_bytes() != left, "another measured peak at least"
+
+
+def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(
+    monkeypatch, caplog
+):
+    step = tight(lambda budget: compiled(budget=budget))
+    confirmed(monkeypatch, lambda budget, k: budget + 2**20)
+    kept = step._planner.with_more_in_use(step._main, step._specs, step._flatten(batch_of()), 4096)
+    assert kept.plan is step.plan and kept.run is step._main.run
+    assert not kept.in_use_bytes, "nobody asks again"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "4.00 KiB more than the budget" in warnings[0]
