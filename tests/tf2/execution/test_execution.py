@@ -235,7 +235,7 @@ import numpy as np, tensorflow as tf
 from checkmate import Plan
 from plans import random_plan, repeating
 from steps import convolutions
-from test_execute import replayed, run_twice, traced
+from test_execution import replayed, run_twice, traced
 step, arguments, variables = convolutions()
 found = traced(step, arguments)
 expected = run_twice(found.function, arguments, variables)
