@@ -23,7 +23,7 @@ from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
 from checkmate.commands.table import complain
 from checkmate.commands.zoo import zoo_command
-from checkmate.solvers.background import working
+from checkmate.solvers.background import unfinished_tasks
 
 MISUNDERSTOOD = (
     checkmate.BudgetError,
@@ -51,7 +51,7 @@ class _Group(click.Group):
         try:
             return self._to_the_end(*arguments, **options)
         except SystemExit as end:
-            if working():
+            if unfinished_tasks():
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(end.code if isinstance(end.code, int) else 1)

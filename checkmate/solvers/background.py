@@ -1,5 +1,8 @@
-"""Beside: work in a thread, so that the caller can do other work meanwhile, give it up, and be
-interrupted."""
+"""Background tasks: work in a thread, which the caller can wait for, abandon, and interrupt.
+
+HiGHS and compiled code release Python's lock while they work, and waiting for a thread can be
+interrupted. So Ctrl-C arrives at once, and a call that is late is left to end by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,39 @@ from collections.abc import Callable
 from typing import Any
 
 
-def working() -> list[Beside]:
-    """The work that was given up, is not done, and must be before the process ends."""
-    return [
-        thread
-        for thread in threading.enumerate()
-        if isinstance(thread, Beside) and not thread.may_be_cut_off
-    ]
+def unfinished_tasks() -> list[BackgroundTask]:
+    """Returns the tasks that must end before the process does, and have not."""
+    threads = threading.enumerate()
+    return [t for t in threads if isinstance(t, BackgroundTask) and t.must_end and t.busy]
 
 
 @atexit.register
 def _wait() -> None:
-    """A process that ends while HiGHS works in it is aborted by HiGHS's own threads; it works no
-    longer than its time limit."""
-    for work in working():
-        work.wait()
+    # HiGHS aborts a process that ends while HiGHS works in it. Its own time limit ends the work.
+    for task in unfinished_tasks():
+        task.wait()
 
 
-class Beside(threading.Thread):
-    """Does `work` in a thread.
-
-    HiGHS leaves Python to other threads while it works, and waiting for a thread can be
-    interrupted: so Ctrl-C comes through.
+class BackgroundTask(threading.Thread):
+    """Runs `work` in a thread, from now on.
 
     Args:
-      work: What to do.
-      may_be_cut_off: The end of the process does not wait for it.
+      work: A function without arguments.
+      must_end: The process waits for the end of the work before it ends itself.
     """
 
-    def __init__(self, work: Callable[[], Any], *, may_be_cut_off: bool = False):
+    def __init__(self, work: Callable[[], Any], *, must_end: bool = True):
         super().__init__(daemon=True)
-        self.may_be_cut_off = may_be_cut_off
+        self.must_end = must_end
         self._work = work
         self._done = threading.Event()
-        self._answer: Any = None
+        self._result: Any = None
         self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:  # noqa: D102 - that of Thread
         try:
-            self._answer = self._work()
+            self._result = self._work()
         except BaseException as error:
             self._error = error
         finally:
@@ -56,18 +52,20 @@ class Beside(threading.Thread):
 
     @property
     def busy(self) -> bool:
-        """Whether the work goes on. After a Ctrl-C in `join`, Python 3.11's own `is_alive` says
-        that it does not."""
+        """Whether the work goes on. `is_alive` is wrong after Ctrl-C during `join` (Python 3.11)."""
         return not self._done.is_set()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Waits until the work is done, or so many seconds."""
+        """Waits until the work is done, for so many seconds at most."""
         self._done.wait(seconds)
 
-    def answer(self, seconds: float) -> Any:
-        """What the work came to; None when it is not done within so many seconds: it is left alone
-        then."""
+    def result(self, seconds: float | None = None) -> Any:
+        """Returns what the work returned, or raises what it raised.
+
+        Args:
+          seconds: How long to wait. None is returned when the work takes longer.
+        """
         self.wait(seconds)
         if self._error is not None:
             raise self._error
-        return self._answer
+        return self._result

@@ -25,10 +25,10 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 # name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
 # checkmate` light.
 SOLVERS: dict[str, tuple[str, str, dict]] = {
-    "auto": ("checkmate.solvers.auto.solver", "Snapshot", {}),
-    "snapshot": ("checkmate.solvers.auto.solver", "Snapshot", {}),
-    "state_space": ("checkmate.solvers.exact.a_star", "StateSpace", {}),
-    "local_search": ("checkmate.solvers.local.repair", "LocalSearch", {}),
+    "auto": ("checkmate.solvers.auto.solver", "Auto", {}),
+    "snapshot": ("checkmate.solvers.auto.solver", "Auto", {}),
+    "state_space": ("checkmate.solvers.exact.a_star", "AStar", {}),
+    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch", {}),
     "milp": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
     "milp_cbc": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
     "milp_scip": ("checkmate.solvers.paper.milp", "MILP", {"engine": "scip"}),

@@ -28,7 +28,7 @@ from checkmate import (
 )
 from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
-from checkmate.solvers.local.stage_plan import Timetable
+from checkmate.solvers.local.stage_plan import StagePlan
 from checkmate.solvers.paper.formulation import formulate
 from checkmate.solvers.paper.retention import Retention
 from checkmate.solvers.solve import SOLVERS
@@ -150,13 +150,13 @@ def test_a_rough_engine_does_not_prove_that_a_tight_budget_is_too_small():
 
 def test_taking_evaluations_back_ends_with_the_time():
     """They are looked at one by one, and in a large graph there are thousands."""
-    timetable = Timetable(training_chain(60))
-    Repair(timetable, floor(timetable.graph).bytes * 2, lambda: False).run()
-    before, asked, plenty = timetable.moves(), iter((False, True)), 10**9
-    trim(timetable, plenty, out_of_time=lambda: next(asked))
-    assert len(before) - len(timetable.moves()) == 1
-    trim(timetable, plenty)
-    assert not timetable.moves() and len(before) > 2
+    stage_plan = StagePlan(training_chain(60))
+    Repair(stage_plan, floor(stage_plan.graph).bytes * 2, lambda: False).run()
+    before, asked, plenty = stage_plan.moves(), iter((False, True)), 10**9
+    trim(stage_plan, plenty, out_of_time=lambda: next(asked))
+    assert len(before) - len(stage_plan.moves()) == 1
+    trim(stage_plan, plenty)
+    assert not stage_plan.moves() and len(before) > 2
 
 
 def test_sizes_of_terabytes():
@@ -433,12 +433,12 @@ def test_repairs_look_at_the_clock_between_two_candidates(monkeypatch):
     ]
     ops += [Op(f"g{k}", (0, k, many + 1), 2, 5, is_backward=True) for k in range(1, many + 1)]
     graph = DFGraph((*ops, Op("end", tuple(range(many + 2, 2 * many + 2)), 1, 1)), (2 * many + 2,))
-    timetable, scored = Timetable(graph), []
+    stage_plan, scored = StagePlan(graph), []
     score = Repair._score
     monkeypatch.setattr(
         Repair, "_score", lambda self, *args: scored.append(args) or score(self, *args)
     )
-    assert not Repair(timetable, timetable.peak_bytes - 3, lambda: len(scored) >= 5).run()
+    assert not Repair(stage_plan, stage_plan.peak_bytes - 3, lambda: len(scored) >= 5).run()
     assert len(scored) == 5
 
 

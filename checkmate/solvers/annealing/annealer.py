@@ -1,69 +1,83 @@
-"""Annealer: simulated annealing from a given order of evaluations, in rounds. The compiled part is
-`annealing`."""
+"""Simulated annealing over orders of evaluations: its runs. The compiled part is `kernel`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.solvers.background import Beside
+from checkmate.solvers.background import BackgroundTask
 
 IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
-"""How freely evaluations are placed."""
+"""Where the move set may place evaluations.
 
-HOT, WARM, COLD = 1.0, 0.3, 0.05
-"""Temperatures in mean costs of an op: where a round begins from any order, where it begins from a
-good one, and where it ends."""
+IN_STAGES: recomputations stand in stage form (see `StagePlan`), as those of the start must.
+REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations move, too.
+"""
 
-PRICE, PRICES = 10.0, (0.0001, 100.0)
-"""What a byte above the budget at one position costs at first, in mean costs of a byte of an op
-over the number of ops, as values are held for the longer the more ops there are (from a start
-within the budget: one mean cost, to stay near it); and how far the search may change that, in mean
-costs of a byte."""
+LOWEST_PRICE, HIGHEST_PRICE = 1e-4, 100.0
+"""Limits of the price of overflow, in mean costs of a byte."""
 
-FASTEST, SHORTEST = 1.01, 300.0
-"""The price rises by this factor at most every n / 2 proposals, n ops being evictable; but by the
-other in a whole run at least, however short that is, where it begins anew: a run that ends before
-anything fits is lost."""
+PRICE_RISE, SHORT_RUN_RISE = 1.01, 300.0
+"""The price rises by the first factor at most every n / 2 proposals, n being the evictable ops. In a
+run with a price of its own it may rise by the second factor in all: 30 proposals per op find no plan
+for `resnet50` at f = 0.1 otherwise (`tests/solvers/annealing/test_annealer.py`)."""
 
-ROOM_PER_OP = 4
-"""Repeated evaluations that an order has room for, per op."""
+
+@dataclass(frozen=True, slots=True)
+class AnnealingRun:
+    """One run of simulated annealing.
+
+    Attributes:
+      start: Ops in the order of their evaluations, as in `Plan.from_order`. It may need more than
+        the budget.
+      proposals: Per evictable op.
+      hot: Temperature at the beginning, in mean costs of an op.
+      cold: Temperature at the end.
+      placement: IN_STAGES, REPEATS_ANYWHERE or IN_ANY_ORDER.
+      price: Price of overflow at the beginning, in mean costs of a byte; None goes on with that of
+        the run before.
+      growth: The price rises by this factor at most in the whole run. Where nothing fits it would be
+        at its highest soon after the beginning otherwise, and the search would freeze.
+      only_move: Nothing is recomputed, and the run ends with the first order within the budget.
+    """
+
+    start: Sequence[int]
+    proposals: int
+    hot: float = 1.0
+    cold: float = 0.05
+    placement: int = IN_STAGES
+    price: float | None = None
+    growth: float = float("inf")
+    only_move: bool = False
 
 
 class Annealer:
     """Looks for cheap orders of evaluations within a budget.
 
+    The first one in a process loads the compiled code, which takes a second, or compiles it, which
+    takes some 15 seconds, once per machine.
+
     Args:
       graph: The problem.
       budget_bytes: The limit, which counts the fixed bytes.
-      start: Ops in the order of their evaluations, with repeats, as in `Plan.from_order`; it may be
-        over the budget.
-      freedom: How freely evaluations are placed. IN_STAGES, `start` comes in stage form, and stays
-        so: see `Timetable`; otherwise repeated ones can stand anywhere, and with IN_ANY_ORDER first
-        ones may change places, too.
-      seed: Of the chances taken. The same arguments give the same answer as long as no round runs
-        out of time.
+      start: Where it is before the first run.
+      seed: Of the random numbers. The same arguments and runs give the same orders, as long as no
+        run ends early for lack of time.
 
     Attributes:
-      freedom: As above; it may change between rounds.
-      evictable: Ops that may run again and whose values have bytes, 1 at least: what there is to
-        decide on.
-      best: The cheapest order within the budget that it has come to since the start, or the last
-        restart; None while there is none.
-      best_cost: Its cost; infinity while there is none.
+      evictable: Number of ops that may run again and whose values have bytes, at least 1.
     """
 
-    # What is over the budget at the start is no answer; compiles where that was never done.
     def __init__(
         self,
         graph: DFGraph,
         budget_bytes: int,
-        start: Sequence[int],
+        start: Sequence[int] | None = None,
         *,
-        freedom: int = IN_STAGES,
         seed: int = 0,
     ):
         from checkmate.solvers.annealing import kernel, state
@@ -71,133 +85,145 @@ class Annealer:
 
         announce_compilation(kernel.anneal)
         self._kernel, self._state = kernel, state
-        self._graph, self.freedom, self._budget = graph, freedom, budget_bytes
+        self._graph, self._budget = graph, budget_bytes
         self._problem = state.make_problem(graph)
-        self._room = ROOM_PER_OP * len(graph) + 64
-        self._best = np.full(len(start) + self._room + 1, -1, np.int64)
-        self._best_cost = np.array([np.inf])
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         ops = self._problem.evictable
         self.evictable = max(1, len(ops))
-        cost = float(graph.costs[ops].sum())
-        self._mean = cost / self.evictable or 1.0
-        unit = (cost or 1.0) / max(1, int(graph.output_bytes[ops].sum()))
+        cost = float(graph.costs[ops].sum()) or 1.0
+        self._mean_cost = cost / self.evictable
+        self._unit = cost / max(1, int(graph.output_bytes[ops].sum()))
         self._evaluated = 0
-        self._order = self._state.make_order(graph, self._problem, start, budget_bytes, self._room)
-        over = self._order.counts[self._state.OVERFLOW] > 0
-        price = min(1.0, PRICE / self.evictable) if over else 1.0
-        self._unit = unit
-        self._price = np.array(
-            [price * unit, PRICES[0] * unit, PRICES[1] * unit, FASTEST, 0.0, 0.0]
-        )
-        self._anneal(1.0, 0, False)
+        self._best_cost = np.array([np.inf])
+        self._start_from(range(len(graph)) if start is None else start)
+        price = self.first_price if self._order.counts[state.OVERFLOW] else 1.0
+        self._price = self._unit * np.array([price, LOWEST_PRICE, HIGHEST_PRICE, 0, 0, 0])
+        self._anneal(AnnealingRun((), 0), 1.0, 0)  # compiles
+
+    @property
+    def first_price(self) -> float:
+        """The usual price of overflow for a start above the budget, in mean costs of a byte.
+
+        Ten mean costs over the number of ops, as a value is retained for longer where ops are many.
+        """
+        return min(1.0, 10.0 / self.evictable)
 
     @property
     def best(self) -> list[int] | None:
-        """The cheapest order within the budget since the last start."""
+        """The cheapest order within the budget since the last start; None where there is none."""
         return self._best[1 : 1 + self._best[0]].tolist() if self._best[0] > 0 else None
 
     @property
     def best_cost(self) -> float:
-        """Its cost."""
+        """Its cost; infinity where there is none."""
         return float(self._best_cost[0])
 
     @property
     def current(self) -> list[int]:
-        """The order that it is at, within the budget or not."""
-        order = self._order
-        return order.event[
-            order.sequence[: order.counts[self._state.LENGTH]], self._state.OP
-        ].tolist()
+        """Where the annealer is, within the budget or above it."""
+        order, s = self._order, self._state
+        return order.event[order.sequence[: order.counts[s.LENGTH]], s.OP].tolist()
 
     @property
     def evaluated(self) -> int:
-        """Changes of the order so far, made or undone, after each of which cost and memory were
-        exact."""
+        """Number of changes so far, made or undone, after each of which memory was exact."""
         return self._evaluated + int(self._order.counts[self._state.EVALUATED])
 
-    def restart(self, start: Sequence[int]) -> None:
-        """Goes on from another order, of any length."""
-        self._evaluated = self.evaluated
-        if (short := len(start) + self._room + 1 - len(self._best)) > 0:
-            self._best = np.append(self._best, np.full(short, -1, np.int64))
-        self._best[0], self._best_cost[0] = -1, np.inf
-        self._order = self._state.make_order(
-            self._graph, self._problem, start, self._budget, len(self._best) - 1 - len(start)
-        )
-
-    def run(
-        self,
-        proposals: int,
-        *,
-        hot: float = HOT,
-        cold: float = COLD,
-        price: float | None = None,
-        growth: float = float("inf"),
-        only_move: bool = False,
-        remaining_s: Callable[[], float] = lambda: float("inf"),
-    ) -> int:
-        """One round: cools down from `hot` to `cold` in so many proposals, or faster where time is
-        short.
-
-        Args:
-          price: Where the price of overflow begins, as in `PRICE`; where it is when left out.
-          growth: How many times as high it may be at the end of the round. In a long round where
-            nothing fits it would be at its largest soon after the start otherwise, and the search
-            frozen before it has cooled down.
-          only_move: Nothing is recomputed; the round ends with the first order within the budget.
-          remaining_s: Seconds until it must end.
+    def run(self, run: AnnealingRun, seconds_left: Callable[[], float] = lambda: np.inf) -> bool:
+        """Makes one run from its start; cools down faster where time is short.
 
         Returns:
-          Proposals made.
+          Whether all proposals were made.
         """
+        self._evaluated = self.evaluated
+        self._start_from(run.start)
+        if run.price is not None:
+            self._price[self._kernel.PRICE] = run.price * self._unit
+        proposals = run.proposals * self.evictable
         chunk = max(1, min(proposals // 32, 128 * max(1, 4000 // len(self._graph))))
-        started, available, done = time.monotonic(), remaining_s(), 0
-        if price is not None:
-            self._price[self._kernel.PRICE] = price * self._unit
-        while (
-            done < proposals and remaining_s() > 0 and not (only_move and self.best_cost < np.inf)
-        ):
-            progress = done / proposals
-            if done and (spent := time.monotonic() - started) > available * progress:
-                progress = min(1.0, spent / available)
-            looks = 2 * (done / progress if done else proposals) / self.evictable
-            fastest = FASTEST if price is None else max(FASTEST, SHORTEST ** (1 / max(1.0, looks)))
-            self._price[self._kernel.RISE] = min(fastest, growth ** (1 / max(1.0, looks)))
-            self._anneal(hot * (cold / hot) ** progress, min(chunk, proposals - done), only_move)
+        started, available, done = time.monotonic(), seconds_left(), 0
+        while done < proposals and seconds_left() > 0:
+            if run.only_move and self.best_cost < np.inf:
+                break
+            spent = time.monotonic() - started
+            progress = min(1.0, max(done / proposals, spent / available if done else 0.0))
+            price_changes = max(1.0, 2 * (done / progress if done else proposals) / self.evictable)
+            rise = (
+                PRICE_RISE
+                if run.price is None
+                else max(PRICE_RISE, SHORT_RUN_RISE ** (1 / price_changes))
+            )
+            self._price[self._kernel.RISE] = min(rise, run.growth ** (1 / price_changes))
+            self._anneal(
+                run, run.hot * (run.cold / run.hot) ** progress, min(chunk, proposals - done)
+            )
             done += chunk
-        return done
+        return done >= proposals
 
-    def _anneal(self, temperature: float, proposals: int, only_move: bool) -> None:
+    def _start_from(self, start: Sequence[int]) -> None:
+        room = 4 * len(self._graph) + 64  # recomputations that the order can grow by
+        self._best = np.full(len(start) + room + 1, -1, np.int64)
+        self._best_cost[0] = np.inf
+        self._order = self._state.make_order(self._graph, self._problem, start, self._budget, room)
+
+    def _anneal(self, run: AnnealingRun, temperature: float, proposals: int) -> None:
         self._kernel.anneal(
-            self._problem, self._order, self._best, self._best_cost, self._random, self._price,
-            temperature * self._mean, self.freedom, only_move, proposals,
-        )  # fmt: skip
+            self._problem,
+            self._order,
+            self._best,
+            self._best_cost,
+            self._random,
+            self._price,
+            temperature * self._mean_cost,
+            run.placement,
+            run.only_move,
+            proposals,
+        )
 
 
-class Loading:
-    """An annealer in the making, beside other work: it takes a second, and some 15 where the
-    machine code was never compiled.
+class AnnealingTask(BackgroundTask):
+    """Runs one after another, in a thread.
 
     Args:
-      graph, budget_bytes, start, freedom, seed: Those of the annealer.
+      annealer: Used by nobody else until the task ends.
+      runs: Taken one by one. A run begins with the cheapest order of the task instead of its own
+        start where it has no start.
+      seconds_left: Of the search.
+      share: Of the seconds left, for one run at most.
+
+    Attributes:
+      found: Cost of the cheapest order within the budget so far, and the order. It changes while the
+        task is busy.
     """
 
-    # What was compiled by half is lost: the end of the process waits.
     def __init__(
         self,
-        graph: DFGraph,
-        budget_bytes: int,
-        start: Sequence[int],
+        annealer: Annealer,
+        runs: Iterable[AnnealingRun],
+        seconds_left: Callable[[], float],
         *,
-        freedom: int = IN_STAGES,
-        seed: int = 0,
+        share: float,
     ):
-        def make() -> Annealer:
-            return Annealer(graph, budget_bytes, start, freedom=freedom, seed=seed)
+        self._annealer, self._runs = annealer, runs
+        self._seconds_left, self._share, self._stopped = seconds_left, share, False
+        self.found: tuple[float, list[int]] = (float("inf"), [])
+        super().__init__(self._run_all, must_end=False)
 
-        self._making = Beside(make)
+    def stop(self) -> None:
+        """Ends the task within milliseconds."""
+        self._stopped = True
+        self.wait()
 
-    def annealer(self, seconds: float) -> Annealer | None:
-        """The annealer; None where it is not there within so many seconds."""
-        return self._making.answer(seconds)
+    def _run_all(self) -> None:
+        for run in self._runs:
+            if self._stopped:
+                return
+            end = (1 - self._share) * self._seconds_left()
+            self._annealer.run(run, lambda: self._left_until(end))  # noqa: B023
+            self._left_until(0.0)
+
+    def _left_until(self, end: float) -> float:
+        """Seconds until the search has `end` seconds left; 0 once stopped. Notes what was found."""
+        if self._annealer.best_cost < self.found[0]:
+            self.found = (self._annealer.best_cost, self._annealer.best or [])
+        return 0.0 if self._stopped else max(0.0, self._seconds_left() - end)

@@ -14,7 +14,7 @@ and then keeps the search crossing the border of what fits. The proposals:
              or readers along
 
 How freely: in stages, where between two first evaluations come repeated ones in index order, as in
-a `Timetable`; with repeated evaluations anywhere; or with the last proposal, too, which changes the
+a `StagePlan`; with repeated evaluations anywhere; or with the last proposal, too, which changes the
 order. Where repeated evaluations can be anywhere, an op also runs again long before the use, while
 an input is in memory for the last time: holding one value then takes the place of holding its
 inputs.

@@ -1,429 +1,267 @@
-"""Snapshot: the default solver. Bounds come from a relaxation, plans from lifting its solutions and
-from local search.
+"""The default solver: bounds from a relaxation, plans from its solutions, improved by annealing.
 
-    greedy      evict from the plain step until it fits; where that takes milliseconds, it comes
-                first
-    exact       the cheapest path through the states of memory (`state_space`), where ops are few:
-                nothing is left to do when it ends
-    snapshots   solve the relaxation with one snapshot at the plain step's peak, as a linear program
-                and then as an integer one: a bound, and values to drop. Lifted to a plan it is
-                often within the budget, and then optimal, with the bound as certificate. Where it
-                overflows, repair it, set one more snapshot there, or on large graphs several all
-                over what is too much, and solve again. Where repair fails, a snapshot at the stage
-                that it could not empty may prove that nothing fits there
-    others      without a plan, or without the annealer where more than a hundredth is missing: what
-                dynamic rematerialization and the baselines make of it, trimmed
-    deepen      while a gap is left: more snapshots, each where the linear program says that it
-                tells most, a few at once while the gap is large; then annealing alone, while it
-                pays
+    greedy    evict from the plain step until it fits, where ops are not many
+    exact     a slice of A* over the states of memory: proves the optimum where few values compete
+    others    without a plan: the baselines and dynamic rematerialization, trimmed
+    relax     solve the relaxation with one snapshot at the plain step's peak, as a linear and as an
+              integer program. Each solution is lifted to a plan in stage form. Where it is within the
+              budget it is optimal, with the bound as its certificate. Where it overflows it is
+              repaired and annealed, and the next relaxation has one more snapshot there
+    improve   rounds of annealing, in the background from the first relaxation on
 
-The annealer is loaded beside all that, once one snapshot was not enough. From then on it anneals,
-from the last solution as it is, from the best plan and from crossed plans (`crossing`), on another
-core, whatever HiGHS and Python do; until it is there, ruin and recreate does what it can.
+The search ends when the plan is proven to be within `gap` of the cheapest. While there is no plan it
+uses all of its time. With a plan it ends before, when relaxations and rounds of annealing have both
+stopped to help.
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it
-can, by a part of that gap (`curve` mends that for many budgets at once).
-
-The theorem behind the bound is in `relaxation`. Only the judge's figures count: a plan that
-rounding inside HiGHS made too large is refused there, and the bound is lowered by more than HiGHS'
-tolerances before it is told. The effort is counted in moves and branch-and-bound nodes. So with
-`solve(..., deterministic=True)` the same graph and budget give the same plan on every machine;
-without it, unless a time limit cuts in: the search's, or that of a single call of HiGHS. HiGHS runs
-in a thread, and is left alone there when it does not come back in time: so the deadline holds, and
-Ctrl-C comes through at once.
+can, by a part of that gap (`curve` mends that for many budgets at once). With
+`solve(..., deterministic=True)` effort is counted in nodes, states and rounds, and the same graph and
+budget give the same plan on every machine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
-from checkmate.solvers.auto.highs import SMALL_MODEL, Highs
-from checkmate.solvers.auto.placement import at_equal_steps, fullest
-from checkmate.solvers.auto.primal import NEARLY, Finder
-from checkmate.solvers.auto.relaxation import Bound, SnapshotModel
-from checkmate.solvers.background import Beside
+from checkmate.solvers.auto.bounds import RelaxedSolution, solve_integer, solve_linear
+from checkmate.solvers.auto.improver import Improver, search_cost
+from checkmate.solvers.auto.relaxation import Relaxation
+from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.baselines.chen import ChenGreedy
 from checkmate.solvers.baselines.dtr import DTR
 from checkmate.solvers.baselines.revolve import Revolve
 from checkmate.solvers.exact.a_star import Paths
-from checkmate.solvers.local.repair import lift
-from checkmate.solvers.search import Search
+from checkmate.solvers.local.repair import Repair, lift, trim
+from checkmate.solvers.local.stage_plan import StagePlan, moves_of
+from checkmate.solvers.search import Search, Solver
 
-MODEL_SIZE = 6000
-"""Variables up to which another snapshot is worth its time; the linear programs grow faster than
-what they teach."""
-
-FEW = 4
-"""Snapshots set before local search, one more on large graphs; more only while deepening."""
-
-NODES = (200, 20, 1000)
-"""Branch-and-bound nodes for one snapshot, for several, and while deepening; on wide models as for
-several where no clock would end that."""
-
-DEEP_MODEL, WIDE_MODEL, QUICK_MODEL = 16000, 4000, 2500
-"""Variables beyond which deepening ends, up to which it looks at linear programs alone while far,
-and up to which it sets several snapshots at once."""
-
-CANDIDATES = 4
-"""Stages among which linear programs choose the next snapshot while deepening; all of them are
-taken where the model stays quick."""
-
-FIRST_SECONDS, SECONDS, QUICK_SECONDS = 10.0, 4.0, 1.5
-"""Longest call of HiGHS for one snapshot, for the linear program of several, and for their integer
-one before there is nothing else to do."""
-
-LINEAR_SHARE, DEEP_SHARE, DEEP_SECONDS = 0.2, 0.7, 20.0
-"""Shares of the time that is left for one linear program and for one integer program while
-deepening, where that is more than `SECONDS` and than so many seconds; else half of it for the
-latter."""
-
-WORTH, PATIENCE = 0.02, (2, 4)
-"""Deepening ends when so many models in a row, more when far, each took less than this share of
-what was missing."""
-
-SCAN, SCAN_OPS = 24, 500
-"""Stages scanned for the best single snapshot, and ops up to which that is done, and up to which
-greed comes first."""
-
-FEW_OPS, STATES = 48, (1000, 10_000, 50_000)
-"""Ops up to which states are searched, and how many: before anything else, while there is a gap,
-and where one is left at the end."""
-
-AT_ONCE_SHARE, STATES_SHARE = 0.15, 0.3
-"""Shares of the time for the first two of these."""
+POLL_S = 0.005
+"""Seconds between two looks at background tasks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Finds plans by the snapshot relaxation, lifting, greedy repair and local search.
+class Auto:
+    """Finds plans and bounds, with all that the module's text names.
 
     Args:
-      snapshots: Look at the memory of at most so many moments at once.
-      proposals: Of annealing, per op in the first round. Each further round has twice as many.
-      rounds: Rounds of annealing at most.
-      seed: Of local search.
+      gap: The search ends when the plan is proven to be within this share of the cheapest.
+      greedy_ops: Ops up to which greedy repair of the plain step comes first. Its time grows faster
+        than the graph: 0.3 s at 500 ops, 5 s at 2,000.
+      exact_share: Share of the time for the first slice of A*. MLPs of up to 120 ops at half of their
+        peak are solved in 0.2 s there, and not at all by the rest.
+      variables: Of a relaxation at most. Beyond, linear programs take more time than they are worth.
+      nodes: Branch-and-bound nodes of an integer program at most.
+      patience: Relaxations, and rounds of annealing, that may fail to help in a row.
+      seed: Of the random numbers.
     """
 
-    snapshots: int = 64
-    proposals: int = 100
-    rounds: int = 8
+    gap: float = 1e-4
+    greedy_ops: int = 500
+    states: int = 100_000
+    exact_share: float = 0.3
+    variables: int = 16000
+    nodes: int = 200
+    many: int = 4
+    patience: int = 3
     seed: int = 0
 
-    name = "snapshot"
+    name = "auto"
 
     def run(self, search: Search) -> None:
-        """Offers plans and bounds until one meets the other, the search stalls or the time is
-        over."""
+        """Offers plans and bounds until one meets the other, nothing helps, or the time is over."""
         _Run(self, search).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The model that told most: its bound, and by how much each stage of its lifted solution is
-    over the budget."""
-
-    bound: float = 0.0
-    model: SnapshotModel | None = None
-    over: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    @property
-    def chosen(self) -> tuple[int, ...]:
-        """Its snapshots."""
-        return self.model.snapshots if self.model else ()
 
 
 class _Run:
     """One call of the solver."""
 
-    def __init__(self, options: Snapshot, search: Search):
-        self.options = options
-        self.search = search
-        self.finder = Finder(
-            search, proposals=options.proposals, rounds=options.rounds, seed=options.seed
-        )
-        self.highs = Highs(self.finder)
-        self.timetable = self.finder.timetable
-        self.plain_bytes = self.timetable.bytes_in[: len(search.graph)].copy()
-        self.peak = int(self.plain_bytes.argmax())
-        self.few = min(FEW + (len(search.graph) > SCAN_OPS), options.snapshots)
-        self.looked = _Look()
-        self.doubted: set[int] = set()
+    def __init__(self, options: Auto, search: Search):
+        self.options, self.search = options, search
+        self.stages = StagePlan(search.graph)
+        self.plain_bytes = self.stages.stage_bytes[: len(search.graph)].copy()
+        self.improver = Improver(search, seed=options.seed)
 
     def run(self) -> None:
         try:
-            for part in (self._at_once, self._first_look, self._others, self._to_the_end):
-                if self.finder.finished():
+            for part in (self._greedy, self._relax, self._improve):
+                if self._finished():
                     return
                 part()
         finally:
-            self.finder.stop()
+            self.improver.stop()
 
-    def _at_once(self) -> None:
-        """What takes milliseconds, before SciPy is loaded."""
-        n = len(self.search.graph)
-        self.paths = Paths(self.search) if n <= FEW_OPS else None
-        if n <= SCAN_OPS:
-            self.finder.settle(by="greedy")
-        self._advance(STATES[0], AT_ONCE_SHARE)
-        if self.search.plan is None and not self.finder.finished():
-            self.finder.load()
+    def _greedy(self) -> None:
+        if len(self.search.graph) <= self.options.greedy_ops:
+            self._repair(by="greedy")
 
-    def _first_look(self) -> None:
-        """One snapshot or a few, at the peak of the plain step and where one tells most."""
-        scipy = Beside(lambda: import_module("scipy.optimize"), may_be_cut_off=True)
-        scipy.answer(self.search.remaining_s)  # that takes a moment, which is none of HiGHS' own
-        n, finished = len(self.search.graph), self.finder.finished
-        self._refine(self.peak)
-        if not finished() and n > SCAN_OPS and self.finder.far():
-            self.timetable.move_to(())
-            self.finder.settle(by="greedy")
-        self._advance(STATES[1], STATES_SHARE)
-        if not finished() and not self.looked.chosen:  # it was late
-            self._refine(self.peak)
-        self._doubt()
-        if (
-            not finished()
-            and n <= SCAN_OPS
-            and abs((other := self._best_stage()) - self.peak) > n // 50
-        ):
-            self._refine(other)
+    def _exact(self) -> None:
+        """A* over the states of memory, where that proves about as much as the relaxation did."""
+        paths, total = Paths(self.search), self.search.graph.total_cost
+        paths.advance(100, share=self.options.exact_share)
+        if paths.bound - total >= (self.search.bound - total) / 2:
+            paths.advance(self.options.states, share=self.options.exact_share)
 
     def _others(self) -> None:
-        """Plans of other solvers, while there is none, or a poor one."""
         for solver in (ChenGreedy(), DTR(budgets=4), Revolve()):
-            poor = self.finder.far() and not self.finder.has_annealer
-            if not self.finder.finished() and (self.search.plan is None or poor):
-                self.finder.ask(solver)
+            if self.search.plan is None and not self._finished():
+                self._ask(solver)
 
-    def _to_the_end(self) -> None:
-        """Annealing and deepening in turn, until nothing comes of it any more."""
-        self.finder.improve(wait_s=self.search.remaining_s / 4)
-        if not self.finder.finished():
-            self._deepen()
-        while not self.finder.finished() and self.finder.improve(
-            wait_s=self.search.remaining_s / 2
-        ):
-            pass
-        self._advance(STATES[2], 1.0, hopeful=True)
-
-    def _advance(self, states: int, share: float, *, hopeful: bool = False) -> None:
-        """Where ops are few, looks at so many states more, in this share of the time; less if they
-        will not do, unless nothing else is left."""
-        if self.paths is None or self.finder.finished():
-            return
-        until = (1 - share) * self.search.remaining_s
-        self.paths.advance(
-            states,
-            lambda: not self.search.deterministic and self.search.remaining_s <= until,
-            hopeful=hopeful,
-        )
-
-    def _refine(self, first: int) -> None:
-        """Solves the relaxation, lifts, and looks again where the lifted plan overflows."""
-        model: SnapshotModel | None = self.highs.model([first])
-        while model is not None and not self.finder.finished():
-            several = len(model.snapshots) > 1
-            if several and model.size > MODEL_SIZE:
+    def _relax(self) -> None:
+        """Adds snapshots one by one, each where the last solution overflows most."""
+        self._call(lambda: import_module("scipy.optimize"), np.inf)  # takes 0.2 s, once
+        snapshots, before, fruitless = [int(self.plain_bytes.argmax())], None, 0
+        while fruitless <= self.options.patience and not self._finished():
+            relaxation = Relaxation(self.search.graph, self.search.budget_bytes, snapshots)
+            if relaxation.size > self.options.variables:
                 return
-            missing = self.finder.missing()
-            seconds = SECONDS if several else FIRST_SECONDS
-            if (several or model.size > SMALL_MODEL) and (
-                self.highs.linear_bound(model, seconds) is None or self.finder.finished()
-            ):
-                return  # a small model of one snapshot is solved as soon as its linear program
-            limit = self.highs.limit(QUICK_SECONDS if several else FIRST_SECONDS)
-            beside = self.highs.begin(model, NODES[several], limit)
-            if several:
-                self.finder.improve(beside=beside)
-            found = self.highs.answer(beside, limit)
-            over = found and self._learn(model, found)
-            stuck = (
-                self.finder.missing() > 0.97 * missing
-                if several
-                else self.finder.missing() < NEARLY * self.search.bound
-            )
-            if not self.finder.finished():
-                self.finder.load()
-            if (
-                over is None
-                or len(model.snapshots) >= self.few
-                or (model.size > SMALL_MODEL and stuck)
-            ):
+            if before is not None:
+                relaxation.adopt_cuts(before)
+            missing = self._missing()
+            over = self._solve(relaxation)
+            if over is None or self._finished():
                 return
-            model = self._next_model(model, over)
+            fruitless = 0 if self._missing() < 0.98 * missing else fruitless + 1
+            if before is None:
+                self._exact()
+                self._others()
+            many = self.options.many if self._missing() > 0.01 * self.search.bound else 1
+            more = fullest(over, snapshots, many) or fullest(self._best_bytes(), snapshots, many)
+            snapshots, before = sorted([*snapshots, *more]), relaxation
 
-    def _next_model(self, model: SnapshotModel, over: np.ndarray) -> SnapshotModel | None:
-        """The model with one snapshot more, where the lifted plan overflows most; None where there
-        is no such stage.
-
-        Where one block of ops is like the next, each such snapshot only pushes what is too much to
-        the next block. So on large graphs the second model has snapshots at equal steps of bytes,
-        from the plain step's peak on, where linear programs say that they tell as much.
-        """
-        found = fullest(over, model.snapshots, 1, apart=True)
-        if not found:
-            return None
-        one_more = self.highs.model([*model.snapshots, *found])
-        if len(model.snapshots) > 1 or self.few <= FEW:
-            return one_more
-        spread = self.highs.model(at_equal_steps(self.plain_bytes, self.search.budget_bytes, FEW))
-        if spread.size > MODEL_SIZE:
-            return one_more
-        bounds = [self.highs.linear_bound(other, SECONDS) or 0.0 for other in (one_more, spread)]
-        return spread if bounds[1] >= bounds[0] else one_more
-
-    def _deepen(self) -> None:
-        """Adds snapshots to those that told most, while it pays."""
-        search, fruitless = self.search, 0
-        while (
-            fruitless < PATIENCE[self.finder.far()]
-            and 0 < len(self.looked.chosen) < self.options.snapshots
-            and not self.finder.finished()
-        ):
-            missing = self.finder.missing()
-            model = self._wider_model()
-            if model is None or self.finder.finished():
-                return
-            seconds = DEEP_SHARE * search.remaining_s
-            limit = search.at_most(seconds) if seconds > DEEP_SECONDS else self.highs.limit(seconds)
-            beside = self.highs.begin(
-                model, NODES[1 if search.deterministic and model.size > WIDE_MODEL else 2], limit
-            )
-            self.finder.improve(beside=beside)
-            found = self.highs.answer(beside, limit)
-            if found is None:
-                return
-            self._learn(model, found, deeper=True)
-            fruitless = 0 if self.finder.missing() < (1 - WORTH) * missing else fruitless + 1
-
-    def _wider_model(self) -> SnapshotModel | None:
-        """The model with a few snapshots more, each where linear programs say that it tells most;
-        None when it becomes too large.
-
-        What an integer program of few snapshots has learnt is of no use to the next: so far from a
-        proof it is not worth its time.
-        """
-        model = (
-            self._much_wider_model()
-            if self.finder.far() and len(self.search.graph) > SCAN_OPS
-            else None
-        )
-        if model is not None or self.finder.finished():
-            return model
-        wider, widest = self._telling_model(), len(self.looked.chosen) + CANDIDATES
-        while wider is not None and (model is None or wider.size <= WIDE_MODEL):
-            model = wider
-            if not self.finder.far() or len(model.snapshots) >= widest or self.finder.finished():
-                break
-            self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
-            wider = self._telling_model()
-        return model
-
-    def _much_wider_model(self) -> SnapshotModel | None:
-        """The model with several snapshots more at once, and again, as long as its linear program
-        alone raises the bound; None where it never does."""
-        model = None
-        while not self.finder.finished():
-            before, missing = self.search.bound, self.finder.missing()
-            wider = self._telling_model(many=True)
-            if wider is None or self.search.bound < before + WORTH * missing:
-                break
-            model = wider
-            self.looked = _Look(self.looked.bound, model, self._lift(model, model.rounded))
-        return model
-
-    def _lift(
-        self, model: SnapshotModel, dropped: tuple[tuple[int, ...], ...] | None
-    ) -> np.ndarray:
-        """Makes the timetable what a solution of the relaxation says. Returns by how much each
-        stage is over the budget."""
-        n = len(self.search.graph)
-        if dropped is None:
-            return np.zeros(n)
-        self.timetable.move_to(())
-        lift(self.timetable, model.snapshots, dropped)
-        return self.timetable.bytes_in[:n] - float(self.search.budget_bytes)
-
-    def _doubt(self) -> None:
-        """Without a plan, asks at the stages that repairs could not empty whether anything fits
-        there."""
-        for stage in sorted(self.finder.stuck - self.doubted):
-            if self.search.plan is None and not self.finder.finished():
-                self.doubted.add(stage)
-                self.highs.linear_bound(self.highs.model([stage]), SECONDS)
-
-    def _learn(
-        self, model: SnapshotModel, found: Bound, *, deeper: bool = False
-    ) -> np.ndarray | None:
-        """Takes the bound, lifts the solution and offers it, repaired if need be.
-
-        Returns by how much each stage of the lifted plan is over the budget; None when there is
-        nothing more to learn there.
-        """
-        search = self.search
-        if np.isinf(found.cost):
-            search.prove_infeasible(model.why_none())
-            return None
-        search.raise_bound(found.cost, by=model.label)
-        over = self._lift(model, found.dropped)
-        if found.cost > self.looked.bound or deeper:
-            self.looked = _Look(max(found.cost, self.looked.bound), model, over)
-        if found.dropped is None:
-            return None
-        if self.timetable.peak_bytes <= search.budget_bytes:
-            self.finder.offer(by="lifted snapshot")
-            return None
-        if search.timeline is None or self.timetable.cost < search.timeline.cost:
-            self.finder.wish()
-            self.finder.settle(by="repaired snapshot")
-            self._doubt()
-            if not self.finder.has_annealer:
-                self.finder.polish()
+    def _solve(self, relaxation: Relaxation) -> np.ndarray | None:
+        """Solves both programs. Returns the overflow of each stage of the last lifted solution."""
+        over = None
+        for call in (self._linear, self._integer):
+            solution = call(relaxation)
+            if solution is None or self._finished():
+                return over
+            found = self._learn(relaxation, solution)
+            over = over if found is None else found
+            if self._finished():
+                return over
         return over
 
-    def _telling_model(self, *, many: bool = False) -> SnapshotModel | None:
-        """The model with one snapshot more where the lifted or the best plan is fullest, of the
-        best linear bound; with several while small, or `many`."""
-        chosen = self.looked.chosen
-        most = min(CANDIDATES, self.options.snapshots - len(chosen))
-        more = fullest(self.looked.over, chosen, most, apart=many)
-        if not more:
-            self.finder.go_to_best()
-            held = self.timetable.bytes_in[:-1]
-            more = fullest(held - float(held.min()), chosen, most, apart=many)
-        at_once = more and (many or self.highs.model([*chosen, *more]).size <= QUICK_MODEL)
-        choices = [[*chosen, *more]] if at_once else [[*chosen, t] for t in more]
-        best, best_bound = None, -1.0
-        for choice in choices:
-            model = self.highs.model(choice)
-            if model.size > DEEP_MODEL:
-                return None
-            if self.looked.model is not None:
-                model.adopt(self.looked.model)
-            seconds = max(SECONDS, LINEAR_SHARE * self.search.remaining_s)
-            bound = None if self.finder.finished() else self.highs.linear_bound(model, seconds)
-            if bound is not None and bound > best_bound:
-                best, best_bound = model, bound
-        return best
+    def _linear(self, relaxation: Relaxation) -> RelaxedSolution | None:
+        seconds = self.search.at_most(self.search.remaining_s / 4)
+        return self._call(lambda: solve_linear(relaxation, seconds=seconds), seconds)
 
-    def _best_stage(self) -> int:
-        """The stage whose single snapshot bounds best, by linear programming over stages where the
-        best plan is tight."""
+    def _integer(self, relaxation: Relaxation) -> RelaxedSolution | None:
+        seconds, nodes = self.search.at_most(self.search.remaining_s / 2), self.options.nodes
+        return self._call(lambda: solve_integer(relaxation, seconds=seconds, nodes=nodes), seconds)
+
+    def _learn(self, relaxation: Relaxation, solution: RelaxedSolution) -> np.ndarray | None:
+        """Takes the bound, lifts the solution, and offers it, repaired where it overflows."""
+        search, label = self.search, relaxation.label
+        if np.isinf(solution.bound):
+            search.prove_infeasible(relaxation.why_infeasible())
+            return None
+        search.raise_bound(solution.bound, by=label)
+        if solution.dropped is None:
+            return None
+        self.stages.move_to(())
+        lift(self.stages, relaxation.snapshots, solution.dropped)
+        over = self.stages.stage_bytes[: len(search.graph)] - float(search.budget_bytes)
+        if self.stages.peak_bytes > search.budget_bytes:
+            self.improver.start_from(self.stages.evaluations())
+            self.improver.load()
+        if self.stages.cost < search_cost(search):
+            self._repair(by=f"{label}, lifted")
+        if search.deterministic and not self._finished():
+            self.improver.round()
+        return over
+
+    def _improve(self) -> None:
+        """Anneals until `patience` rounds in a row found nothing; without a plan, until the end."""
+        self.improver.load()
+        while not self._finished() and (
+            self.search.plan is None or self.improver.fruitless <= self.options.patience
+        ):
+            if not self.search.deterministic:
+                self._wait(POLL_S)
+            elif self.improver.rounds > 20:
+                return
+            else:
+                self.improver.round()
+
+    def _repair(self, *, by: str) -> None:
+        """Brings the stage plan within the budget and offers it, or as far as that went."""
+        budget = self.search.budget_bytes
+        if Repair(self.stages, budget, self._out_of_time).run():
+            trim(self.stages, budget, out_of_time=self._out_of_time)
+        self.search.offer(self.stages.plan(), by=by)
+
+    def _ask(self, solver: Solver) -> None:
+        """Offers another solver's plan, as it is, and repaired and trimmed."""
         search = self.search
-        self.finder.go_to_best()
-        fullest = np.argsort(-self.timetable.bytes_in[: len(search.graph)], kind="stable")[
-            : 4 * SCAN
-        ]
-        scanned = np.unique(fullest)[:: max(1, len(fullest) // SCAN)]
-        limit = self.highs.limit(SECONDS)
+        inner = Search(
+            search.graph,
+            search.budget_bytes,
+            time_limit_s=0.1 * search.remaining_s,
+            deterministic=search.deterministic,
+        )
+        solver.run(inner)
+        search.raise_bound(inner.bound, by=inner.proven_by)
+        if inner.plan is not None:
+            search.offer(inner.plan, by=inner.found_by)
+            self.stages.move_to(moves_of(inner.plan.computed))
+            self._repair(by=f"{inner.found_by}, trimmed")
 
-        def scan() -> int:
-            models = (self.highs.model([int(t)]) for t in scanned)
-            return int(
-                scanned[int(np.argmax([model.tighten(time_limit_s=limit) for model in models]))]
-            )
+    def _best_bytes(self) -> np.ndarray:
+        """(n,) bytes of each stage of the best plan, above the least of them."""
+        plan = self.search.plan
+        self.stages.move_to(moves_of(plan.computed) if plan else ())
+        used = self.stages.stage_bytes[:-1].astype(float)
+        return used - used.min()
 
-        return self.highs.answer(Beside(scan), 2 * limit) or self.peak
+    def _call(self, work: Any, seconds: float) -> Any:
+        """Runs work in the background; None where it is late, or the search ends before."""
+        task = BackgroundTask(work)
+        late = self.search.at_most(1.1 * seconds + 1)
+        while task.busy and late > 0 and (self.search.deterministic or not self._finished()):
+            task.wait(POLL_S)
+            self.improver.collect()
+            late -= POLL_S
+        return None if task.busy else task.result()
+
+    def _wait(self, seconds: float) -> None:
+        import time
+
+        time.sleep(seconds)
+        self.improver.collect()
+
+    def _missing(self) -> float:
+        """What the best plan costs above the bound; twice the bound where there is no plan."""
+        return min(search_cost(self.search), 2 * self.search.bound) - self.search.bound
+
+    def _finished(self) -> bool:
+        search = self.search
+        proven = search_cost(search) <= search.bound * (1 + self.options.gap)
+        return bool(search.infeasible) or self._out_of_time() or proven
+
+    def _out_of_time(self) -> bool:
+        return self.search.remaining_s <= 0
+
+
+def fullest(overflow: np.ndarray, chosen: Sequence[int], many: int) -> list[int]:
+    """Returns the stages that overflow most, the first the fullest.
+
+    Args:
+      overflow: (n,) bytes above the budget of each stage. Only stages above zero are returned.
+      chosen: Stages to keep a distance from: a 40th of all stages, where several are returned. The
+        relaxations of neighbours say much the same.
+      many: Stages at most.
+    """
+    left, found = overflow.copy(), list[int]()
+    distance = len(left) // 40 if many > 1 else 0
+    for t in chosen:
+        left[max(0, t - distance) : t + distance + 1] = 0
+    while len(found) < many and left.max(initial=0) > 0:
+        t = int(left.argmax())
+        found.append(t)
+        left[max(0, t - distance) : t + distance + 1] = 0
+    return found

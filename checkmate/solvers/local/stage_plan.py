@@ -1,17 +1,15 @@
-"""Timetable: which ops run again in which stage, with the exact memory of every stage, kept up to
-date move by move.
+"""A plan in stage form with exact memory, kept up to date move by move.
 
 Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the
-paper. Stage n, at the end, only runs ops again: an output may be dropped and made once more.
-**Any** choice of ops that may run again is a legal plan: a value that a stage reads and does not
-compute is held from its latest evaluation. So the retained values follow from R, and a move, "run
-op i again in stage t" or its reverse, changes the holding time of the value of i and of its inputs
-only. That makes a move cost microseconds where a replay of the plan costs milliseconds, and every
-move can be taken back by its reverse.
+paper. Stage n, at the end, only runs ops again, so that an output may be dropped and recomputed.
+**Any** choice of recomputable ops per stage is a legal plan: a value that a stage reads and does not
+compute is retained from its latest evaluation. So the retained values S follow from R. A move, "run
+op i again in stage t" or its reverse, changes only how long the values of op i and of its inputs
+are retained. It costs microseconds where a replay of the plan costs milliseconds.
 
-The bytes of a stage are those of the values held across it untouched, plus the peak of the
-evaluations inside it. Both are exact: for every timetable `peak_bytes` and `cost` are what
-`replay(graph, timetable.plan())` says (the tests compare them).
+The bytes of a stage are those of the values retained across it untouched, plus the peak of the
+evaluations inside it. `peak_bytes` and `cost` are what `replay(graph, stages.plan())` says; the
+tests compare them.
 """
 
 from __future__ import annotations
@@ -29,20 +27,19 @@ Moves = list[tuple[int, int]]
 """Repeated evaluations: pairs (op, stage)."""
 
 
-class Timetable:
+class StagePlan:
     """A plan in stage form that changes in place.
 
     Args:
       graph: The problem.
 
     Attributes:
-      again: again[t], the ops that stage t runs before op t, ascending.
-      bytes_in: (n + 1,) int64, the most bytes in use at any moment of stage t, fixed bytes
+      recomputed: recomputed[t], the ops that stage t runs again before op t, ascending.
+      stage_bytes: (n + 1,) int64, the most bytes in use at any moment of stage t, fixed bytes
         included. Read it, do not write it.
       touched: touched[i], the stages that compute or read the value of op i, ascending. Outputs are
         read in stage n.
-      made: made[i], the stages that compute op i; the first is i itself.
-      work: Moves made and evaluations looked at so far: a clock that runs alike on every machine.
+      computed_in: computed_in[i], the stages that compute op i; the first is i itself.
       last_stage: last_stage[i], the last stage in which op i may run; i itself where it may run
         only once.
     """
@@ -50,8 +47,8 @@ class Timetable:
     def __init__(self, graph: DFGraph):
         n = len(graph)
         self.graph = graph
-        self.again: list[list[int]] = [[] for _ in range(n + 1)]
-        self.made = [{i} for i in range(n)]
+        self.recomputed: list[list[int]] = [[] for _ in range(n + 1)]
+        self.computed_in = [{i} for i in range(n)]
         self.last_stage = last_stages(graph)
         self._deps = graph.deps
         self._costs: list[float] = graph.costs.tolist()
@@ -65,7 +62,7 @@ class Timetable:
         self._in_place = (*graph.in_place, ())
         # A stage that runs nothing again needs its op's inputs, value and workspace, and stage n
         # then needs nothing. Where its op may run in place, that depends on who reads the inputs
-        # later: such stages are always looked into.
+        # later: such stages are always counted anew.
         self._alone = [
             self._sizes[t] + self._workspaces[t] + sum(self._sizes[d] for d in self._deps[t])
             for t in range(n)
@@ -74,70 +71,67 @@ class Timetable:
             self._peak_inside(t) if self._in_place[t] else alone
             for t, alone in enumerate(self._alone)
         ]
-        self.bytes_in = np.array(self._inside, dtype=np.int64) + graph.fixed_bytes
+        self.stage_bytes = np.array(self._inside, dtype=np.int64) + graph.fixed_bytes
         for size, stages in zip(self._sizes, self.touched, strict=True):
             for before, after in pairwise(stages):
-                self.bytes_in[before + 1 : after] += size
+                self.stage_bytes[before + 1 : after] += size
         self.cost = graph.total_cost
-        self.work = 0
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes in use at any moment."""
-        return int(self.bytes_in.max())
+        return int(self.stage_bytes.max())
 
     def overflow(self, budget_bytes: int) -> int:
         """Sum over the stages of the bytes above the budget: what a repair brings to zero."""
-        above = self.bytes_in - budget_bytes
+        above = self.stage_bytes - budget_bytes
         return int(above[above > 0].sum())
 
     def may_add(self, i: int, t: int) -> bool:
         """Whether stage t may run op i again and does not yet."""
-        return i < t <= self.last_stage[i] and t not in self.made[i]
+        return i < t <= self.last_stage[i] and t not in self.computed_in[i]
 
     def add(self, moves: Sequence[tuple[int, int]]) -> None:
         """For each (i, t) runs op i again in stage t. `may_add(i, t)` must hold for each."""
-        self.work += len(moves)
         changed: set[int] = set()
         for i, t in moves:
-            insort(self.again[t], i)
+            insort(self.recomputed[t], i)
             self.cost += self._costs[i]
-            size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+            size, stages, computed_in = self._sizes[i], self.touched[i], self.computed_in[i]
             k = bisect_left(stages, t)
             before = stages[k - 1]
-            if k < len(stages) and stages[k] == t:  # it was held until here
-                self.bytes_in[before + 1 : t] -= size
+            if k < len(stages) and stages[k] == t:  # it was retained until here
+                self.stage_bytes[before + 1 : t] -= size
             else:
-                if k < len(stages) and stages[k] not in made:  # it was held across
-                    self.bytes_in[before + 1 : t + 1] -= size
+                if k < len(stages) and stages[k] not in computed_in:  # it was retained across
+                    self.stage_bytes[before + 1 : t + 1] -= size
                 stages.insert(k, t)
-            made.add(t)
+            computed_in.add(t)
             for d in self._deps[i]:
                 self._read(d, t, changed)
             changed.update((before, t))
-        self._look_inside(changed)
+        self._count_inside(changed)
 
     def remove(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Takes `add(moves)` back: the stages read values that are held from before."""
-        self.work += len(moves)
+        """Takes `add(moves)` back: the stages read values that are retained from before."""
         changed: set[int] = set()
         for i, t in reversed(moves):
-            self.again[t].remove(i)
+            self.recomputed[t].remove(i)
             self.cost -= self._costs[i]
-            size, stages, made = self._sizes[i], self.touched[i], self.made[i]
+            size, stages, computed_in = self._sizes[i], self.touched[i], self.computed_in[i]
             k = bisect_left(stages, t)
             before = stages[k - 1]
-            made.remove(t)
+            computed_in.remove(t)
             if t in self._reads[i]:
-                self.bytes_in[before + 1 : t] += size
+                self.stage_bytes[before + 1 : t] += size
             else:
                 del stages[k]
-                if k < len(stages) and stages[k] not in made:
-                    self.bytes_in[before + 1 : t + 1] += size
+                if k < len(stages) and stages[k] not in computed_in:
+                    self.stage_bytes[before + 1 : t + 1] += size
             for d in self._deps[i]:
                 self._unread(d, t, changed)
             changed.update((before, t))
-        self._look_inside(changed)
+        self._count_inside(changed)
 
     def move_to(self, moves: Iterable[tuple[int, int]]) -> None:
         """Makes `moves`, pairs (op, stage), the whole set of repeated evaluations."""
@@ -147,22 +141,13 @@ class Timetable:
 
     def moves(self) -> Moves:
         """All repeated evaluations, by stage."""
-        return [(i, t) for t, ops in enumerate(self.again) for i in ops]
+        return [(i, t) for t, ops in enumerate(self.recomputed) for i in ops]
 
     def live_in(self, i: int, t: int) -> bool:
         """Whether the value of op i is in memory at some moment of stage t > i."""
         stages = self.touched[i]
         k = bisect_left(stages, t)
-        return k < len(stages) and (stages[k] == t or stages[k] not in self.made[i])
-
-    def gap(self, i: int, t: int) -> tuple[int, int] | None:
-        """The two neighbouring stages that touch the value of op i between which it is held across
-        stage t untouched, or None."""
-        stages = self.touched[i]
-        k = bisect_left(stages, t)
-        if not 0 < k < len(stages) or stages[k] == t or stages[k] in self.made[i]:
-            return None
-        return stages[k - 1], stages[k]
+        return k < len(stages) and (stages[k] == t or stages[k] not in self.computed_in[i])
 
     def touched_before(self, i: int, t: int) -> int:
         """The last stage before t > i that touches the value of op i."""
@@ -171,7 +156,8 @@ class Timetable:
 
     def evaluations(self) -> list[int]:
         """All ops in the order in which they run."""
-        return in_stage_form(self.again)
+        stages = enumerate(self.recomputed)
+        return [i for t, ops in stages for i in (*ops, t)][:-1]
 
     def plan(self) -> Plan:
         """The plan, each value freed right after its last use."""
@@ -181,14 +167,14 @@ class Timetable:
         reads, stages = self._reads[d], self.touched[d]
         count = reads.get(t, 0)
         reads[t] = count + 1
-        if count or t in self.made[d]:
+        if count or t in self.computed_in[d]:
             return
         k = bisect_left(stages, t)
         size = self._sizes[d]
-        if k < len(stages) and stages[k] not in self.made[d]:
-            self.bytes_in[t] -= size  # held across it before, counted inside it now
+        if k < len(stages) and stages[k] not in self.computed_in[d]:
+            self.stage_bytes[t] -= size  # retained across it before, counted inside it now
         elif size:
-            self.bytes_in[stages[k - 1] + 1 : t] += size
+            self.stage_bytes[stages[k - 1] + 1 : t] += size
         stages.insert(k, t)
         changed.add(stages[k - 1])
 
@@ -198,29 +184,30 @@ class Timetable:
             reads[t] -= 1
             return
         del reads[t]
-        if t in self.made[d]:
+        if t in self.computed_in[d]:
             return
         k = bisect_left(stages, t)
         del stages[k]
         size = self._sizes[d]
-        if k < len(stages) and stages[k] not in self.made[d]:
-            self.bytes_in[t] += size
+        if k < len(stages) and stages[k] not in self.computed_in[d]:
+            self.stage_bytes[t] += size
         elif size:
-            self.bytes_in[stages[k - 1] + 1 : t] -= size
+            self.stage_bytes[stages[k - 1] + 1 : t] -= size
         changed.add(stages[k - 1])
 
-    def _look_inside(self, changed: Iterable[int]) -> None:
+    def _count_inside(self, changed: Iterable[int]) -> None:
         """Counts the peak of the evaluations inside stages anew."""
         for t in changed:
-            self.work += 1 + len(self.again[t])
-            inside = self._peak_inside(t) if self.again[t] or self._in_place[t] else self._alone[t]
+            inside = (
+                self._peak_inside(t) if self.recomputed[t] or self._in_place[t] else self._alone[t]
+            )
             if inside != self._inside[t]:
-                self.bytes_in[t] += inside - self._inside[t]
+                self.stage_bytes[t] += inside - self._inside[t]
                 self._inside[t] = inside
 
     def _peak_inside(self, t: int) -> int:
         deps, sizes, workspaces = self._deps, self._sizes, self._workspaces
-        order = [*self.again[t], t] if t < len(deps) else self.again[t]
+        order = [*self.recomputed[t], t] if t < len(deps) else self.recomputed[t]
         last: dict[int, int] = {}
         for position, i in enumerate(order):
             for d in deps[i]:
@@ -233,12 +220,12 @@ class Timetable:
         for v, position in last.items():
             size = sizes[v]
             if size:
-                stages, made = self.touched[v], self.made[v]
-                if t not in made:
+                stages, computed_in = self.touched[v], self.computed_in[v]
+                if t not in computed_in:
                     in_use += size
                 after = bisect_left(stages, t) + 1
                 # Nobody waits for it beyond this stage.
-                if after == len(stages) or stages[after] in made:
+                if after == len(stages) or stages[after] in computed_in:
                     ends[position] += size
                     ending.add((v, position))
         peak = 0
@@ -249,12 +236,6 @@ class Timetable:
                 peak = running
             in_use += sizes[i] - ends[position]
         return peak
-
-
-def in_stage_form(again: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the order in which stage t runs the ops of again[t], ascending, and then op t; the
-    last stage only the former."""
-    return [i for stage, ops in enumerate(again) for i in (*ops, stage)][:-1]
 
 
 def moves_of(order: Iterable[int]) -> Moves:

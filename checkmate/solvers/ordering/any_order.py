@@ -23,7 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from checkmate.core.graph import DFGraph, Op
-from checkmate.solvers.auto.relaxation import SnapshotModel
+from checkmate.solvers.auto.bounds import solve_integer
+from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.search import Search
 
 MOMENTS = 12
@@ -47,10 +48,9 @@ def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
         if search.remaining_s <= stop or search.optimal:
             return
         part, moment = comparable(graph, v, depends)
-        found = SnapshotModel(part, search.budget_bytes, [moment]).solve(
-            time_limit_s=search.at_most(SECONDS)
-        )
-        if np.isinf(found.cost):
+        relaxation = Relaxation(part, search.budget_bytes, [moment])
+        found = solve_integer(relaxation, seconds=search.at_most(SECONDS), nodes=200)
+        if np.isinf(found.bound):
             name = graph.ops[v].name
             why = (
                 f"in whatever order ops run, what must be in memory when op {v} {name!r} runs does"
@@ -59,7 +59,7 @@ def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
             search.prove_infeasible(why, any_order=True)
             return
         search.raise_bound(
-            found.cost + graph.total_cost - part.total_cost,
+            found.bound + graph.total_cost - part.total_cost,
             by="one moment, any order",
             any_order=True,
         )

@@ -27,7 +27,7 @@ from checkmate.solvers.annealing.annealer import (
     REPEATS_ANYWHERE,
     Annealer,
 )
-from checkmate.solvers.local.stage_plan import Timetable
+from checkmate.solvers.local.stage_plan import StagePlan
 
 
 def _start(graph: DFGraph) -> list[int]:
@@ -142,9 +142,9 @@ def test_what_is_read_is_overwritten_and_made_again(freedom):
 
 def test_stage_form_is_kept():
     graph = strategies.training_chain(12, skip=3, costs=(8.0, 1.0, 0.5), sizes=(100, 100, 50))
-    timetable = Timetable(graph)
-    timetable.add([(3, 20), (2, 20), (5, 17)])
-    annealer = Annealer(graph, _budget(graph, 0.2), timetable.evaluations(), seed=3)
+    stage_plan = StagePlan(graph)
+    stage_plan.add([(3, 20), (2, 20), (5, 17)])
+    annealer = Annealer(graph, _budget(graph, 0.2), stage_plan.evaluations(), seed=3)
     annealer.run(20_000)
     assert annealer.best is not None
     assert Schedule.from_plan(graph, Plan.from_order(graph, annealer.best)) is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkmate import DFGraph, Free, Op
 from checkmate.solvers.auto.cuts import Chain, broken_chains
-from checkmate.solvers.local.stage_plan import Timetable
+from checkmate.solvers.local.stage_plan import StagePlan
 
 
 def _excess(chain: Chain, P: np.ndarray, R: np.ndarray) -> float:
@@ -28,14 +28,14 @@ def _chains(graph: DFGraph, last: int, start: int):
             yield (*chain, last)
 
 
-def _observed(timetable: Timetable, snapshots: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def _observed(stage_plan: StagePlan, snapshots: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """P and R of a plan, by watching it step by step."""
-    n = len(timetable.graph)
+    n = len(stage_plan.graph)
     P, R = np.zeros((len(snapshots), n)), np.zeros((len(snapshots) + 1, n))
     live: set[int] = set()
     ran: set[int] = set()
     interval = 0
-    for step in timetable.plan().steps:
+    for step in stage_plan.plan().steps:
         if isinstance(step, Free):
             live.discard(step.op)
             continue
@@ -51,15 +51,15 @@ def _observed(timetable: Timetable, snapshots: list[int]) -> tuple[np.ndarray, n
 @settings(max_examples=300, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
 def test_no_plan_breaks_a_row(graph, data):
-    timetable = Timetable(graph)
+    stage_plan = StagePlan(graph)
     for i in range(len(graph)):
         for t in data.draw(st.lists(st.integers(i + 1, len(graph)), max_size=2, unique=True)):
-            if timetable.may_add(i, t):
-                timetable.add([(i, t)])
+            if stage_plan.may_add(i, t):
+                stage_plan.add([(i, t)])
     snapshots = sorted(
         data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=4, unique=True))
     )
-    P, R = _observed(timetable, snapshots)
+    P, R = _observed(stage_plan, snapshots)
     assert broken_chains(graph, snapshots, P, R, most=1000) == []
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checkmate import DFGraph, Op, Plan, replay
 from checkmate.solvers.auto.relaxation import SnapshotModel, _stands_for
-from checkmate.solvers.local.stage_plan import Timetable
+from checkmate.solvers.local.stage_plan import StagePlan
 
 
 def _check_bound(problem, data):
@@ -86,7 +86,7 @@ def test_rows_over_several_intervals_change_no_optimum(problem, data):
 
 def test_rows_over_several_intervals_bound_better():
     graph = strategies.training_chain(12)
-    model = SnapshotModel(graph, int(0.4 * Timetable(graph).peak_bytes), [12, 14, 16, 18, 20, 22])
+    model = SnapshotModel(graph, int(0.4 * StagePlan(graph).peak_bytes), [12, 14, 16, 18, 20, 22])
     apart = model.tighten(time_limit_s=10, rounds=1)
     assert model.tighten(time_limit_s=10) > apart + 0.02 * graph.total_cost
 
@@ -207,7 +207,7 @@ def test_of_solutions_alike_the_one_that_keeps_what_is_read_soon():
     graph = strategies.training_chain(8)
     for t in (8, 9):
         (dropped,) = (
-            SnapshotModel(graph, int(0.6 * Timetable(graph).peak_bytes), [t])
+            SnapshotModel(graph, int(0.6 * StagePlan(graph).peak_bytes), [t])
             .solve(time_limit_s=10, soonest=0.01)
             .dropped
         )
@@ -230,7 +230,7 @@ def test_whole_costs_end_the_search_a_unit_early():
 
 def test_rows_of_fewer_snapshots_are_taken_over():
     graph = strategies.training_chain(12)
-    budget = int(0.4 * Timetable(graph).peak_bytes)
+    budget = int(0.4 * StagePlan(graph).peak_bytes)
     fewer, more = (
         SnapshotModel(graph, budget, snapshots)
         for snapshots in ([12, 14, 16, 20, 22], [12, 14, 16, 18, 20, 22])

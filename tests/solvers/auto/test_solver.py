@@ -34,7 +34,7 @@ from checkmate.solvers.auto.relaxation import SnapshotModel
 from checkmate.solvers.auto.solver import Snapshot
 from checkmate.solvers.baselines.dtr import DTR
 from checkmate.solvers.local.repair import Repair, trim
-from checkmate.solvers.local.stage_plan import Timetable, moves_of
+from checkmate.solvers.local.stage_plan import StagePlan, moves_of
 from checkmate.solvers.search import Search
 
 
@@ -180,11 +180,11 @@ def test_plans_of_others_are_starts(problem):
     search = Search(graph, budget, time_limit_s=60)
     DTR(budgets=4).run(search)
     assume(search.plan is not None)
-    timetable = Timetable(graph)
-    timetable.move_to(moves_of(search.plan.computed))
-    assert moves_of(timetable.plan().computed) == timetable.moves()
-    assert timetable.cost <= search.timeline.cost
-    replay(graph, timetable.plan())
+    stage_plan = StagePlan(graph)
+    stage_plan.move_to(moves_of(search.plan.computed))
+    assert moves_of(stage_plan.plan().computed) == stage_plan.moves()
+    assert stage_plan.cost <= search.timeline.cost
+    replay(graph, stage_plan.plan())
 
 
 def test_far_from_a_proof_several_snapshots_are_set_before_the_next_program(monkeypatch):
@@ -262,12 +262,12 @@ def test_relaxation_proves_what_the_floor_does_not():
 def test_repair_and_trim_keep_what_they_promise():
     graph = _resnet_like(12)
     budget = _budget(graph, 0.3)
-    timetable = Timetable(graph)
-    assert Repair(timetable, budget, lambda: False).run()
-    repaired = timetable.cost
-    trim(timetable, budget)
-    assert timetable.peak_bytes <= budget
-    assert timetable.cost <= repaired
+    stage_plan = StagePlan(graph)
+    assert Repair(stage_plan, budget, lambda: False).run()
+    repaired = stage_plan.cost
+    trim(stage_plan, budget)
+    assert stage_plan.peak_bytes <= budget
+    assert stage_plan.cost <= repaired
 
 
 @pytest.mark.parametrize("budget", range(24, 40, 2))

@@ -1,4 +1,4 @@
-"""The timetable counts what the judge counts, after any moves, and takes every move back
+"""The stage_plan counts what the judge counts, after any moves, and takes every move back
 exactly."""
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ from hypothesis import strategies as st
 
 from checkmate import Plan, Schedule, floor, lower, replay
 from checkmate.solvers.local.repair import Repair
-from checkmate.solvers.local.stage_plan import Timetable, last_stages
+from checkmate.solvers.local.stage_plan import StagePlan, last_stages
 
 
-def _random_moves(timetable: Timetable, data: st.DataObject, count: int = 12) -> None:
-    n = len(timetable.graph)
+def _random_moves(stage_plan: StagePlan, data: st.DataObject, count: int = 12) -> None:
+    n = len(stage_plan.graph)
     for _ in range(count):
         t = data.draw(st.integers(1, n))
         i = data.draw(st.integers(0, t - 1))
-        if timetable.may_add(i, t):
-            timetable.add([(i, t)])
-        elif i in timetable.again[t]:
-            timetable.remove([(i, t)])
+        if stage_plan.may_add(i, t):
+            stage_plan.add([(i, t)])
+        elif i in stage_plan.again[t]:
+            stage_plan.remove([(i, t)])
 
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
 def test_cost_and_peak_are_the_judges(graph, data):
-    timetable = Timetable(graph)
-    _random_moves(timetable, data)
-    plan = timetable.plan()
+    stage_plan = StagePlan(graph)
+    _random_moves(stage_plan, data)
+    plan = stage_plan.plan()
     timeline = replay(graph, plan)
     oracles.run_plan(graph, plan)
-    if len(plan.computed) == len(graph) + len(timetable.moves()):
-        assert timeline.peak_bytes == timetable.peak_bytes
-        assert timeline.cost == pytest.approx(timetable.cost)
+    if len(plan.computed) == len(graph) + len(stage_plan.moves()):
+        assert timeline.peak_bytes == stage_plan.peak_bytes
+        assert timeline.cost == pytest.approx(stage_plan.cost)
     else:  # the plan leaves out evaluations that nobody reads
-        assert timeline.peak_bytes <= timetable.peak_bytes
-        assert timeline.cost <= timetable.cost + 1e-9
+        assert timeline.peak_bytes <= stage_plan.peak_bytes
+        assert timeline.cost <= stage_plan.cost + 1e-9
 
 
 @settings(max_examples=100, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
 def test_moves_can_be_taken_back(graph, data):
-    timetable = Timetable(graph)
-    before = timetable.bytes_in.copy()
-    _random_moves(timetable, data)
-    moves = timetable.moves()
-    other = Timetable(graph)
+    stage_plan = StagePlan(graph)
+    before = stage_plan.stage_bytes.copy()
+    _random_moves(stage_plan, data)
+    moves = stage_plan.moves()
+    other = StagePlan(graph)
     other.move_to(data.draw(st.permutations(moves)))
-    assert np.array_equal(other.bytes_in, timetable.bytes_in)
-    timetable.remove(data.draw(st.permutations(moves)))
-    assert np.array_equal(timetable.bytes_in, before)
-    assert timetable.cost == pytest.approx(graph.total_cost)
+    assert np.array_equal(other.stage_bytes, stage_plan.stage_bytes)
+    stage_plan.remove(data.draw(st.permutations(moves)))
+    assert np.array_equal(stage_plan.stage_bytes, before)
+    assert stage_plan.cost == pytest.approx(graph.total_cost)
 
 
-def test_plain_timetable_is_the_plain_step():
+def test_plain_stage_plan_is_the_plain_step():
     graph = strategies.training_chain(20, skip=4, updates=True, gradient_bytes=3, fixed_bytes=100)
-    timetable = Timetable(graph)
-    assert timetable.plan() == Plan.keep_all(graph)
+    stage_plan = StagePlan(graph)
+    assert stage_plan.plan() == Plan.keep_all(graph)
     assert (
-        timetable.peak_bytes == replay(graph, Plan.keep_all(graph)).peak_bytes > floor(graph).bytes
+        stage_plan.peak_bytes == replay(graph, Plan.keep_all(graph)).peak_bytes > floor(graph).bytes
     )
 
 
@@ -75,18 +75,18 @@ def test_repair_overwrites_what_the_fullest_stage_reads():
         (32, True, [(1, 3)]),
         (31, False, None),
     ):
-        timetable = Timetable(strategies.leaky_relu_grad(read_again=True, in_place=(1,)))
-        assert Repair(timetable, budget, lambda: False).run() == fits
-        assert timetable.moves() == moves or not fits
+        stage_plan = StagePlan(strategies.leaky_relu_grad(read_again=True, in_place=(1,)))
+        assert Repair(stage_plan, budget, lambda: False).run() == fits
+        assert stage_plan.moves() == moves or not fits
 
 
-def test_every_timetable_has_a_schedule():
+def test_every_stage_plan_has_a_schedule():
     graph = strategies.training_chain(6)
-    timetable = Timetable(graph)
-    timetable.add([(2, 9), (1, 9), (1, 11)])
-    schedule = Schedule.from_plan(graph, timetable.plan())
+    stage_plan = StagePlan(graph)
+    stage_plan.add([(2, 9), (1, 9), (1, 11)])
+    schedule = Schedule.from_plan(graph, stage_plan.plan())
     assert schedule is not None
-    assert lower(graph, schedule) == timetable.plan()
+    assert lower(graph, schedule) == stage_plan.plan()
 
 
 def test_last_stages_honour_state_and_overwrites():

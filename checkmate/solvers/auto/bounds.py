@@ -1,0 +1,128 @@
+"""Solving a relaxation with SciPy's HiGHS: as a linear program with cuts, and as an integer one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from checkmate.solvers.auto.cuts import broken_chains
+from checkmate.solvers.auto.relaxation import Relaxation
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
+SCALE = 1e4
+"""Costs are given to HiGHS in units of total cost / SCALE, so that its dual tolerance of 1e-7 is small
+against what is proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxedSolution:
+    """What a call of HiGHS returned.
+
+    Attributes:
+      bound: No plan within the budget costs less; infinity where no plan exists.
+      dropped: dropped[c], the values that the solution does not keep at snapshot c; None where HiGHS
+        found no solution.
+    """
+
+    bound: float
+    dropped: tuple[tuple[int, ...], ...] | None
+
+
+def solve_integer(
+    relaxation: Relaxation, *, seconds: float, nodes: int, gap: float = 1e-6
+) -> RelaxedSolution:
+    """Solves the integer program.
+
+    Args:
+      seconds: Time limit of HiGHS; infinity for none.
+      nodes: Branch-and-bound nodes at most: a limit that is the same on every machine.
+      gap: Relative gap at which HiGHS may stop, of the cost of the recomputations.
+    """
+    if relaxation.rows.infeasible:
+        return RelaxedSolution(float("inf"), None)
+    if not relaxation.rows.upper:  # nothing binds: keep everything
+        everything = np.ones(len(relaxation.rows.cost))
+        return RelaxedSolution(relaxation.graph.total_cost, relaxation.dropped(everything))
+    options = {"time_limit": seconds, "node_limit": nodes, "mip_rel_gap": gap}
+    answer = _call_highs(relaxation, options, integer=True)
+    if answer.status == 2:
+        return RelaxedSolution(float("inf"), None)
+    dropped = None if answer.x is None else relaxation.dropped(answer.x)
+    return RelaxedSolution(_bound(relaxation, answer.get("mip_dual_bound")), dropped)
+
+
+def solve_linear(
+    relaxation: Relaxation, *, seconds: float, rounds: int = 12, cuts_per_round: int = 300
+) -> RelaxedSolution:
+    """Solves the linear program, in which P and R may be fractions.
+
+    After each round the cuts that the solution violates most are added to the relaxation, as long as
+    they raise the bound by a thousandth of the recomputation cost.
+
+    Args:
+      seconds: Time limit of all rounds together.
+
+    Returns:
+      A bound that is weaker than that of the integer program, and the values of which the last
+      solution keeps less than half.
+    """
+    if relaxation.rows.infeasible:
+        return RelaxedSolution(float("inf"), None)
+    stop, total = time.monotonic() + seconds, relaxation.graph.total_cost
+    bound, dropped = total, None
+    for number in range(rounds if relaxation.rows.upper else 0):
+        left = max(0.0, stop - time.monotonic())
+        answer = _call_highs(relaxation, {"time_limit": left}, integer=False)
+        if answer.status == 2:
+            return RelaxedSolution(float("inf"), None)
+        if answer.status != 0:  # out of time: an unfinished linear program proves nothing
+            break
+        dropped = relaxation.dropped(answer.x)
+        before, bound = bound, max(bound, _bound(relaxation, answer.fun))
+        if number and bound - before <= 1e-3 * (bound - total):
+            break
+        P, R = relaxation.fractions(answer.x)
+        chains = broken_chains(relaxation.graph, relaxation.snapshots, P, R, most=cuts_per_round)
+        if not any([relaxation.add_cut(chain) for chain in chains]):
+            break
+    return RelaxedSolution(bound, dropped)
+
+
+def _call_highs(
+    relaxation: Relaxation, options: dict[str, float], *, integer: bool
+) -> OptimizeResult:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
+
+    rows = relaxation.rows
+    shape = (len(rows.upper), len(rows.cost))
+    matrix = csr_matrix((rows.values, (rows.row_numbers, rows.columns)), shape=shape)
+    return milp(
+        np.array(rows.cost) * _scale(relaxation),
+        integrality=np.array(rows.binary if integer else np.zeros(shape[1]), dtype=int),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix, -np.inf, np.array(rows.upper)),
+        options=options,
+    )
+
+
+def _scale(relaxation: Relaxation) -> float:
+    scale = SCALE / (relaxation.graph.total_cost or SCALE)
+    return scale if math.isfinite(scale) else 1.0
+
+
+def _bound(relaxation: Relaxation, proven: float | None) -> float:
+    """The cost that HiGHS' bound on the objective stands for, less what its tolerances may hide.
+
+    Where all costs are multiples of a unit, it is raised to the next multiple.
+    """
+    if proven is None or not np.isfinite(proven):
+        return relaxation.graph.total_cost
+    again, unit = max(0.0, proven - 1e-7 * SCALE) / _scale(relaxation), relaxation.whole_unit
+    return relaxation.graph.total_cost + (unit * math.ceil(again / unit - 1e-9) if unit else again)
