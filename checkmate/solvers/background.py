@@ -52,7 +52,8 @@ class BackgroundTask(threading.Thread):
 
     @property
     def busy(self) -> bool:
-        """Whether the work goes on. `is_alive` is wrong after Ctrl-C during `join` (Python 3.11)."""
+        """Whether the work goes on. `is_alive` is wrong after Ctrl-C during `join` (Python
+        3.11)."""
         return not self._done.is_set()
 
     def wait(self, seconds: float | None = None) -> None:

@@ -22,9 +22,9 @@ LOWEST_PRICE, HIGHEST_PRICE = 1e-4, 100.0
 """Limits of the price of overflow, in mean costs of a byte."""
 
 PRICE_RISE, SHORT_RUN_RISE = 1.01, 300.0
-"""The price rises by the first factor at most every n / 2 proposals, n being the evictable ops. In a
-run with a price of its own it may rise by the second factor in all: 30 proposals per op find no plan
-for `resnet50` at f = 0.1 otherwise (`tests/solvers/annealing/test_annealer.py`)."""
+"""The price rises by the first factor at most every n / 2 proposals, n being the evictable ops. In
+a run with a price of its own it may rise by the second factor in all: 30 proposals per op find no
+plan for `resnet50` at f = 0.1 otherwise (`tests/solvers/annealing/test_annealer.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class AnnealingRun:
       placement: IN_STAGES, REPEATS_ANYWHERE or IN_ANY_ORDER.
       price: Price of overflow at the beginning, in mean costs of a byte; None goes on with that of
         the run before.
-      growth: The price rises by this factor at most in the whole run. Where nothing fits it would be
-        at its highest soon after the beginning otherwise, and the search would freeze.
+      growth: The price rises by this factor at most in the whole run. Where nothing fits it would
+        be at its highest soon after the beginning otherwise, and the search would freeze.
       only_move: Nothing is recomputed, and the run ends with the first order within the budget.
     """
 
@@ -192,8 +192,8 @@ class AnnealingTask(BackgroundTask):
       share: Of the seconds left, for one run at most.
 
     Attributes:
-      found: Cost of the cheapest order within the budget so far, and the order. It changes while the
-        task is busy.
+      found: Cost of the cheapest order within the budget so far, and the order. It changes while
+        the task is busy.
     """
 
     def __init__(

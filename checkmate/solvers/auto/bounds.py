@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 SCALE = 1e4
-"""Costs are given to HiGHS in units of total cost / SCALE, so that its dual tolerance of 1e-7 is small
-against what is proven."""
+"""Costs are given to HiGHS in units of total cost / SCALE, so that its dual tolerance of 1e-7 is
+small against what is proven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class RelaxedSolution:
 
     Attributes:
       bound: No plan within the budget costs less; infinity where no plan exists.
-      dropped: dropped[c], the values that the solution does not keep at snapshot c; None where HiGHS
-        found no solution.
+      dropped: dropped[c], the values that the solution does not keep at snapshot c; None where
+        HiGHS found no solution.
     """
 
     bound: float
@@ -62,8 +62,8 @@ def solve_linear(
 ) -> RelaxedSolution:
     """Solves the linear program, in which P and R may be fractions.
 
-    After each round the cuts that the solution violates most are added to the relaxation, as long as
-    they raise the bound by a thousandth of the recomputation cost.
+    After each round the cuts that the solution violates most are added to the relaxation, as long
+    as they raise the bound by a thousandth of the recomputation cost.
 
     Args:
       seconds: Time limit of all rounds together.

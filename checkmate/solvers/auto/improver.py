@@ -1,8 +1,8 @@
 """Annealing in the background, from relaxed solutions and from the best plan in turn.
 
 Repair takes what is nearest at hand and loses much of what the relaxation knows. Annealing from the
-relaxed solution itself, which is over the budget, keeps it. With equally many proposals it ends nearer
-to the bound (`tests/solvers/auto/test_solver.py`).
+relaxed solution itself, which is over the budget, keeps it. With equally many proposals it ends
+nearer to the bound (`tests/solvers/auto/test_solver.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.search import Search
 
 PROPOSALS = 60
-"""Proposals per evictable op of a run. Runs from the best plan double them with each round that found
-nothing; while there is no plan, all runs have 8 times as many."""
+"""Proposals per evictable op of a run. Runs from the best plan double them with each round that
+found nothing; while there is no plan, all runs have 8 times as many."""
 
 FROM_RELAXED = (
     (0.05, IN_STAGES),
@@ -30,9 +30,9 @@ FROM_RELAXED = (
     (0.3, IN_STAGES),
     (1.0, REPEATS_ANYWHERE),
 )
-"""First temperature and placement of the runs from a relaxed solution. Cold runs keep what it knows.
-Warm ones reach plans that it is far from: `mobilenet` at f = 0.1 costs +21.4 % without them, and
-+19.2 % with them."""
+"""First temperature and placement of the runs from a relaxed solution. Cold runs keep what it
+knows. Warm ones reach plans that it is far from: `mobilenet` at f = 0.1 costs +21.4 % without them,
+and +19.2 % with them."""
 
 
 class Improver:

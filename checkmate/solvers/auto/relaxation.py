@@ -1,15 +1,16 @@
 """The snapshot relaxation: the memory of a plan is limited at a few moments, and free in between.
 
-Choose stages t_1 < ... < t_K. Snapshot c is the moment op t_c runs for the first time. For a plan let
+Choose stages t_1 < ... < t_K. Snapshot c is the moment op t_c runs for the first time. For a plan
+let
 
     P[c, i] = 1 when the value of op i is in memory at snapshot c,            i <= t_c
     R[c, i] = 1 when op i runs after snapshot c - 1 and not after snapshot c,
               (snapshot 0: before the step, K + 1: the end of the step)
     A[c] = 1    when op t_c is computed in place at snapshot c
 
-For what op t_c may overwrite (`Op.in_place`: deps whose memory its value may take over) P[c, i] says
-whether it is *still* there: in memory when the values that are freed right after op t_c are gone,
-before anything else runs.
+For what op t_c may overwrite (`Op.in_place`: deps whose memory its value may take over) P[c, i]
+says whether it is *still* there: in memory when the values that are freed right after op t_c are
+gone, before anything else runs.
 
 **Theorem.** Every plan within the budget whose first evaluations come in index order gives P and R
 with
@@ -36,11 +37,13 @@ that runs op i in an interval pays cost_i there at least once. []
 
 The relaxation ignores the memory between snapshots and second evaluations within one interval. The
 bound holds for the graph's order of first evaluations. A repeated evaluation costs what the first
-one does, backward ops may run again too, and an op's several outputs are one value, as for the judge.
+one does, backward ops may run again too, and an op's several outputs are one value, as for the
+judge.
 
-**Cuts over several intervals.** As a linear program, (1) and (2) let a value be computed by halves in
-two intervals from the same retained half of an input, and more snapshots make the bound *weaker*.
-Let each of the ops j_0, ..., j_k read the next, j_1, ..., j_k be at most t_a, and a < b. Then
+**Cuts over several intervals.** As a linear program, (1) and (2) let a value be computed by halves
+in two intervals from the same retained half of an input, and more snapshots make the bound
+*weaker*. Let each of the ops j_0, ..., j_k read the next, j_1, ..., j_k be at most t_a, and a < b.
+Then
 
     (8)  R[b, j_0] <= P[a, j_1] + ... + P[a, j_k] + sum of R[c, j_k] over a < c <= b
     (9)  P[b, j_0] <= P[a, j_0] + ... + P[a, j_k] + sum of R[c, j_k] over a < c <= b
@@ -50,23 +53,23 @@ hold for every plan: when j_0 runs, the value of j_1 is in memory since snapshot
 after it, when that of j_2 was in memory, and so on until j_k; for (9) a value that is in memory at
 snapshot b was there at a, or ran in between. `cuts` separates them.
 
-Only P is declared binary. For P of zeros and ones, (1) and (2) ask of R no more than R[c, i] >= 0 or
-1 or R[c, j]; what is least under such rows is binary and cheapest. Where costs are few whole units, R
-is declared binary, too: HiGHS then sees that the objective is whole, and stops a unit before the
-optimum.
+Only P is declared binary. For P of zeros and ones, (1) and (2) ask of R no more than R[c, i] >= 0
+or 1 or R[c, j]; what is least under such rows is binary and cheapest. Where costs are few whole
+units, R is declared binary, too: HiGHS then sees that the objective is whole, and stops a unit
+before the optimum.
 
 Two reductions keep the optimum. Ops that no later op, output or snapshot can need get no variable.
 And where op i is read by op j alone, is no output, and j reads nothing else and is not larger, i is
 never kept once j exists (P[c, i] = 0 for j < t_c) and runs again exactly when j does (R[c, i] =
-R[c, j] for j <= t_{c-1}): in P and R replace "i computed in c', kept until c'', j computed after it"
-by "j computed in c', kept until c''", which needs no more bytes and costs no more. In place, too:
-where op t_c took over the memory of j while i was kept, it does so no more when j is kept instead.
-Its bytes are at most those of j, these at most those of i, which go; and where t_c is j itself, it
-now takes over the memory of i or does as before.
+R[c, j] for j <= t_{c-1}): in P and R replace "i computed in c', kept until c'', j computed after
+it" by "j computed in c', kept until c''", which needs no more bytes and costs no more. In place,
+too: where op t_c took over the memory of j while i was kept, it does so no more when j is kept
+instead. Its bytes are at most those of j, these at most those of i, which go; and where t_c is j
+itself, it now takes over the memory of i or does as before.
 
 Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1. One snapshot is the
-knapsack with a recomputation closure behind min-cut rematerialization; several are its time-expanded
-form.
+knapsack with a recomputation closure behind min-cut rematerialization; several are its
+time-expanded form.
 """
 
 from __future__ import annotations
@@ -258,7 +261,8 @@ class Relaxation:
 
 
 def _unit(costs: np.ndarray) -> int:
-    """Returns what divides all costs, and so the cost of every plan; 0 unless all are whole numbers."""
+    """Returns what divides all costs, and so the cost of every plan; 0 unless all are whole
+    numbers."""
     whole = costs.size and costs.max() < 2**40 and bool((costs == np.floor(costs)).all())
     return math.gcd(*costs.astype(np.int64).tolist()) if whole else 0
 

@@ -4,19 +4,19 @@
     exact     a slice of A* over the states of memory: proves the optimum where few values compete
     others    without a plan: the baselines and dynamic rematerialization, trimmed
     relax     solve the relaxation with one snapshot at the plain step's peak, as a linear and as an
-              integer program. Each solution is lifted to a plan in stage form. Where it is within the
-              budget it is optimal, with the bound as its certificate. Where it overflows it is
+              integer program. Each solution is lifted to a plan in stage form. Where it is within
+              the budget it is optimal, with the bound as its certificate. Where it overflows it is
               repaired and annealed, and the next relaxation has one more snapshot there
     improve   rounds of annealing, in the background from the first relaxation on
 
-The search ends when the plan is proven to be within `gap` of the cheapest. While there is no plan it
-uses all of its time. With a plan it ends before, when relaxations and rounds of annealing have both
-stopped to help.
+The search ends when the plan is proven to be within `gap` of the cheapest. While there is no plan
+it uses all of its time. With a plan it ends before, when relaxations and rounds of annealing have
+both stopped to help.
 
 A larger budget costs no more wherever plans are proven; between two searches that end with a gap it
-can, by a part of that gap (`curve` mends that for many budgets at once). With
-`solve(..., deterministic=True)` effort is counted in nodes, states and rounds, and the same graph and
-budget give the same plan on every machine.
+can, by a part of that gap (`curve` mends that for many budgets at once). With `solve(...,
+deterministic=True)` effort is counted in nodes, states and rounds, and the same graph and budget
+give the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Auto:
       gap: The search ends when the plan is proven to be within this share of the cheapest.
       greedy_ops: Ops up to which greedy repair of the plain step comes first. Its time grows faster
         than the graph: 0.3 s at 500 ops, 5 s at 2,000.
-      exact_share: Share of the time for the first slice of A*. MLPs of up to 120 ops at half of their
-        peak are solved in 0.2 s there, and not at all by the rest.
-      variables: Of a relaxation at most. Beyond, linear programs take more time than they are worth.
+      exact_share: Share of the time for the first slice of A*. MLPs of up to 120 ops at half of
+        their peak are solved in 0.2 s there, and not at all by the rest.
+      variables: Of a relaxation at most. Beyond, linear programs take more time than they are
+        worth.
       nodes: Branch-and-bound nodes of an integer program at most.
       patience: Relaxations, and rounds of annealing, that may fail to help in a row.
       seed: Of the random numbers.

@@ -10,9 +10,9 @@ What keeps the states few:
     estimate   values that are gone, and that ops which have not run yet will read, must be made
                again, with those of their inputs that are gone, and so on. That costs at least the
                sum over all these ops, and the estimate never falls by more than an edge costs
-    dropping   only sets of values are dropped of which none could stay. Keeping more is never worse.
-               But an op runs in place where one of its in_place deps is dropped right after it: where
-               the op does not fit, each of them is tried, too
+    dropping   only sets of values are dropped of which none could stay. Keeping more is never
+               worse. But an op runs in place where one of its in_place deps is dropped right after
+               it: where the op does not fit, each of them is tried, too
     dominance  a state is not expanded after one with the same ops done, at least its values, and no
                larger cost
     useless    a value that no later run can need is not part of the state
@@ -39,7 +39,8 @@ ROUNDING = 1e-12
 """Share by which sums of costs can be wrong."""
 
 EDGES_PER_STATE = 100
-"""Edges that count as one more state: a state can have 10^11, as half of forty values are dropped."""
+"""Edges that count as one more state: a state can have 10^11, as half of forty values are
+dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 Stage t runs some earlier ops again, in index order, and then op t for the first time: R[t] of the
 paper. Stage n, at the end, only runs ops again, so that an output may be dropped and recomputed.
-**Any** choice of recomputable ops per stage is a legal plan: a value that a stage reads and does not
-compute is retained from its latest evaluation. So the retained values S follow from R. A move, "run
-op i again in stage t" or its reverse, changes only how long the values of op i and of its inputs
-are retained. It costs microseconds where a replay of the plan costs milliseconds.
+**Any** choice of recomputable ops per stage is a legal plan: a value that a stage reads and does
+not compute is retained from its latest evaluation. So the retained values S follow from R. A move,
+"run op i again in stage t" or its reverse, changes only how long the values of op i and of its
+inputs are retained. It costs microseconds where a replay of the plan costs milliseconds.
 
 The bytes of a stage are those of the values retained across it untouched, plus the peak of the
 evaluations inside it. `peak_bytes` and `cost` are what `replay(graph, stages.plan())` says; the

@@ -7,15 +7,15 @@
     move     anneal over orders without recomputation, from the graph's own and from the greedy one;
              an order that fits is optimal, too
     solve    ask the solver in the graph's own order, for a plan to start from
-    anneal   over orders and recomputations together, on two cores: first from where the moves ended,
-             then from the best plan, once near to it and once hot; and each time ask the
+    anneal   over orders and recomputations together, on two cores: first from where the moves
+             ended, then from the best plan, once near to it and once hot; and each time ask the
              solver in the order of the best plan
 
-A graph whose ops are renumbered in another legal order is a problem like any other: every solver can
-be asked without change.
+A graph whose ops are renumbered in another legal order is a problem like any other: every solver
+can be asked without change.
 
-Guarantee: the plan is legal and within the budget. It costs no more than what the solver finds in the
-graph's order in its share of the time. The bound covers any order.
+Guarantee: the plan is legal and within the budget. It costs no more than what the solver finds in
+the graph's order in its share of the time. The bound covers any order.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Reorder:
         self._improve(search, annealers)
 
     def _load(self, search: Search, orders: Sequence[Sequence[int]]) -> list[Annealer]:
-        """An annealer for each order; none where the compiled code is not there in half the time."""
+        """An annealer for each order; none where the compiled code is not there in half the
+        time."""
         graph, budget = search.graph, search.budget_bytes
         loading = BackgroundTask(
             lambda: [
