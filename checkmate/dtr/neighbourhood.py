@@ -1,10 +1,10 @@
-"""What else would have to run again: the evicted surroundings of a storage, exactly or by classes.
+"""What else would have to run again: the evicted neighbourhood of a storage, exact or by classes.
 
 The cost of evicting a storage is its own cost plus that of evicted storages around it, because
-getting it back may need those, and getting those back may need it. Three ways to count, cheap to
-dear:
+bringing the storage back may need those, and bringing those back may need the storage. Three ways
+to count, from cheap to expensive:
 
-    Own          nothing around it
+    Own          no neighbourhood
     Classes      the evicted components it touches, kept by union-find; a component is never split
                  again when a part of it comes back, only its cost is lowered (h_DTR^eq)
     Regions      all evicted ancestors and all evicted descendants that are reached through evicted
@@ -30,10 +30,16 @@ class Own:
 
     Attributes:
       stale: Storages whose cost may have changed since the pool last asked. The pool empties it.
+      table: The value of each class as an array, or None where there are no classes.
     """
+
+    table: np.ndarray | None = None
 
     def __init__(self) -> None:
         self.stale: dict[Storage, None] = {}
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Works everything out from which of the `storages`, all that there are, are in memory."""
 
     def evicted(self, storage: Storage) -> None:
         """Tells that `storage` has just been evicted."""
@@ -54,9 +60,13 @@ class Own:
         """The classes whose values (`Classes.values`) add to the cost."""
         return ()
 
+    def class_cost(self, storage: Storage) -> float:
+        """The rest of the cost: the values of its classes."""
+        return 0
+
     def cost(self, storage: Storage) -> float:
         """The cost of evicting a storage that is in memory."""
-        return self.own(storage)
+        return self.own(storage) + self.class_cost(storage)
 
 
 class Nothing(Own):
@@ -77,13 +87,23 @@ class Classes(Own):
       table: The same as an array, for many look-ups at once.
     """
 
-    # Storages whose cost may name the class, for its root.
+    table: np.ndarray
+
     def __init__(self) -> None:
         super().__init__()
         self.values: list[float] = [0]
         self.table = np.zeros(1024)
         self._parent = [0]
+        # By the class's root: storages whose cost may count the class.
         self._near: list[dict[Storage, None]] = [{}]
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Puts what is not in memory into classes, one after the other."""
+        gone = [storage for storage in storages if not storage.material]
+        for storage in gone:
+            storage.around = 0
+        for storage in gone:
+            self.evicted(storage)
 
     def evicted(self, storage: Storage) -> None:
         """Joins all classes around `storage`, and it, into one."""
@@ -124,9 +144,9 @@ class Classes(Own):
             self._near[root][storage] = None
         return roots
 
-    def cost(self, storage: Storage) -> float:
-        """Its own cost and the values of the classes it touches."""
-        return self.own(storage) + sum(self.values[root] for root in self.classes(storage))
+    def class_cost(self, storage: Storage) -> float:
+        """The values of the classes it touches."""
+        return sum(self.values[root] for root in self.classes(storage))
 
     def _new(self) -> int:
         number = len(self.values)
@@ -194,6 +214,10 @@ class Regions(Own):
     def __init__(self, *, descendants: bool) -> None:
         super().__init__()
         self._descendants = descendants
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Searches from each storage that is in memory."""
+        self.rematerialized([storage for storage in storages if storage.material])
 
     def evicted(self, storage: Storage) -> None:
         """Lets both frontiers look through `storage` from now on."""

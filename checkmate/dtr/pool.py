@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate.dtr.heuristic import Heuristic
-from checkmate.dtr.neighbourhood import Classes, Own
+from checkmate.dtr.heuristic import Heuristic, quotient
+from checkmate.dtr.neighbourhood import Own
 from checkmate.dtr.storage import Storage
 from checkmate.errors import CheckmateError
 
@@ -120,20 +120,19 @@ class Pool:
             return self._lowest(self._searched(), clock, horizon)
         end = len(self._storages)
         cost = self._cost[:end]
-        if isinstance(self._neighbourhood, Classes):
+        if self._neighbourhood.table is not None:
             cost = cost + self._neighbourhood.table[self._classes[:, :end]].sum(axis=0)
-        below = self._bytes[:end] if self._heuristic.size else np.ones(end)
-        if self._heuristic.staleness:
-            below = below * (np.abs(clock - self._last[:end]) + horizon)
-        score = np.full(end, math.inf)
-        np.divide(cost, below, out=score, where=below > 0)
+        divisor = np.broadcast_to(
+            self._heuristic.divisor(self._bytes[:end], self._last[:end], clock, horizon), end
+        )
+        score = quotient(cost, divisor)
         zero = np.flatnonzero(score == 0)
         if len(zero):
             score = score[: zero[0] + 1]
         least = np.fmin.reduce(score)
         if not least < math.inf:  # nor where costs are so large that no score is a number
             return next(storage for storage in reversed(self._storages) if storage is not None)
-        if below.max() <= EXACT:
+        if divisor.max() <= EXACT:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))
         # The products are rounded: what is near the lowest score is worked out again in whole
         # numbers.

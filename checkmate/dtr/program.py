@@ -12,9 +12,11 @@ from typing import TypeAlias
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.dtr import log as logs
+from checkmate.dtr import instructions
 from checkmate.dtr.heuristic import HEURISTICS
-from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.log import OpLog, whole_costs
+from checkmate.dtr.memory import Paper
+from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
 
 
@@ -113,7 +115,7 @@ class Program:
                 runtime.unpin(tensors[step.tensor])
 
     @classmethod
-    def from_log(cls, log: logs.OpLog) -> Program:
+    def from_log(cls, log: OpLog) -> Program:
         """Constants are pinned, a mutation makes new tensors, and what is still referenced at the
         end is brought back and pinned."""
         return cls(tuple(_LogSteps().steps(log)), log.name)
@@ -138,19 +140,19 @@ class _LogSteps:
         self.names: list[int] = []
         self.sizes: list[int] = []
 
-    def steps(self, log: logs.OpLog) -> Iterator[Step]:
+    def steps(self, log: OpLog) -> Iterator[Step]:
         for instruction in log.instructions:
             yield from self._one(instruction)
         for tensor in self.tensors.values():
             if self.names[tensor] > 0:
                 yield Pin(tensor)
 
-    def _one(self, instruction: logs.Instruction) -> Iterator[Step]:
+    def _one(self, instruction: instructions.Instruction) -> Iterator[Step]:
         match instruction:
-            case logs.Constant(name=name):
+            case instructions.Constant(name=name):
                 yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
                 yield Pin(self._new(name, instruction.bytes))
-            case logs.Call(aliases=aliases):
+            case instructions.Call(aliases=aliases):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(
                     size if alias == FRESH else 0
@@ -159,7 +161,7 @@ class _LogSteps:
                 yield Run(instruction.op, args, sizes, aliases, instruction.time)
                 for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
                     self._new(name, size if alias == FRESH else self.sizes[args[alias]])
-            case logs.Mutate(mutated=mutated):
+            case instructions.Mutate(mutated=mutated):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(self.sizes[args[k]] for k in mutated)
                 yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
@@ -167,16 +169,16 @@ class _LogSteps:
                     self._new(instruction.args[k], size)
                 for k in mutated:
                     yield self._drop(args[k])
-            case logs.Copy(name=name, source=source):
+            case instructions.Copy(name=name, source=source):
                 yield self._retain(name, source)
-            case logs.CopyFrom(name=name, source=source):
+            case instructions.CopyFrom(name=name, source=source):
                 old = self.tensors[name]
                 # Else nothing changes, and dropping first could be the end of it.
                 if old != self.tensors[source]:
                     retain = self._retain(name, source)
                     yield self._drop(old)
                     yield retain
-            case logs.Release(name=name):
+            case instructions.Release(name=name):
                 if name in self.tensors:
                     yield self._drop(self.tensors[name])
 
@@ -199,7 +201,7 @@ class _LogSteps:
 def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     """Op i makes tensor i + 1; tensor 0 is what is resident all the time."""
     n, outputs = len(graph), set(graph.outputs)
-    costs = logs.whole_costs(graph)
+    costs = whole_costs(graph)
     expires = _expiries(graph)
     needed = _needed_until(graph, expires)
     last_use = [max(users, default=i) for i, users in enumerate(graph.users)]

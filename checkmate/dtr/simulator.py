@@ -14,9 +14,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.memory import Paper
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
-from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import CheckmateError, EvictionError, ThrashingError
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -125,8 +126,11 @@ def simulate(
 
     Example:
       >>> from checkmate import DFGraph, Op, simulate
-      >>> chain = DFGraph((Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)), outputs=(3,))
-      >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value  # the plain step has 12 bytes at its peak
+      >>> chain = DFGraph(
+      ...     (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)),
+      ...     outputs=(3,),
+      ... )  # the plain step has 12 bytes at its peak
+      >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value
       (1.0, 'ok')
 
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions
@@ -168,8 +172,8 @@ def simulate(
         program.plain_peak_bytes,
         program.cost + runtime.recomputed_cost,
         program.cost,
-        runtime.evictions,
-        runtime.eager_evictions,
+        runtime.memory.evictions,
+        runtime.memory.eager_evictions,
         runtime.rematerializations,
         time.perf_counter() - started,
         message,

@@ -12,9 +12,10 @@ from logs import op_logs
 from reference import GaveUp, Reference
 
 from checkmate.dtr.heuristic import HEURISTICS
+from checkmate.dtr.memory import Paper
 from checkmate.dtr.pool import Pool, Search
 from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
-from checkmate.dtr.runtime import Paper, Runtime
+from checkmate.dtr.runtime import Runtime
 from checkmate.dtr.simulator import simulate
 from checkmate.dtr.storage import Storage
 from checkmate.errors import EvictionError
