@@ -31,6 +31,15 @@ class Frame:
         memory.lock(tensor.storage)
         self.locked.append(tensor.storage)
 
+    def next_missing(self, memory: Memory) -> Tensor | None:
+        """Locks missing inputs that have come back, up to the next one that has not."""
+        assert self.missing is not None
+        while self.missing:
+            if not self.missing[-1].defined:
+                return self.missing[-1]
+            self.lock(memory, self.missing.pop())
+        return None
+
     def unlock(self, memory: Memory) -> None:
         """Unlocks all inputs, once the call has run."""
         self.locked.clear()

@@ -156,11 +156,7 @@ class Runtime:
                 if tensor.defined:
                     frame.lock(memory, tensor)
             frame.missing = [tensor for tensor in reversed(inputs) if not tensor.defined]
-        while frame.missing:
-            if not frame.missing[-1].defined:
-                return frame.missing[-1]
-            frame.lock(memory, frame.missing.pop())
-        return None
+        return frame.next_missing(memory)
 
     def _run(self, frame: Frame, *, first: bool) -> None:
         call = frame.tensor.call

@@ -13,8 +13,9 @@ from checkmate.dtr.log import OpLog
 from checkmate.dtr.pool import Search
 from checkmate.errors import CheckmateError, EvictionError, UnsupportedError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.eager import private_api
+from checkmate.tf2.eager import private_api, selftest
 from checkmate.tf2.eager.interception import Interception
+from checkmate.tf2.eager.options import EagerOptions
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -144,29 +145,29 @@ class dtr:
                 " more than 1."
             )
         self._budget_bytes = None if budget is None else parse_bytes(budget)
-        self._options: dict[str, Any] = {
-            "heuristic": make_heuristic(heuristic),
-            "overhead_limit": overhead_limit,
-            "strict": strict,
-            "smallest_bytes": smallest_bytes,
-            "search": search,
-        }
+        self._options = EagerOptions(
+            budget_bytes=math.inf if self._budget_bytes is None else self._budget_bytes,
+            heuristic=make_heuristic(heuristic),
+            overhead_limit=overhead_limit,
+            strict=strict,
+            smallest_bytes=smallest_bytes,
+            search=search or Search(),
+        )
         self._runtime: EagerRuntime | None = None
 
     def __enter__(self) -> dtr:
         device = _checked_device(self._budget_bytes)
-        limit = math.inf if self._budget_bytes is None else self._budget_bytes
         if self._budget_bytes is not None:
             _reserve(device, self._budget_bytes)
-        self._runtime = EagerRuntime(device, budget_bytes=limit, **self._options)
+        self._runtime = EagerRuntime(device, self._options)
         _enter(self, self._runtime)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         runtime = self._runtime
         _leave(self)
-        if kind is None and runtime is not None and not runtime.overshoots:
-            runtime.look_back("before the context was left")
+        if kind is None and runtime is not None and not runtime.policy.budget.overshoots:
+            runtime.policy.budget.check_peak("before the context was left")
 
     @property
     def stats(self) -> DTRStats:
@@ -177,18 +178,19 @@ class dtr:
                 "There are no figures before the context is entered: `with checkmate.tf2.dtr(...)"
                 " as context:`."
             )
+        policy = runtime.policy
         if not runtime.closed:
-            _ = runtime.allocator.in_use
-        overhead = 1 + runtime.recomputed_cost / runtime.first_cost if runtime.first_cost else 1.0
+            _ = policy.allocator.in_use
+        first_cost = policy.position.first_cost
         return DTRStats(
             runtime.ops,
-            runtime.evictions,
-            runtime.rematerializations,
-            overhead,
-            runtime.allocator.peak_bytes,
+            policy.memory.evictions,
+            policy.rematerializations,
+            1 + policy.recomputed_cost / first_cost if first_cost else 1.0,
+            policy.allocator.peak_bytes,
             self._budget_bytes,
-            runtime.overshoots,
-            runtime.demand_bytes,
+            policy.budget.overshoots,
+            policy.demand_bytes,
         )
 
     @staticmethod
@@ -218,7 +220,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         device = _checked_device(None)
-        _enter(self, EagerRuntime(device, smallest_bytes=0, observer=self._recorder))
+        _enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -285,7 +287,7 @@ def _checked_device(budget_bytes: int | None) -> str:
                 budget_bytes=budget_bytes,
                 needed_bytes=in_use,
             )
-    private_api.check()
+    selftest.check()
     return device
 
 

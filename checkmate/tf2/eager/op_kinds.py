@@ -47,10 +47,13 @@ REFUSED = {
 
 # What the gradients of common ops read, so that the first step holds no more than later ones. A
 # gradient that reads something else gets it, too.
-_NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
-_OUTPUT = (frozenset(), frozenset({0}))
-_INPUTS = (frozenset({0, 1}), frozenset())
-_READS = {
+Reads = tuple[frozenset[int], frozenset[int]]
+"""Inputs and outputs of an op, by index."""
+
+_NONE: Reads = (frozenset(), frozenset())
+_OUTPUT: Reads = (frozenset(), frozenset({0}))
+_INPUTS: Reads = (frozenset({0, 1}), frozenset())
+_READS: dict[str, Reads] = {
     **dict.fromkeys(
         (
             "Add",
@@ -137,7 +140,7 @@ class OpKind:
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
         self.is_view, self.is_reduction = name in _VIEWS, name in _REDUCTIONS
-        self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
+        self.reads: Reads | None = _READS.get(name)
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from
