@@ -6,22 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.pool import Search
-from checkmate.errors import CheckmateError, EvictionError, UnsupportedError
-from checkmate.tf2 import device as devices
-from checkmate.tf2.eager import private_api, selftest
-from checkmate.tf2.eager.interception import Interception
+from checkmate.errors import CheckmateError
+from checkmate.tf2.eager.entry import checked_device, enter, leave, reserve
 from checkmate.tf2.eager.options import EagerOptions
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
 from checkmate.units import Bytes, format_bytes, parse_bytes
-
-_open: dtr | Recording | None = None
-"""The context that is open in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +86,14 @@ class dtr:
       search: How much of the candidates each eviction looks at; all by default.
 
     Raises, on entry or from any op:
-      EvictionError: What is locked does not fit, or memory went above the budget: which tensors, how much is missing, what would do
-        (`needed_bytes`).
-      ThrashingError: The overhead limit is reached. The smallest budget that works is not known before the program is done; it is above the
-        one given and at most that within which nothing would have been recomputed so far (`enough_bytes`).
-      UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian, gradients from another thread or inside of
-        tf.function, distribution strategies, a second context; or a TensorFlow whose insides are not the ones this was made for.
+      EvictionError: What is locked does not fit, or memory went above the budget. The message says
+        which tensors are locked, how much is missing and which budget would do (`needed_bytes`).
+      ThrashingError: The overhead limit is reached. The smallest budget that works is not known
+        before the program is done; it is above the one given and at most that within which nothing
+        would have been recomputed so far (`enough_bytes`).
+      UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian,
+        gradients from another thread or inside of tf.function, distribution strategies, a second
+        context; or a TensorFlow whose private parts are not those this was written against.
       BudgetError: The budget cannot be understood.
 
     Example:
@@ -156,16 +151,16 @@ class dtr:
         self._runtime: EagerRuntime | None = None
 
     def __enter__(self) -> dtr:
-        device = _checked_device(self._budget_bytes)
+        device = checked_device(self._budget_bytes)
         if self._budget_bytes is not None:
-            _reserve(device, self._budget_bytes)
+            reserve(device, self._budget_bytes)
         self._runtime = EagerRuntime(device, self._options)
-        _enter(self, self._runtime)
+        enter(self, self._runtime)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         runtime = self._runtime
-        _leave(self)
+        leave(self)
         if kind is None and runtime is not None and not runtime.policy.budget.overshoots:
             runtime.policy.budget.check_peak("before the context was left")
 
@@ -219,82 +214,10 @@ class Recording:
         self.log: OpLog | None = None
 
     def __enter__(self) -> Recording:
-        device = _checked_device(None)
-        _enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
+        device = checked_device(None)
+        enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.log = self._recorder.log(self._name)
-        _leave(self)
-
-
-_interception: Interception | None = None
-
-
-def _enter(context: dtr | Recording, runtime: EagerRuntime) -> None:
-    global _open, _interception
-    interception = Interception(runtime)
-    interception.__enter__()
-    _open, _interception = context, interception
-
-
-def _leave(context: dtr | Recording) -> None:
-    global _open, _interception
-    if _open is not context or _interception is None:
-        raise UnsupportedError("This context is not open.")
-    interception, _open, _interception = _interception, None, None
-    interception.__exit__()
-
-
-def _checked_device(budget_bytes: int | None) -> str:
-    """The device whose memory counts, or a refusal."""
-    if not tf.executing_eagerly():
-        raise UnsupportedError(
-            "dtr() was entered while a graph is traced (inside of tf.function, or of fit() without"
-            " run_eagerly=True). It works on eager ops: enter it outside and run eagerly, or plan"
-            " the traced step with checkmate.tf2.compile."
-        )
-    if _open is not None:
-        raise UnsupportedError(
-            "dtr() was entered while another dtr() or record() is open. There is one budget at a"
-            " time: leave the other first."
-        )
-    if tf.distribute.has_strategy():
-        strategy = type(tf.distribute.get_strategy()).__name__
-        raise UnsupportedError(
-            f"dtr() was entered under {strategy}, which trains in several threads. Use one device,"
-            " without a strategy."
-        )
-    if not private_api.tape_is_empty() and private_api.is_accumulating():
-        raise UnsupportedError(
-            "dtr() was entered under a tf.autodiff.ForwardAccumulator, which would miss all ops."
-            " Use GradientTape.gradient."
-        )
-    device = devices.training_device()
-    if budget_bytes is not None:
-        if not devices.allocator_reports(device):
-            raise UnsupportedError(
-                f"A budget needs an allocator that counts, and that of {device} does not. Set"
-                " TF_CPU_ALLOCATOR_USE_BFC=true in the environment before TensorFlow is imported."
-            )
-        in_use = devices.bytes_in_use(device)
-        if in_use > budget_bytes:
-            raise EvictionError(
-                f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins:"
-                f" variables, data and other tensors take {format_bytes(in_use)},"
-                f" {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is"
-                " not needed.",
-                budget_bytes=budget_bytes,
-                needed_bytes=in_use,
-            )
-    selftest.check()
-    return device
-
-
-def _reserve(device: str, budget_bytes: int) -> None:
-    """Has the allocator take the budget in one piece, where it can: pieces of many sizes waste up
-    to half of themselves."""
-    room = budget_bytes - devices.bytes_in_use(device)
-    if budget_bytes <= devices.free_bytes(device):
-        devices.make_room(device, room)
-    tf.config.experimental.reset_memory_stats(device)
+        leave(self)

@@ -19,10 +19,11 @@ from checkmate.dtr.memory import Memory
 from checkmate.dtr.neighbourhood import Classes
 from checkmate.dtr.pool import Pool
 from checkmate.dtr.recomputation import Frame, frames
-from checkmate.dtr.storage import Storage, Tensor
+from checkmate.dtr.storage import Storage
 from checkmate.tf2.eager.allocator import REFUSALS, Allocator, is_refusal
 from checkmate.tf2.eager.budget import Budget
 from checkmate.tf2.eager.eviction_errors import does_not_fit, thrashing
+from checkmate.tf2.eager.locking import next_missing, number
 from checkmate.tf2.eager.needs import Needs
 from checkmate.tf2.eager.options import EagerOptions
 from checkmate.tf2.eager.position import Position
@@ -60,8 +61,6 @@ class EagerPolicy:
         self.recomputed_cost = 0.0
         self.demand_bytes = 0
         self._away_bytes = self._passing_bytes = 0
-
-    # ---- references
 
     def adopt(self, storage: EagerStorage) -> None:
         """A new storage is in memory."""
@@ -135,14 +134,12 @@ class EagerPolicy:
             cell.forget()
         storage.tensors.clear()
 
-    # ---- bringing back
-
     def bring(self, cells: Sequence[Cell], locked: list[Storage]) -> None:
         """Locks the inputs of an op, and adds them to `locked`. The latest of the missing ones has
         the longest way back, and comes back before any is locked."""
         gone = [cell for cell in cells if not cell.defined]
         if gone:
-            self.materialize(max(gone, key=_number))
+            self.materialize(max(gone, key=number))
         for cell in sorted(cells, key=lambda cell: not cell.defined):
             self.materialize(cell)
             self.memory.lock(cell.storage)
@@ -163,7 +160,7 @@ class EagerPolicy:
         """Brings a cell back into memory, if it is not there."""
         if cell.defined:
             return
-        with closing(frames(cell, self.memory, _next_missing)) as calls:
+        with closing(frames(cell, self.memory, next_missing)) as calls:
             for frame in calls:
                 self._run_again(frame)
 
@@ -202,8 +199,6 @@ class EagerPolicy:
         if self.recomputed_cost > (limit - 1) * first_cost:
             ratio = self.recomputed_cost / first_cost
             raise thrashing(ratio, limit, self.budget.promised_bytes, self.demand_bytes)
-
-    # ---- making room
 
     def make_room(self, needs: Needs, name: str) -> None:
         """Evicts until an op fits."""
@@ -285,10 +280,7 @@ class EagerPolicy:
         if self._is_sorted() and not (
             isinstance(classes, Classes) and len(classes.values) > self._options.tuning.most_classes
         ):
-            stale = self.neighbourhood.stale
-            alive = [storage for storage in stale if storage.slot >= 0]
-            stale.clear()
-            stale.update(dict.fromkeys(alive))
+            self.neighbourhood.forget_dead()
             return
         inside = list(self.memory.pool)
         for storage in self.live:
@@ -306,29 +298,3 @@ class EagerPolicy:
         _ = self.allocator.in_use
         self.budget.close()
         self._overhead_limit = math.inf
-
-
-def _next_missing(memory: Memory, frame: Frame) -> Tensor | None:
-    """As `EagerPolicy.bring`: on paper inputs are locked in order, which on the long way back of a
-    gradient locks an activation per layer."""
-    inputs = frame.tensor.call.inputs
-    if frame.missing is None:
-        frame.missing = _missing(inputs)
-        if frame.missing:
-            return frame.missing[-1]
-    if not frame.locked:
-        if frame.missing and not frame.missing[-1].defined:
-            return frame.missing[-1]
-        for tensor in inputs:
-            if tensor.defined:
-                frame.lock(memory, tensor)
-        frame.missing = _missing(inputs)
-    return frame.next_missing(memory)
-
-
-def _missing(inputs: Iterable[Tensor]) -> list[Tensor]:
-    return sorted((tensor for tensor in inputs if not tensor.defined), key=_number)
-
-
-def _number(tensor: Tensor) -> int:
-    return tensor.call.number

@@ -8,6 +8,7 @@ otherwise. The code was written against TensorFlow 2.16 and 2.21.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -86,7 +87,7 @@ def missing() -> list[str]:
 
 
 def refuse(what: str) -> UnsupportedError:
-    """The error that says that the fence was not made for this TensorFlow."""
+    """The error for a TensorFlow that the fence was not made for."""
     return UnsupportedError(
         "checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow"
         f" {tf.__version__} {what}. It is known to work with 2.16 and 2.21. Everything else in"
@@ -124,8 +125,7 @@ raise_status = ops.raise_from_not_ok_status
 op_def, apply_op = op_def_registry.get, op_def_library.apply_op
 dismantle_graph = ops.dismantle_graph
 gradient_function: Callable[[str], Any] = ops._gradient_registry.lookup
-"""The function that makes the gradient of an op type, or None; LookupError where none is
-registered."""
+"""The function that makes an op type's gradient, or None; LookupError if none is registered."""
 
 
 def thread_state() -> Any:
@@ -152,8 +152,6 @@ def passing_through_keras(error: EvictionError) -> EvictionError:
 
 def is_accumulating() -> bool:
     """Whether some `tf.autodiff.ForwardAccumulator` is active now. Slow: asks every object."""
-    import gc
-
     return any(
         isinstance(thing, tf.autodiff.ForwardAccumulator) and getattr(thing, "_recording", False)
         for thing in gc.get_objects()

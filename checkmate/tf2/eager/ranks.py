@@ -46,6 +46,12 @@ class Ranked(Own):
         """As the plain one."""
         self.plain.restart(storages)
 
+    def forget_dead(self) -> None:
+        """Drops storages from `stale` that are not in the pool."""
+        alive = [storage for storage in self.stale if storage.slot >= 0]
+        self.stale.clear()
+        self.stale.update(dict.fromkeys(alive))
+
     def evicted(self, storage: Storage) -> None:
         """As the plain one."""
         self.plain.evicted(storage)

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkmate.dtr.storage import Storage
-from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.allocator import REFUSALS, Allocator
+from checkmate.tf2.eager.arguments import arranged, gathered, skipped
 from checkmate.tf2.eager.backward import Backward
 from checkmate.tf2.eager.needs import Made
 from checkmate.tf2.eager.op_memory import NeedsTable
@@ -31,7 +32,6 @@ from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.references import References
 from checkmate.tf2.eager.storage import (
-    Arguments,
     Cell,
     EagerCall,
     EagerStorage,
@@ -67,8 +67,6 @@ class EagerRuntime:
         self._thread_state = private_api.thread_state()
         self._last_s = 0.0
 
-    # ---- ops
-
     def leaves(self, asked: OpRequest, tensors: Sequence[Any]) -> bool:
         """Whether an op is TensorFlow's own to run and to put on tapes: all is calm, what it needs
         is known, and it reads no handle."""
@@ -91,10 +89,10 @@ class EagerRuntime:
         """Runs an op for the program and puts it on the tapes that record. Returns what TensorFlow
         would, with handles in place of tensors."""
         self.ops += 1
-        arguments = _arguments(tensors)
+        arguments = gathered(tensors)
         if self.reading is not None:
             self.reading.update(map(id, arguments.row))
-        skip = _skipped(arguments.row)
+        skip = skipped(arguments.row)
         self.references.depth += 1
         try:
             call = EagerCall(self.calls, asked, arguments, self._thread_state.device_name)
@@ -107,7 +105,7 @@ class EagerRuntime:
             if self.policy.budget.limited:
                 self.policy.learn(call.needs, call.name)
             self._tidy()
-            return _arranged(result, outputs)
+            return arranged(result, outputs)
         finally:
             self.references.op_ends()
 
@@ -251,8 +249,6 @@ class EagerRuntime:
             policy.unlock(locked)
             self.references.op_ends()
 
-    # ---- values
-
     def value(self, cell: Cell) -> Any:
         """The real tensor, brought back if it was evicted."""
         if self.reading is not None:
@@ -282,38 +278,3 @@ class EagerRuntime:
         self.policy.close()
         self.references.settle()
         self.references.catch_up()
-
-
-def _arguments(tensors: Sequence[Any]) -> Arguments:
-    """The inputs of an op, looked through once: it is done for every op."""
-    row, cells, values, signatures, gone = [], [], [], [], False
-    for each in tensors:
-        if type(each) is LazyTensor:
-            cell = each.cell
-            row.append(cell)
-            cells.append(cell)
-            values.append(cell.value)
-            signatures.append(cell.made.signature)
-            gone = gone or not cell.defined
-        else:
-            row.append(each)
-            values.append(each)
-            signatures.append(private_api.signature_of(each))
-    # Values that are kept here could not be evicted until the missing ones are back.
-    return Arguments(row, cells, None if gone else values, signatures)
-
-
-def _skipped(row: list[Any]) -> tuple[int, ...] | None:
-    """The inputs that no tape asks for; None where no tape asks for any."""
-    if not tapes.is_recording():
-        return None
-    skip = tuple([k for k, each in enumerate(row) if not private_api.tape_records((each,))])
-    return skip if len(skip) < len(row) else None
-
-
-def _arranged(result: Any, outputs: list[Any]) -> Any:
-    """The outputs in the shape of TensorFlow's result: one, a list, a list of lists, or None."""
-    if type(result) is not list:
-        return outputs[0] if outputs else result
-    rest = iter(outputs)
-    return [[next(rest) for _ in each] if type(each) is list else next(rest) for each in result]

@@ -19,16 +19,16 @@ _ABSENT = object()
 def refuse_the_impossible(undo: ExitStack) -> None:
     """Puts functions that raise in the place of TensorFlow's; `undo` puts these back."""
     for name in ("__init__", "__enter__", "jvp"):
-        _replace(undo, tf.autodiff.ForwardAccumulator, name, _refused(_FORWARD_MODE))
+        _put(undo, tf.autodiff.ForwardAccumulator, name, _refused(_FORWARD_MODE))
     for name in ("jacobian", "batch_jacobian"):
-        _replace(undo, tf.GradientTape, name, _refused(f"GradientTape.{name}"))
+        _put(undo, tf.GradientTape, name, _refused(f"GradientTape.{name}"))
     default = tf.distribute.get_strategy()
     for name in ("run", "scope"):
         method = getattr(tf.distribute.Strategy, name)
-        _replace(undo, tf.distribute.Strategy, name, _only_for(default, method))
+        _put(undo, tf.distribute.Strategy, name, _only_for(default, method))
 
 
-def _replace(undo: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+def _put(undo: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
     before = vars(owner).get(name, _ABSENT)
     if before is _ABSENT:
         undo.callback(delattr, owner, name)
