@@ -10,8 +10,8 @@ to count, from cheap to expensive:
     Regions      all evicted ancestors and all evicted descendants that are reached through evicted
                  storages only, exactly (e*)
 
-What has never run yet counts as evicted: while a call waits for its inputs, its outputs are wanted,
-linked and not in memory.
+What has never run counts as evicted: while a call waits for its inputs, its outputs are linked and
+not in memory.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4.1 and appendix C.
 """
@@ -53,7 +53,7 @@ class Own:
         storage.detach()
 
     def own(self, storage: Storage) -> float:
-        """The part of the cost that is nobody else's."""
+        """The part of the cost that no other storage shares."""
         return storage.cost
 
     def classes(self, storage: Storage) -> Sequence[int]:
@@ -70,7 +70,7 @@ class Own:
 
 
 class Nothing(Own):
-    """Every storage costs the same: for scores that do not look at the cost."""
+    """Every storage costs the same: for scores that do not depend on the cost."""
 
     def own(self, storage: Storage) -> float:
         """One."""
@@ -84,7 +84,7 @@ class Classes(Own):
     Attributes:
       values: The cost of each class, exactly as it was added up. Class 0 is that of storages that
         never ran: nothing.
-      table: The same as an array, for many look-ups at once.
+      table: The same as an array, for many storages at once.
     """
 
     table: np.ndarray
@@ -220,7 +220,7 @@ class Regions(Own):
         self.rematerialized([storage for storage in storages if storage.material])
 
     def evicted(self, storage: Storage) -> None:
-        """Lets both frontiers look through `storage` from now on."""
+        """Searches from both frontiers go on through `storage`."""
         up, down = storage.around
         storage.around = None
         for other in up.frontier:

@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """Something to do with one tensor."""
+    """A step on one tensor."""
 
     tensor: int
 
@@ -49,11 +49,11 @@ class Drop(_Of):
 
 
 class Pin(_Of):
-    """Have a tensor in memory from here."""
+    """Keep a tensor in memory from here."""
 
 
 class Unpin(_Of):
-    """Have no need of a pinned tensor any more."""
+    """Keep a pinned tensor no longer."""
 
 
 Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
@@ -79,8 +79,8 @@ class Program:
 
     @cached_property
     def plain_peak_bytes(self) -> int:
-        """The most memory in use without a budget, where everything is gone for good once nothing
-        refers to it; of a graph, the judge's."""
+        """The peak without a budget, where everything is freed for good once nothing refers to
+        it; of a graph, the peak that `replay` finds."""
         if self.graph is not None:
             return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
         paper = Paper()
@@ -95,7 +95,7 @@ class Program:
         return paper.peak
 
     def run(self, runtime: Runtime) -> None:
-        """Has a runtime do all steps. Raises what the runtime raises."""
+        """Has a runtime run all steps. Raises what the runtime raises."""
         tensors: list[Tensor] = []
         for step in self.steps:
             if isinstance(step, Run):
@@ -210,7 +210,7 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         if needed[i] < n:
             ending[needed[i]].append(i)
     pinned: set[int] = set()
-    # To be pinned by then: they had better still be there.
+    # They are pinned later, so they must not be released before.
     late = {i for i in range(n) if expires[i] < needed[i]}
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
     yield Pin(0)

@@ -15,8 +15,8 @@ class Frame:
     Attributes:
       tensor: The output for which it runs.
       locked: Its inputs that are locked.
-      missing: Its inputs that are not in memory, the next one last; None before they were looked
-        up.
+      missing: Its inputs that are not in memory, the next one last; None before the search
+        for them.
     """
 
     __slots__ = ("locked", "missing", "tensor")

@@ -35,8 +35,8 @@ class Deallocation(str, Enum):
 
     IGNORE = "ignore"  # nothing: it stays until it is evicted
     EAGER = "eager"  # it is evicted at once, and can come back if something needs it
-    # It goes for good, as soon as nothing evicted depends on it; what was made of it can then not
-    # be recomputed.
+    # It is freed for good, as soon as nothing evicted depends on it; what was made of it can then
+    # not be recomputed.
     BANISH = "banish"
 
 
@@ -44,10 +44,10 @@ class Runtime:
     """One run of a program under a budget.
 
     Args:
-      backend: Who executes.
+      backend: Executes calls and counts bytes.
       budget_bytes: `backend.in_use` never goes above it; may be infinite.
       heuristic: The score by which storages are evicted.
-      deallocation: What a program's dropping its last reference does.
+      deallocation: What happens when the program drops the last reference to a storage.
       recompute_limit: Cost of all recomputation beyond which the run is given up.
       search: Limits of the search for what to evict.
 
@@ -55,7 +55,7 @@ class Runtime:
       clock: The cost of everything run so far, plus 1.
       memory: What is in memory, with the number of evictions.
       rematerializations: How often a call ran again.
-      recomputed_cost: What that cost.
+      recomputed_cost: The cost of those runs.
 
     `EvictionError` and `ThrashingError` end a run: locks are given back, but what the program asked
     for was not done.

@@ -1,5 +1,4 @@
-"""simulate(): run an op log or a graph under a budget on paper, and say what DTR would have
-done."""
+"""simulate(): run an op log or a graph under a budget on paper, and report what DTR would do."""
 
 from __future__ import annotations
 
@@ -35,22 +34,22 @@ class DTRStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DTRRun:
-    """What a run came to. Of a run that was given up, the figures are those up to then.
+    """The result of a run. Of a run that was given up, the figures are those up to that moment.
 
     Attributes:
       status: "ok", "thrashed" or "oom".
       heuristic: The name of the heuristic.
       budget_bytes: What was allowed; constants count.
-      peak_bytes: The most that was in use at any moment.
-      plain_peak_bytes: The same without a budget, where all is freed once nothing refers to it.
-        "60%" of a budget is of this.
+      peak_bytes: The peak of the bytes in use.
+      plain_peak_bytes: The same without a budget, where everything is freed once nothing refers to
+        it. A budget of "60%" is a share of this.
       cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was
         recomputed.
       plain_cost: Cost of every call once.
       evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred
         to it any more.
       rematerializations: How often a call ran again.
-      seconds: What the simulation took.
+      seconds: Wall time of the simulation.
       message: Why it was given up, or "".
       plan: The run as a plan, when it is of a graph and ended well. `replay` confirms its peak.
     """
@@ -113,11 +112,10 @@ def simulate(
       overhead_limit: The run is given up as "thrashed" when recomputing has cost more than
         (overhead_limit - 1) times the plain cost.
       out_of_time: Asked before every call; True gives the run up, as "thrashed", too.
-      search: Sampling and leaving out small storages in the search for what to evict; by default
-        all are looked at.
+      search: Which storages an eviction compares: all by default, or a sample, or only large ones.
 
     Returns:
-      The figures of the run. Running out of memory or of patience is a status, no error.
+      The figures of the run. Running out of memory or of time is a status, not an error.
 
     Raises:
       LogError: The log is cut, out of order, or names a tensor that it never made.

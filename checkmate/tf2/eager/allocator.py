@@ -27,7 +27,7 @@ class Allocator:
     """Runs calls again, drops values, and reports the bytes in use.
 
     Args:
-      counts: Whether to ask the allocator of `device`; without a budget nobody does.
+      counts: Whether to ask the allocator of `device`; not needed without a budget.
 
     Attributes:
       peak_bytes: The most bytes in use since the beginning, as of the last question.
@@ -40,7 +40,7 @@ class Allocator:
 
     @property
     def in_use(self) -> int:
-        """Bytes in use now; 0 if nobody counts."""
+        """Bytes in use now; 0 without a budget."""
         return self._ask()["current"] if self._counts else 0
 
     def _ask(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from checkmate.tf2.eager.tensors import LazyTensor
 
 
 def gathered(tensors: Sequence[Any]) -> Arguments:
-    """The inputs of an op, looked through once: it is done for every op."""
+    """The inputs of an op, in one pass: this runs for every op."""
     row, cells, values, signatures, gone = [], [], [], [], False
     for each in tensors:
         if type(each) is LazyTensor:

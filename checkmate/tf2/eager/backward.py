@@ -1,9 +1,9 @@
-"""What a tape holds in place of tensors: a function that has its op's gradient computed when the
+"""What a tape records in place of tensors: a function that computes the gradient of one op when the
 tape asks for it.
 
-TensorFlow's own backward functions hold the tensors, and what is held cannot be evicted. These hold
-cells. The gradient's ops run through the same door as all others, so that gradients can be evicted,
-and recorded by an outer tape.
+TensorFlow's own backward functions refer to tensors, which then cannot be evicted. These refer to
+cells. The gradient's ops are caught like all others, so that gradients can be evicted, and recorded
+by an outer tape.
 """
 
 from __future__ import annotations
@@ -160,9 +160,10 @@ class _Operation(private_api.MockOp):
 
 class _Seen(Sequence[Any]):
     """Inputs or outputs of an op as its gradient function sees them: handles, made when they are
-    looked up.
+    indexed.
 
-    From the moment on when one is looked up that is not known to be read, it is noted what is read.
+    The runtime notes what is read (`Program.reading`) from the first index on that is not known to
+    be read.
     """
 
     def __init__(self, runtime: Program, cells: Sequence[Any], known: frozenset[int]):
@@ -214,7 +215,7 @@ def vector_space(runtime: Program) -> Any:
 
 
 def _nothing(*_: Any) -> Any:
-    """Some tensor, with which the tape goes on after an error until it can be told."""
+    """A tensor with which the tape continues after an error, until the error can be raised."""
     return tf.constant(0.0)
 
 

@@ -48,21 +48,21 @@ class Budget:
         return self.fits(in_use, needs)
 
     def fits(self, in_use: int, needs: Needs) -> bool:
-        """Whether an op fits beside so many bytes in use, with a margin: the allocator counts whole
-        holes, and gives out one of less than twice what was asked for.
+        """Whether an op fits with `in_use` bytes in use, and a margin: the allocator gives out a
+        hole whole if it is less than twice what was asked for, and counts it whole.
 
         A margin as large as what the op takes always suffices. Where the budget need not be kept to
         the byte, the margin is the largest loss that was seen.
         """
         margin = (
-            max(needs.bytes, self._tuning.spare_share * self.usable_bytes)
+            max(needs.bytes, self._tuning.small_share * self.usable_bytes)
             if self._strict
             else min(needs.bytes, self._margin_bytes)
         )
         return in_use + needs.bytes + margin <= self.usable_bytes
 
     def begin(self, in_use: int, needs: Needs) -> None:
-        """An op runs beside so many bytes in use."""
+        """An op runs, with `in_use` bytes in use before it."""
         self.before_bytes, self._foreseen_bytes = in_use, in_use + needs.bytes
 
     def is_calm(self, needs: Needs) -> bool:
@@ -88,7 +88,7 @@ class Budget:
             self.calm = False
 
     def has_plenty(self) -> bool:
-        """Whether the op that ran needs no look at the allocator."""
+        """Whether the allocator need not be asked after the op that ran."""
         plenty = self._tuning.plenty_share * self.usable_bytes
         return self._foreseen_bytes <= plenty and self.over_bytes <= 0
 
@@ -124,8 +124,8 @@ class Budget:
         """Why an op took more than was foreseen."""
         return (
             f"{name!r} took {format_bytes(took)} where {format_bytes(foreseen)} were foreseen,"
-            f" beside {format_bytes(self.before_bytes)}. Allocators give out whole holes, and that"
-            " an op needs scratch memory is known once it ran"
+            f" in addition to {format_bytes(self.before_bytes)}. Allocators give out whole holes,"
+            " and the scratch memory of an op is known once it ran"
         )
 
     def close(self) -> None:

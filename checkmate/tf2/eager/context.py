@@ -1,4 +1,4 @@
-"""`dtr`, the context manager: what it takes, what it refuses, what it reports."""
+"""`dtr`, the context manager: its options, and its report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class DTRStats:
 
     Attributes:
       ops: Ops that the program ran.
-      evictions: How often a tensor was dropped, those nobody referred to any more included.
+      evictions: How often a tensor was dropped, those that nothing referred to any more included.
       rematerializations: Ops that ran again.
       overhead: Cost of all ops by that of the first runs; 1.0 means that nothing was recomputed.
         Costs are a roofline's.
       peak_bytes: The most bytes in use by the allocator's count; 0 without a budget.
       budget_bytes: The budget, or None.
-      overshoots: How often memory went above the budget: by an op that took more than was foreseen,
-        or by what no op was seen to take.
+      overshoots: How often memory went above the budget: by an op that took more than predicted, or
+        by memory that was not an op's.
       demand_bytes: The most bytes that would have been in use without eviction.
     """
 
@@ -76,14 +76,14 @@ class dtr:
       budget: A number of bytes or "6GiB"; None for no limit, which still releases and records as
         DTR does.
       heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
-        paper's h_DTR^eq by default. Staleness is counted along the program, which a backward pass
-        goes back, and being read for another's recomputation does not count.
+        paper's h_DTR^eq by default. Staleness is counted along the program, back in a backward
+        pass, and reads for the recomputation of other tensors do not count.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is
         given up.
       strict: Memory above the budget, by whatever was not foreseen, is an error; otherwise
         `stats.overshoots` counts it.
       smallest_bytes: Tensors below are never evicted.
-      search: How much of the candidates each eviction looks at; all by default.
+      search: Which candidates an eviction compares; all by default.
 
     Raises, on entry or from any op:
       EvictionError: What is locked does not fit, or memory went above the budget. The message says
@@ -104,10 +104,10 @@ class dtr:
       >>> print(context.stats)  # doctest: +SKIP
 
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee
-    ends: with `strict` there is always room for twice what an op takes, since TensorFlow's
+    ends: with `strict` there is always memory for twice what an op takes, since TensorFlow's
     allocator hands out a hole whole if it is less than twice what was asked for, and counts it
     whole; other allocators may lose more. The first op of its type, attributes and shapes is sized
-    by inference and a guess of its scratch memory; memory that comes about otherwise (data,
+    by inference and a guess of its scratch memory; other memory (data,
     variables, inside of functions) is seen afterwards only. That the bytes in use are within the
     budget does not say that they lie in one piece: on entry the allocator is asked for the rest of
     the budget as one piece, so enter the context before the model is built; where a hole is missing
@@ -200,7 +200,7 @@ class Recording:
     bytes, and when the program lets go of what.
 
     Tensors that were there before, and variables, are constants. Times are wall time, the call's
-    own overhead included; on GPUs, where kernels run behind the program's back, they say little.
+    own overhead included; on GPUs, where kernels run asynchronously, they say little.
     Run a step before: what a gradient reads is known from its second time on, and before that the
     log holds on to more.
 

@@ -31,8 +31,8 @@ def does_not_fit(
     )
     inputs = sum(storage.bytes for storage in locked)
     error = EvictionError(
-        f"{name!r} needs {format_bytes(needed)} beside {format_bytes(in_use)} that cannot be"
-        f" evicted: together {format_bytes(in_use + needed)},"
+        f"{name!r} needs {format_bytes(needed)} in addition to {format_bytes(in_use)} that cannot"
+        f" be evicted: together {format_bytes(in_use + needed)},"
         f" {format_bytes(in_use + needed - budget_bytes)} more than the budget of"
         f" {format_bytes(budget_bytes)}. Of it, {format_bytes(inputs)} are inputs of running ops"
         + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")

@@ -18,13 +18,13 @@ class Tuning:
         they take less time, and what they make is not evicted.
       calm_ops: While calm, the allocator is asked before each op that comes after this many others.
       plenty_share: Below this share of the budget the allocator is not asked after an op. What the
-        op took too much is seen before the next one.
-      spare_share: Share of the budget that stays free for small tensors that programs make between
+        op took too much is found before the next one.
+      small_share: Share of the budget that stays free for small tensors that programs make between
         ops, if `EagerOptions.strict`.
       margin_share: Share of the budget that stays free for what the allocator loses on an op, until
         a larger loss is seen, if not `EagerOptions.strict`.
-      horizon_share: Share of the way since the last backward pass that is added to every staleness:
-        what is near in the program may be far in time, and is not kept at any cost.
+      horizon_share: Share of the distance since the last backward pass that is added to every
+        staleness: what is near in the program may be far in time.
       most_classes, most_stale: Evictions leave classes that never go, and scores to work out again.
         Beyond these numbers both are put in order.
     """
@@ -32,7 +32,7 @@ class Tuning:
     calm_share: float = 1 / 8
     calm_ops: int = 3
     plenty_share: float = 0.75
-    spare_share: float = 1 / 1024
+    small_share: float = 1 / 1024
     margin_share: float = 1 / 32
     horizon_share: float = 1 / 8
     most_classes: int = 50_000
@@ -51,7 +51,7 @@ class EagerOptions:
         times what ran first.
       strict: Memory above the budget is an error.
       smallest_bytes: Outputs below are left to TensorFlow and never evicted.
-      search: How much of the candidates each eviction looks at.
+      search: Which candidates an eviction compares.
     """
 
     budget_bytes: float = math.inf

@@ -2,7 +2,7 @@
 count.
 
 What differs from paper: the program's references are Python's, given back at any moment; a storage
-that nothing can ask for any more is forgotten, so that a training loop leaves nothing behind;
+that nothing can ask for any more is forgotten, so that a training loop does not grow;
 staleness is a distance in the program, which a backward pass goes back, and what comes back for
 another tensor is no fresher for it; of an op's missing inputs the latest comes back first; and what
 an op needs is known from ops like it.
@@ -42,7 +42,7 @@ class EagerPolicy:
     Attributes:
       memory: What is in memory, and what may be evicted.
       budget: What is known of the bytes in use.
-      position: Where the program is; whoever runs the program's ops moves it.
+      position: Where the program is; the runtime moves it.
       live: All storages that something can still ask for.
       rematerializations: How often a call ran again; `recomputed_cost` is what that cost.
       demand_bytes: The most memory that would have been in use without eviction.
@@ -235,8 +235,8 @@ class EagerPolicy:
         budget.overshoot(budget.explain(name, took, foreseen))
 
     def after_refusal(self, call: EagerCall, error: Exception, run: Callable[[], Any]) -> Any:
-        """The allocator has no hole that is large enough, though there is memory in all: evicts
-        more and runs the call again, from now on with less.
+        """The allocator has no hole that is large enough, though enough bytes are free: evicts more
+        and runs the call again, from now on with a smaller budget.
 
         TensorFlow waits ten seconds before it refuses.
         """

@@ -1,8 +1,8 @@
 """In which order real tensors are evicted: by the scores of `checkmate.dtr`, within three ranks.
 
-What nothing refers to goes first: a value that came back only so that another could, or that no
-tape and no handle asks for. Gradients go last, since having one back takes the whole backward pass
-up to it. Between these, the heuristic decides.
+Storages that nothing refers to are evicted first: a value that came back only so that another
+could, or that no tape and no handle asks for. Gradients are evicted last, since to have one back
+takes the whole backward pass up to it. For all others, the heuristic decides.
 
 Before the first eviction no score is needed, and nothing is noted for one: `Asleep` and `Unsorted`
 take the places of the neighbourhood and the pool.
@@ -73,11 +73,11 @@ class Ranked(Own):
         return cost * GRADIENTS_LAST if storage.is_gradient else cost
 
     def classes(self, storage: Storage) -> Sequence[int]:
-        """None for what goes first."""
+        """None for what is evicted first."""
         return self.plain.classes(storage) if storage.refs else ()
 
     def class_cost(self, storage: Storage) -> float:
-        """Nothing for what goes first."""
+        """0 for what is evicted first."""
         return self.plain.class_cost(storage) if storage.refs else 0.0
 
 

@@ -43,14 +43,14 @@ class References:
 
     def abandon(self, first: int) -> None:
         """Lets go of all handles of calls from number `first` on, which a gradient that failed has
-        left behind in TensorFlow's C++."""
+        left in TensorFlow's C++."""
         for reference in list(self._handles.values()):
             handle = reference()
             if handle is not None and handle.cell.call.number >= first:
                 self.let_go(handle, handle.cell)
                 handle.abandon()
 
-    def settle(self) -> None:
+    def outlive(self) -> None:
         """Makes all handles that live on tensors that TensorFlow converts when they are used."""
         for reference in list(self._handles.values()):
             handle = reference()

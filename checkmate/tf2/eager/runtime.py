@@ -45,7 +45,7 @@ class EagerRuntime:
     """Runs ops as the program asks for them, within the budget.
 
     Args:
-      device: Whose memory counts, as "GPU:0".
+      device: The device whose memory counts, as "GPU:0".
       recorder: Told of each call and each release, if there is one.
 
     Attributes:
@@ -276,5 +276,5 @@ class EagerRuntime:
         they are used."""
         self.closed = True
         self.policy.close()
-        self.references.settle()
+        self.references.outlive()
         self.references.catch_up()

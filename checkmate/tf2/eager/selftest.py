@@ -39,10 +39,10 @@ def check(*, again: bool = False) -> None:
     _passed = True
 
 
-def _small_gradient(between: Callable[[], Any]) -> list[np.ndarray]:
+def _small_gradient(evict: Callable[[], Any]) -> list[np.ndarray]:
     weights = tf.Variable(np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16))
     with tf.GradientTape() as tape:
         hidden = tf.tanh(tf.matmul(weights, weights))
         loss = tf.reduce_sum(tf.concat([hidden * hidden, hidden], 0) * 0.5)
-        between()
+        evict()
     return [np.array(value) for value in (loss, tape.gradient(loss, weights), hidden)]

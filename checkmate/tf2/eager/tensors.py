@@ -71,7 +71,7 @@ class Handle(private_api.TensorMethods):
         return self.runtime.value(self.cell)
 
     def abandon(self) -> None:
-        """The runtime has let go of it: whoever asks it for something gets an error."""
+        """Releases its value: whatever asks for it then gets an error."""
         self.cell = _Abandoned()
         del self.runtime
 
@@ -181,7 +181,7 @@ class Handle(private_api.TensorMethods):
     def graph(self):
         if private_api.executing_eagerly():
             raise AttributeError("An op that runs at once makes no graph.")
-        return None  # a function that captures a handle looks whether it is its own
+        return None  # a function that captures a handle asks whether the handle is one of its own
 
     @property
     def name(self):

@@ -193,8 +193,8 @@ def test_a_budget_that_no_op_fits():
         pytest.raises(
             EvictionError,
             match=(
-                r"needs .* beside .* that cannot be evicted: together .* more than the budget of .*"
-                r" must be at least"
+                r"needs .* in addition to .* that cannot be evicted: together .* more than the"
+                r" budget of .* must be at least"
             ),
         ) as info,
         above(60_000),
