@@ -334,6 +334,36 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, resident_bytes, m
     assert len(resident) == resident_bytes
 
 
+def test_a_sibling_that_a_refusal_evicts_can_be_evicted_again(monkeypatch):
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.storage import EagerCall
+
+    real, refusals = EagerCall.run_again, []
+    x = normal(64, 64)
+    expected = arrays(tf.split(tf.tanh(x), 2))
+    with managed_above(16 * MIB, tuning=Tuning(calm_share=0)) as runtime:
+        policy = runtime.policy
+        a, b = tf.split(tf.tanh(x), 2)
+        evictable = tf.exp(x)
+        policy.evict(a.cell.storage)
+
+        def refusing(call):
+            if call is a.cell.call and not refusals:
+                refusals.append(call)
+                policy.evict(b.cell.storage)
+                raise tf.errors.ResourceExhaustedError(None, None, "no hole is large enough")
+            return real(call)
+
+        monkeypatch.setattr(EagerCall, "run_again", refusing)
+        same(arrays([a, b]), expected)
+        assert refusals and evictable is not None
+        assert {a.cell.storage, b.cell.storage} <= set(policy.memory.pool)
+        policy.evict_all()
+        same(arrays([a, b]), expected)
+
+
 def test_nothing_is_left_behind_by_a_gradient_that_fails():
     variables, loss = chain()
     w = variables[0]
@@ -362,7 +392,7 @@ def test_needs_are_those_of_the_attributes_too():
 @pytest.mark.parametrize(
     "shape, axes", [((256, 1024), None), ((1024, 256), []), ((1024, 256, 1), [2])]
 )
-def test_views_need_no_room(shape, axes):
+def test_views_need_no_memory(shape, axes):
     """Nor do sums that add nothing up."""
     import tensorflow as tf
 
