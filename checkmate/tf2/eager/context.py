@@ -57,31 +57,31 @@ class DTRStats:
 
 class dtr:
     """Runs eager TensorFlow within a memory budget: tensors are evicted when memory runs short and
-    recomputed when they are asked for.
+    recomputed when they are read again.
 
-    No plan and no trace: the code under the context may be any Python, with shapes that change from
-    step to step, `tf.GradientTape` (nested and persistent too), Keras models and
-    `fit(run_eagerly=True)`. What is evicted is the output of an op without side effects; ops with
-    state run once, so that variables, seeds, dropout masks and BatchNormalization's averages are
-    those of the plain program. Results of ops are handles, which are `tf.Tensor`s; ask them for a
-    value and you get it. They stay good after the context: operators, TensorFlow's functions and
-    NumPy take them, though they are no `tf.Tensor`s any more; where that matters, as in an index or
-    a list, use `tf.convert_to_tensor(handle)`.
+    There is no plan and no trace: the code under the context may be any Python, with shapes that
+    change from step to step, `tf.GradientTape` (nested and persistent too), Keras models and
+    `fit(run_eagerly=True)`. Only outputs of ops without side effects are evicted. Ops with state
+    run once, so that variables, seeds, dropout masks and BatchNormalization's averages are those of
+    the plain program.
 
-    Counted are the bytes in use by TensorFlow's allocator on the training device, variables and
-    data included. On CPUs it counts only with TF_CPU_ALLOCATOR_USE_BFC=true set before TensorFlow
-    is imported.
+    Results of ops are handles, which are `tf.Tensor`s and return their value when asked for it.
+    After the context they are no `tf.Tensor`s any more, but operators, TensorFlow's functions and
+    NumPy still take them. Where a `tf.Tensor` is needed, as in an index or a list, use
+    `tf.convert_to_tensor(handle)`.
+
+    The budget counts the bytes in use by TensorFlow's allocator on the training device, variables
+    and data included. On CPUs the allocator counts only with TF_CPU_ALLOCATOR_USE_BFC=true set
+    before TensorFlow is imported.
 
     Args:
-      budget: A number of bytes or "6GiB"; None for no limit, which still releases and records as
-        DTR does.
+      budget: A number of bytes or "6GiB"; None for no limit.
       heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
         paper's h_DTR^eq by default. Staleness is counted along the program, back in a backward
         pass, and reads for the recomputation of other tensors do not count.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is
         given up.
-      strict: Memory above the budget, by whatever was not foreseen, is an error; otherwise
-        `stats.overshoots` counts it.
+      strict: Memory above the budget is an error; otherwise `stats.overshoots` counts it.
       smallest_bytes: Tensors below are never evicted.
       search: Which candidates an eviction compares; all by default.
 
@@ -103,25 +103,29 @@ class dtr:
       ...     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
       >>> print(context.stats)  # doctest: +SKIP
 
-    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021). Where the guarantee
-    ends: with `strict` there is always memory for twice what an op takes, since TensorFlow's
-    allocator hands out a hole whole if it is less than twice what was asked for, and counts it
-    whole; other allocators may lose more. The first op of its type, attributes and shapes is sized
-    by inference and a guess of its scratch memory; other memory (data,
-    variables, inside of functions) is seen afterwards only. That the bytes in use are within the
-    budget does not say that they lie in one piece: on entry the allocator is asked for the rest of
-    the budget as one piece, so enter the context before the model is built; where a hole is missing
-    all the same, more is evicted after the ten seconds that TensorFlow waits. A `tf.function` is
-    one opaque op: nothing inside is evicted. Gradients equal the plain tape's bit for bit, except
-    that sums of more than four partial gradients are added in another order; in second-order
-    gradients with a `smallest_bytes` of 1 sums of three were seen to be, too.
+    Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021).
 
-    Every op costs Python time besides its kernel: on a taped matrix product of 1 ms 53 us forward
-    and 41 us backward were measured, 5 % in all, on a server of 2.5 GHz; programs of short ops
-    become much slower (`checkmate bench dtr-eager --ops`). Until memory first comes above an eighth
-    of the budget it is 12 and 25 us, 2 %: ops that have run before with the same shapes are then
-    TensorFlow's own, and what they make cannot be evicted. From then on all is managed, as it is
-    from the start without a budget.
+    Where the guarantee ends:
+
+    * With `strict`, memory for twice what an op takes is free before the op runs: TensorFlow's
+      allocator gives out a hole whole if it is less than twice what was asked for, and counts it
+      whole. Other allocators may lose more.
+    * The first op of its type, attributes and shapes is sized by shape inference and a guess of its
+      scratch memory. Other memory (data, variables, inside of functions) is seen afterwards only.
+    * Bytes that are free need not lie in one piece. On entry the allocator is asked for the rest of
+      the budget in one piece, so enter the context before the model is built. Where no hole is
+      large enough, more is evicted, after the ten seconds that TensorFlow waits.
+    * A `tf.function` is one op: nothing inside of it is evicted.
+    * Gradients equal the plain tape's bit for bit, except that sums of more than four partial
+      gradients are added in another order; in second-order gradients with a `smallest_bytes` of 1
+      sums of three were seen to be, too.
+
+    Every op costs Python time in addition to its kernel. By `checkmate bench dtr-eager --ops`, on
+    one core of a 2.5 GHz server, a matrix product of 1 ms on a tape took 53 us more forward and 41
+    us more backward, 5 % in all; programs of short ops become much slower. Until memory first comes
+    above an eighth of the budget it is 12 and 25 us, 2 %: ops that have run before with the same
+    shapes are then TensorFlow's own, and what they make cannot be evicted. Without a budget all ops
+    are managed from the start.
     """
 
     def __init__(
@@ -199,10 +203,10 @@ class Recording:
     """Records the op log of the eager program that runs under it: calls with their seconds and
     bytes, and when the program lets go of what.
 
-    Tensors that were there before, and variables, are constants. Times are wall time, the call's
-    own overhead included; on GPUs, where kernels run asynchronously, they say little.
-    Run a step before: what a gradient reads is known from its second time on, and before that the
-    log holds on to more.
+    Tensors that existed before, and variables, are constants. Times are wall time, the overhead of
+    the call included; on GPUs, where kernels run asynchronously, they say little. Run a step
+    before: what a gradient reads is known from its second run on, and before that the log releases
+    tensors later.
 
     Attributes:
       log: The `OpLog`, once the context is left.

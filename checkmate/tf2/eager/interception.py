@@ -3,7 +3,7 @@ path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
@@ -12,17 +12,12 @@ import tensorflow as tf
 
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.backward import gradients_through, vector_space
-from checkmate.tf2.eager.op_kinds import OpKind, kind_of
+from checkmate.tf2.eager.op_kinds import SHAPE_OPS, OpKind, kind_of
 from checkmate.tf2.eager.runtime import EagerRuntime
 from checkmate.tf2.eager.storage import OpRequest
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
 from checkmate.tf2.eager.unsupported import other_thread, refuse_op, refuse_the_impossible
 
-_SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
-    "Shape": list,
-    "Size": lambda shape: tf.TensorShape(shape).num_elements(),
-    "Rank": len,
-}
 _INT32 = tf.int32.as_datatype_enum
 _TENSORS = frozenset({LazyTensor, private_api.EagerTensor})
 
@@ -69,7 +64,7 @@ class Interception:
             if type(each) not in _TENSORS:
                 tensors, lengths = _row(kind, tensors)
                 break
-        if op in _SHAPE_OPS and type(tensors[0]) is LazyTensor:
+        if op in SHAPE_OPS and type(tensors[0]) is LazyTensor:
             return _static(op, tensors[0], args[count:])
         asked = OpRequest(kind, lengths, args[count:], None, name)
         if self._runtime.leaves(asked, tensors):
@@ -86,7 +81,7 @@ class Interception:
             return private_api.real_execute(op_name, num_outputs, inputs, attrs, ctx, name)
         op = _text(op_name)
         refuse_op(op)
-        if op in _SHAPE_OPS and type(inputs[0]) is LazyTensor:
+        if op in SHAPE_OPS and type(inputs[0]) is LazyTensor:
             return [_static(op, inputs[0], attrs)]
         kind = kind_of(op)
         if not kind.passed_on and all([type(each) in _TENSORS for each in inputs]):
@@ -205,7 +200,7 @@ def _static(op: str, tensor: LazyTensor, attrs: Any) -> Any:
     chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True)).get(
         "out_type", tf.int32
     )
-    return tf.constant(_SHAPE_OPS[op](private_api.shape_of(tensor)), tf.as_dtype(chosen))
+    return tf.constant(SHAPE_OPS[op](private_api.shape_of(tensor)), tf.as_dtype(chosen))
 
 
 def _shape_slice(tensors: Any, axis: int) -> Any:

@@ -1,11 +1,11 @@
-"""How much memory an op needs before it runs, and what it costs: asked of TensorFlow's shape
+"""How much memory an op needs, before it runs, and what it costs: asked of TensorFlow's shape
 inference, then measured.
 
-Eager TensorFlow says what an op made after it has run. A budget needs it before. The first time
-that an op type meets certain shapes, it is put into a scratch graph, where TensorFlow infers its
-outputs; scratch memory is guessed. While it then runs, the allocator is watched, and from the
-second time on its peak is known. Costs are a roofline's, not measured: the same program makes the
-same decisions in every run.
+In eager TensorFlow the outputs of an op are known after it ran; a budget needs them before. When an
+op type meets shapes for the first time, it is put into a scratch graph, where TensorFlow infers its
+outputs; its scratch memory is guessed. While the op then runs, the allocator is watched, and its
+peak is known from the second time on. Costs are a roofline's, not measured, so that the same
+program makes the same decisions in every run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from checkmate.tf2.graph.flat_graph import tensor_bytes
 from checkmate.tf2.ops import NO_SCRATCH
 
 _SMALL = 16
-"""Vectors of up to so many elements, and scalars, may be shapes, axes and limits, which decide
-about sizes by value."""
+"""Vectors of up to this many elements, and scalars, may be shapes, axes and limits, whose values
+determine sizes."""
 
 
 class NeedsTable:
-    """The needs of all ops met so far, by type, attributes, shapes and types, and the values of
-    small inputs where these decide about sizes."""
+    """The needs of all ops met so far, by type, attributes, shapes and types, and by the values of
+    small inputs where these determine sizes."""
 
     def __init__(self, device: str):
         self._device = device
@@ -45,7 +45,7 @@ class NeedsTable:
         key = (shape, dtype)
         found = self._made.get(key)
         if found is None:
-            # TensorFlow asks for its value in the middle of functions.
+            # TensorFlow asks for values of shapes inside of functions, where nothing can come back.
             stays = _may_be_shape(shape) and dtype == tf.int32
             number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
             found = self._made[key] = Made(
@@ -87,8 +87,8 @@ class NeedsTable:
         return self._opaque[key]
 
     def _asked(self, call: EagerCall) -> Needs | _ByValue:
-        """The needs of a call as far as they do not hang on values; else which values, of inputs
-        that are small, decide about all of them."""
+        """The needs of a call, if they do not depend on values of small inputs; else on which
+        ones."""
         found = self._sized(call, ())
         small = tuple([k for k, argument in enumerate(call.arguments) if _may_decide(argument)])
         if found.steady or not small or not self._sized(call, small).steady:
@@ -116,7 +116,7 @@ class NeedsTable:
                     else None
                 )
                 cost = roofline_s(operation, self._kind)
-        except Exception:  # whatever a graph cannot express: the guess below is all that is lost
+        except Exception:  # a graph cannot express the op: a guess takes the place of the sizes
             return Needs(
                 5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view
             )
@@ -133,8 +133,7 @@ class NeedsTable:
 
 
 class _ByValue:
-    """In place of the needs of ops whose outputs are as large as the values of some inputs say:
-    which."""
+    """In place of the needs of ops whose sizes depend on the values of some inputs: which ones."""
 
     __slots__ = ("which",)
 

@@ -51,7 +51,8 @@ class References:
                 handle.abandon()
 
     def outlive(self) -> None:
-        """Makes all handles that live on tensors that TensorFlow converts when they are used."""
+        """Makes all handles that are still alive convertible: no `tf.Tensor`s any more, which
+        TensorFlow converts when they are used."""
         for reference in list(self._handles.values()):
             handle = reference()
             if type(handle) is LazyTensor:

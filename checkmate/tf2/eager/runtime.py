@@ -272,8 +272,8 @@ class EagerRuntime:
         self.references.let_go(handle, cell)
 
     def close(self) -> None:
-        """No budget any more; handles that live on become tensors that TensorFlow converts when
-        they are used."""
+        """Leaves the context: no budget any more, and TensorFlow converts handles that are still
+        alive."""
         self.closed = True
         self.policy.close()
         self.references.outlive()
