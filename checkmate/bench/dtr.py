@@ -10,7 +10,7 @@ never thrashes or runs out of memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from checkmate.bench.problems import load
@@ -21,6 +21,7 @@ from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRRun, DTRStatus, simulate
 from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
 from checkmate.plot.online import growth_curve, online_curve
+from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 
 NAMES = ("resnet50", "transformer12", "lstm40", "tree24")
@@ -69,40 +70,32 @@ def measure(
             runs = lines[heuristic] = [
                 simulate(program, f"{share}%", heuristic=heuristic) for share in shares
             ]
-            overheads = {
-                f"{share}%": _overhead(run) for share, run in zip(shares, runs, strict=True)
-            }
             yield {
                 **of_graph,
                 "heuristic": heuristic,
-                "overhead": overheads,
+                "overhead": _by_share(shares, map(_overhead, runs)),
                 "below_2x": reach(program, heuristic),
             }
         if len(graph) <= PLANNED_OPS:
-            results = {
-                f"{share}%": solve(
-                    graph, f"{share}%", solver="snapshot", time_limit_s=time_limit_s, throw=False
-                )
-                for share in shares
-            }
-            yield {
-                **of_graph,
-                "heuristic": "best",
-                "overhead": {share: result.overhead for share, result in results.items()},
-            }
-            bounds = {
-                share: result.bound / (graph.total_cost or 1) for share, result in results.items()
-            }
-            yield {**of_graph, "heuristic": "bound", "overhead": bounds}
-            best = {
-                result.budget_bytes: result.overhead
-                for result in results.values()
-                if result.overhead is not None
-            }
+            results = _planned(graph, shares, time_limit_s)
+            overheads = [result.overhead for result in results]
+            bounds = [result.bound / (graph.total_cost or 1) for result in results]
+            yield {**of_graph, "heuristic": "best", "overhead": _by_share(shares, overheads)}
+            yield {**of_graph, "heuristic": "bound", "overhead": _by_share(shares, bounds)}
+            best = {r.budget_bytes: r.overhead for r in results if r.overhead is not None}
         if picture and name == names[0]:
             online_curve(
                 lines, plain_bytes=program.plain_peak_bytes, best=best, name=f"DTR of {name}"
             ).save(picture)
+
+
+def _planned(graph: DFGraph, shares: Sequence[int], time_limit_s: float) -> list[SolveResult]:
+    options: dict[str, Any] = {"solver": "snapshot", "time_limit_s": time_limit_s, "throw": False}
+    return [solve(graph, f"{share}%", **options) for share in shares]
+
+
+def _by_share(shares: Sequence[int], figures: Iterable[Any]) -> dict[str, Any]:
+    return {f"{share}%": figure for share, figure in zip(shares, figures, strict=True)}
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -42,12 +42,9 @@ TREE_ENDS = {
     "must be at least": "does not fit",
 }
 CAP_MIB = 96
-POOL_SHARE, TREE_SHARE = (
-    0.95,
-    0.75,
-    # Of the cap: what is taken in one piece, and the budget; the rest is for holes that no tensor
-    # fits.
-)
+POOL_SHARE, TREE_SHARE = 0.95, 0.75
+"""Of the cap: what is taken in one piece, and the budget; the rest is for holes that no tensor
+fits."""
 MIB = 2**20
 
 
@@ -171,78 +168,94 @@ def run_tree(kind: str, leaves: int) -> float:
 def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
     """Runs a workload plain, or plain and under the context in turn, in this process, and returns
     the figures."""
-    import numpy as np
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.experimental.enable_op_determinism()
 
-    from checkmate import tf2
-    from checkmate.bench.eager_models import workload
     from checkmate.tf2 import device as devices
 
-    device = devices.training_device()
-    variables, loss, state = workload(name)
-    start = [np.array(variable) for variable in state]
+    device, program = devices.training_device(), _Program(name)
+    if budget_bytes is not None:
+        return _in_turn(program, steps, budget_bytes, device)
+    tf.config.experimental.reset_memory_stats(device)
+    times = [program.step()[0] for _ in range(steps + 1)][1:]
+    return {
+        "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
+        "step_s": statistics.median(times),
+    }
 
-    def step() -> tuple[float, list[Any]]:
-        for variable, value in zip(state, start, strict=True):
+
+class _Program:
+    """A workload whose steps all begin in the same state."""
+
+    def __init__(self, name: str):
+        import numpy as np
+
+        from checkmate.bench.eager_models import workload
+
+        self.variables, self._loss, self._state = workload(name)
+        self._start = [np.array(variable) for variable in self._state]
+
+    def step(self) -> tuple[float, list[Any]]:
+        """Returns (the seconds that a step took, its gradients)."""
+        import tensorflow as tf
+
+        from checkmate.tf2 import device as devices
+
+        for variable, value in zip(self._state, self._start, strict=True):
             variable.assign(value)
         devices.synchronize()
         started = time.perf_counter()
         with tf.GradientTape() as tape:
-            value = loss()
-        gradients = tape.gradient(value, variables)
+            value = self._loss()
+        gradients = tape.gradient(value, self.variables)
         devices.synchronize()
-        seconds = time.perf_counter() - started
-        return seconds, gradients
+        return time.perf_counter() - started, gradients
 
-    def values(gradients: list[Any]) -> list[Any]:
-        return [np.array(tf.convert_to_tensor(gradient)) for gradient in gradients] + [
-            np.array(variable) for variable in state
-        ]
+    def values(self, gradients: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns (the gradients, the state), as arrays."""
+        import numpy as np
+        import tensorflow as tf
 
-    if budget_bytes is None:
-        tf.config.experimental.reset_memory_stats(device)
-        times = [step()[0] for _ in range(steps + 1)][1:]
-        return {
-            "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
-            "step_s": statistics.median(times),
-        }
+        found = [np.array(tf.convert_to_tensor(gradient)) for gradient in gradients]
+        return found, [np.array(variable) for variable in self._state]
+
+
+def _in_turn(program: _Program, steps: int, budget_bytes: int, device: str) -> dict[str, Any]:
+    import numpy as np
+    import tensorflow as tf
+
+    from checkmate import tf2
+
     context = tf2.dtr(budget_bytes or None)
     gradients: list[Any] = []
-    plain_values, pairs, peak = values(step()[1]), [], 0
+    (plain, plain_state), pairs, peak = program.values(program.step()[1]), [], 0
     for _ in range(steps + 1):
         del gradients
-        plain_s = step()[0]
+        plain_s = program.step()[0]
         tf.config.experimental.reset_memory_stats(device)
         with context:
-            step()  # every new shape is sized once per context
-            seconds, gradients = step()
+            program.step()  # every new shape is sized once per context
+            seconds, gradients = program.step()
         peak = (
             max(peak, context.stats.peak_bytes)
             if budget_bytes
             else tf.config.experimental.get_memory_info(device)["peak"]
         )
         pairs.append((plain_s, seconds))
-    found = values(gradients)
-    count = len(variables)
-    scale = max(float(np.max(np.abs(value))) for value in plain_values[:count])
+    found, state = program.values(gradients)
+    scale = max(float(np.max(np.abs(value))) for value in plain)
+    farthest = max(float(np.max(np.abs(a - b))) for a, b in zip(plain, found, strict=True))
     return {
         "peak_bytes": peak,
         "plain_s": statistics.median(pair[0] for pair in pairs[1:]),
         "step_s": statistics.median(pair[1] for pair in pairs[1:]),
         "slowdown": statistics.median(after / before for before, after in pairs[1:]),
         "cost": context.stats.overhead,
-        "difference": max(
-            float(np.max(np.abs(a - b)))
-            for a, b in zip(plain_values[:count], found[:count], strict=True)
-        )
-        / scale,
-        "state_equal": all(
-            np.array_equal(a, b) for a, b in zip(plain_values[count:], found[count:], strict=True)
-        ),
+        "difference": farthest / scale,
+        "state_equal": all(np.array_equal(a, b) for a, b in zip(plain_state, state, strict=True)),
     }
 
 

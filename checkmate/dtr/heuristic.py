@@ -1,6 +1,10 @@
-"""The scores by which DTR evicts: each is a product of named factors, and the lowest goes first.
+"""The scores by which DTR evicts: each is a product of named factors, and the storage with the
+lowest score is evicted first.
 
     score = cost / (bytes ^ size x staleness ^ staleness)
+
+This is the only definition of the score: the pool uses it on arrays, the runtime on single
+storages.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4.1 and, for
 leaving factors out, appendix D.1.
@@ -10,6 +14,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from checkmate.dtr.neighbourhood import Classes, Nothing, Own, Regions
 from checkmate.dtr.storage import Storage
@@ -59,12 +66,36 @@ class Heuristic:
         """Its name, or what it is made of."""
         return next((name for name, known in HEURISTICS.items() if known == self), repr(self))
 
+    def divisor(self, count: Any, last_access: Any, clock: float, horizon: float = 0) -> Any:
+        """What the cost is divided by, for one storage (numbers) or for many (arrays).
+
+        Args:
+          count: Bytes.
+          last_access: When it was last read.
+          clock, horizon: See `score`.
+        """
+        staleness = abs(clock - last_access) + horizon if self.staleness else 1
+        return (count if self.size else 1) * staleness
+
     def score(self, cost: float, storage: Storage, clock: float, horizon: float = 0) -> float:
-        """The score of one storage whose cost is `cost`, without rounding before the division."""
-        below = (storage.bytes if self.size else 1) * (
-            abs(clock - storage.last_access) + horizon if self.staleness else 1
-        )
-        return cost / below if below > 0 else math.inf
+        """The score of one storage.
+
+        Args:
+          cost: What it would cost to have it back.
+          clock: The moment from which staleness is counted, in either direction.
+          horizon: Added to the staleness. The larger, the less staleness decides.
+        """
+        divisor = self.divisor(storage.bytes, storage.last_access, clock, horizon)
+        return float(quotient(cost, divisor))
+
+
+def quotient(cost: Any, divisor: Any) -> Any:
+    """cost / divisor, infinite where the divisor is 0; whole numbers are divided exactly, arrays
+    element by element in floating point."""
+    if not isinstance(divisor, np.ndarray):
+        return cost / divisor if divisor > 0 else math.inf
+    scores = np.full(divisor.shape, math.inf)
+    return np.divide(cost, divisor, out=scores, where=divisor > 0)
 
 
 HEURISTICS: dict[str, Heuristic] = {

@@ -1,17 +1,17 @@
-"""What else would have to run again: the evicted surroundings of a storage, exactly or by classes.
+"""What else would have to run again: the evicted neighbourhood of a storage, exact or by classes.
 
 The cost of evicting a storage is its own cost plus that of evicted storages around it, because
-getting it back may need those, and getting those back may need it. Three ways to count, cheap to
-dear:
+bringing the storage back may need those, and bringing those back may need the storage. Three ways
+to count, from cheap to expensive:
 
-    Own          nothing around it
+    Own          no neighbourhood
     Classes      the evicted components it touches, kept by union-find; a component is never split
                  again when a part of it comes back, only its cost is lowered (h_DTR^eq)
     Regions      all evicted ancestors and all evicted descendants that are reached through evicted
                  storages only, exactly (e*)
 
-What has never run yet counts as evicted: while a call waits for its inputs, its outputs are wanted,
-linked and not in memory.
+What has never run counts as evicted: while a call waits for its inputs, its outputs are linked and
+not in memory.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4.1 and appendix C.
 """
@@ -30,10 +30,16 @@ class Own:
 
     Attributes:
       stale: Storages whose cost may have changed since the pool last asked. The pool empties it.
+      table: The value of each class as an array, or None where there are no classes.
     """
+
+    table: np.ndarray | None = None
 
     def __init__(self) -> None:
         self.stale: dict[Storage, None] = {}
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Works everything out from which of the `storages`, all that there are, are in memory."""
 
     def evicted(self, storage: Storage) -> None:
         """Tells that `storage` has just been evicted."""
@@ -47,20 +53,24 @@ class Own:
         storage.detach()
 
     def own(self, storage: Storage) -> float:
-        """The part of the cost that is nobody else's."""
+        """The part of the cost that no other storage shares."""
         return storage.cost
 
     def classes(self, storage: Storage) -> Sequence[int]:
         """The classes whose values (`Classes.values`) add to the cost."""
         return ()
 
+    def class_cost(self, storage: Storage) -> float:
+        """The rest of the cost: the values of its classes."""
+        return 0
+
     def cost(self, storage: Storage) -> float:
         """The cost of evicting a storage that is in memory."""
-        return self.own(storage)
+        return self.own(storage) + self.class_cost(storage)
 
 
 class Nothing(Own):
-    """Every storage costs the same: for scores that do not look at the cost."""
+    """Every storage costs the same: for scores that do not depend on the cost."""
 
     def own(self, storage: Storage) -> float:
         """One."""
@@ -74,16 +84,26 @@ class Classes(Own):
     Attributes:
       values: The cost of each class, exactly as it was added up. Class 0 is that of storages that
         never ran: nothing.
-      table: The same as an array, for many look-ups at once.
+      table: The same as an array, for many storages at once.
     """
 
-    # Storages whose cost may name the class, for its root.
+    table: np.ndarray
+
     def __init__(self) -> None:
         super().__init__()
         self.values: list[float] = [0]
         self.table = np.zeros(1024)
         self._parent = [0]
+        # By the class's root: storages whose cost may count the class.
         self._near: list[dict[Storage, None]] = [{}]
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Puts what is not in memory into classes, one after the other."""
+        gone = [storage for storage in storages if not storage.material]
+        for storage in gone:
+            storage.around = 0
+        for storage in gone:
+            self.evicted(storage)
 
     def evicted(self, storage: Storage) -> None:
         """Joins all classes around `storage`, and it, into one."""
@@ -124,9 +144,9 @@ class Classes(Own):
             self._near[root][storage] = None
         return roots
 
-    def cost(self, storage: Storage) -> float:
-        """Its own cost and the values of the classes it touches."""
-        return self.own(storage) + sum(self.values[root] for root in self.classes(storage))
+    def class_cost(self, storage: Storage) -> float:
+        """The values of the classes it touches."""
+        return sum(self.values[root] for root in self.classes(storage))
 
     def _new(self) -> int:
         number = len(self.values)
@@ -195,8 +215,12 @@ class Regions(Own):
         super().__init__()
         self._descendants = descendants
 
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Searches from each storage that is in memory."""
+        self.rematerialized([storage for storage in storages if storage.material])
+
     def evicted(self, storage: Storage) -> None:
-        """Lets both frontiers look through `storage` from now on."""
+        """Searches from both frontiers go on through `storage`."""
         up, down = storage.around
         storage.around = None
         for other in up.frontier:

@@ -1,5 +1,5 @@
-"""The pool: what may be evicted now, in the order in which it became so, and the search for the
-lowest score.
+"""The pool: what may be evicted now, in the order in which it became evictable, and the search for
+the lowest score.
 
 Scores change with every tick of the clock, so all are worked out at every eviction, as arrays. The
 costs in them change only where something was evicted or came back; the neighbourhood says where.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate.dtr.heuristic import Heuristic
-from checkmate.dtr.neighbourhood import Classes, Own
+from checkmate.dtr.heuristic import Heuristic, quotient
+from checkmate.dtr.neighbourhood import Own
 from checkmate.dtr.storage import Storage
 from checkmate.errors import CheckmateError
 
@@ -23,22 +23,21 @@ WIDTH = 4
 """Classes per storage that fit the array; the few storages that touch more are worked out one by
 one."""
 
-FEW = 12
-"""Storages up to which one after the other is sooner done than arrays."""
-
 EXACT = 2.0**53
 """Whole numbers up to here are exact in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How much of the pool an eviction looks at.
+    """Which storages of the pool an eviction compares.
 
     Args:
       sample: Only about the square root of their number, drawn at random.
       smallest: Leave out storages smaller than this share of the mean size in the pool, as long as
         there are others.
       seed: Of everything random.
+      few: Up to so many storages, scores are worked out one after the other, which is then faster
+        than arrays. The choice is the same.
 
     Source: Kirisame et al. (2021), appendix E.2: sampling, and a share of 0.01, make the search
     cheap in a prototype.
@@ -47,6 +46,7 @@ class Search:
     sample: bool = False
     smallest: float = 0.0
     seed: int = 0
+    few: int = 12
 
     def __post_init__(self) -> None:
         if not self.smallest >= 0:
@@ -113,27 +113,26 @@ class Pool:
         if self._heuristic.random:
             alive = list(self)
             return alive[self._random.randrange(len(alive))]
-        if self._count <= FEW and not (self._search.sample or self._search.smallest):
+        if self._count <= self._search.few and not (self._search.sample or self._search.smallest):
             return self._lowest(list(self), clock, horizon)
         self._refresh()
         if self._search.sample or self._search.smallest:
             return self._lowest(self._searched(), clock, horizon)
         end = len(self._storages)
         cost = self._cost[:end]
-        if isinstance(self._neighbourhood, Classes):
+        if self._neighbourhood.table is not None:
             cost = cost + self._neighbourhood.table[self._classes[:, :end]].sum(axis=0)
-        below = self._bytes[:end] if self._heuristic.size else np.ones(end)
-        if self._heuristic.staleness:
-            below = below * (np.abs(clock - self._last[:end]) + horizon)
-        score = np.full(end, math.inf)
-        np.divide(cost, below, out=score, where=below > 0)
+        divisor = np.broadcast_to(
+            self._heuristic.divisor(self._bytes[:end], self._last[:end], clock, horizon), end
+        )
+        score = quotient(cost, divisor)
         zero = np.flatnonzero(score == 0)
         if len(zero):
             score = score[: zero[0] + 1]
         least = np.fmin.reduce(score)
         if not least < math.inf:  # nor where costs are so large that no score is a number
             return next(storage for storage in reversed(self._storages) if storage is not None)
-        if below.max() <= EXACT:
+        if divisor.max() <= EXACT:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))
         # The products are rounded: what is near the lowest score is worked out again in whole
         # numbers.
@@ -191,7 +190,7 @@ class Pool:
         self._classes = np.zeros((WIDTH, capacity), dtype=np.int64)
 
     def _compact(self) -> None:
-        """Closes the gaps, and makes room for as many again."""
+        """Closes the gaps, and doubles the capacity."""
         kept = np.array(
             [slot for slot, storage in enumerate(self._storages) if storage is not None],
             dtype=np.int64,

@@ -12,9 +12,11 @@ from typing import TypeAlias
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.dtr import log as logs
+from checkmate.dtr import instructions
 from checkmate.dtr.heuristic import HEURISTICS
-from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.log import OpLog, whole_costs
+from checkmate.dtr.memory import Paper
+from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
 
 
@@ -33,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """Something to do with one tensor."""
+    """A step on one tensor."""
 
     tensor: int
 
@@ -47,11 +49,11 @@ class Drop(_Of):
 
 
 class Pin(_Of):
-    """Have a tensor in memory from here."""
+    """Keep a tensor in memory from here."""
 
 
 class Unpin(_Of):
-    """Have no need of a pinned tensor any more."""
+    """Keep a pinned tensor no longer."""
 
 
 Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
@@ -77,8 +79,8 @@ class Program:
 
     @cached_property
     def plain_peak_bytes(self) -> int:
-        """The most memory in use without a budget, where everything is gone for good once nothing
-        refers to it; of a graph, the judge's."""
+        """The peak without a budget, where everything is freed for good once nothing refers to
+        it; of a graph, the peak that `replay` finds."""
         if self.graph is not None:
             return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
         paper = Paper()
@@ -93,7 +95,7 @@ class Program:
         return paper.peak
 
     def run(self, runtime: Runtime) -> None:
-        """Has a runtime do all steps. Raises what the runtime raises."""
+        """Has a runtime run all steps. Raises what the runtime raises."""
         tensors: list[Tensor] = []
         for step in self.steps:
             if isinstance(step, Run):
@@ -113,7 +115,7 @@ class Program:
                 runtime.unpin(tensors[step.tensor])
 
     @classmethod
-    def from_log(cls, log: logs.OpLog) -> Program:
+    def from_log(cls, log: OpLog) -> Program:
         """Constants are pinned, a mutation makes new tensors, and what is still referenced at the
         end is brought back and pinned."""
         return cls(tuple(_LogSteps().steps(log)), log.name)
@@ -138,19 +140,19 @@ class _LogSteps:
         self.names: list[int] = []
         self.sizes: list[int] = []
 
-    def steps(self, log: logs.OpLog) -> Iterator[Step]:
+    def steps(self, log: OpLog) -> Iterator[Step]:
         for instruction in log.instructions:
             yield from self._one(instruction)
         for tensor in self.tensors.values():
             if self.names[tensor] > 0:
                 yield Pin(tensor)
 
-    def _one(self, instruction: logs.Instruction) -> Iterator[Step]:
+    def _one(self, instruction: instructions.Instruction) -> Iterator[Step]:
         match instruction:
-            case logs.Constant(name=name):
+            case instructions.Constant(name=name):
                 yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
                 yield Pin(self._new(name, instruction.bytes))
-            case logs.Call(aliases=aliases):
+            case instructions.Call(aliases=aliases):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(
                     size if alias == FRESH else 0
@@ -159,7 +161,7 @@ class _LogSteps:
                 yield Run(instruction.op, args, sizes, aliases, instruction.time)
                 for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
                     self._new(name, size if alias == FRESH else self.sizes[args[alias]])
-            case logs.Mutate(mutated=mutated):
+            case instructions.Mutate(mutated=mutated):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(self.sizes[args[k]] for k in mutated)
                 yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
@@ -167,16 +169,16 @@ class _LogSteps:
                     self._new(instruction.args[k], size)
                 for k in mutated:
                     yield self._drop(args[k])
-            case logs.Copy(name=name, source=source):
+            case instructions.Copy(name=name, source=source):
                 yield self._retain(name, source)
-            case logs.CopyFrom(name=name, source=source):
+            case instructions.CopyFrom(name=name, source=source):
                 old = self.tensors[name]
                 # Else nothing changes, and dropping first could be the end of it.
                 if old != self.tensors[source]:
                     retain = self._retain(name, source)
                     yield self._drop(old)
                     yield retain
-            case logs.Release(name=name):
+            case instructions.Release(name=name):
                 if name in self.tensors:
                     yield self._drop(self.tensors[name])
 
@@ -199,7 +201,7 @@ class _LogSteps:
 def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     """Op i makes tensor i + 1; tensor 0 is what is resident all the time."""
     n, outputs = len(graph), set(graph.outputs)
-    costs = logs.whole_costs(graph)
+    costs = whole_costs(graph)
     expires = _expiries(graph)
     needed = _needed_until(graph, expires)
     last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
@@ -208,7 +210,7 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         if needed[i] < n:
             ending[needed[i]].append(i)
     pinned: set[int] = set()
-    # To be pinned by then: they had better still be there.
+    # They are pinned later, so they must not be released before.
     late = {i for i in range(n) if expires[i] < needed[i]}
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
     yield Pin(0)

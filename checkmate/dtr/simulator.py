@@ -1,5 +1,4 @@
-"""simulate(): run an op log or a graph under a budget on paper, and say what DTR would have
-done."""
+"""simulate(): run an op log or a graph under a budget on paper, and report what DTR would do."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.memory import Paper
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
-from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import CheckmateError, EvictionError, ThrashingError
 from checkmate.units import Bytes, format_bytes, parse_bytes
@@ -34,22 +34,22 @@ class DTRStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DTRRun:
-    """What a run came to. Of a run that was given up, the figures are those up to then.
+    """The result of a run. Of a run that was given up, the figures are those up to that moment.
 
     Attributes:
       status: "ok", "thrashed" or "oom".
       heuristic: The name of the heuristic.
       budget_bytes: What was allowed; constants count.
-      peak_bytes: The most that was in use at any moment.
-      plain_peak_bytes: The same without a budget, where all is freed once nothing refers to it.
-        "60%" of a budget is of this.
+      peak_bytes: The peak of the bytes in use.
+      plain_peak_bytes: The same without a budget, where everything is freed once nothing refers to
+        it. A budget of "60%" is a share of this.
       cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was
         recomputed.
       plain_cost: Cost of every call once.
       evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred
         to it any more.
       rematerializations: How often a call ran again.
-      seconds: What the simulation took.
+      seconds: Wall time of the simulation.
       message: Why it was given up, or "".
       plan: The run as a plan, when it is of a graph and ended well. `replay` confirms its peak.
     """
@@ -112,11 +112,10 @@ def simulate(
       overhead_limit: The run is given up as "thrashed" when recomputing has cost more than
         (overhead_limit - 1) times the plain cost.
       out_of_time: Asked before every call; True gives the run up, as "thrashed", too.
-      search: Sampling and leaving out small storages in the search for what to evict; by default
-        all are looked at.
+      search: Which storages an eviction compares: all by default, or a sample, or only large ones.
 
     Returns:
-      The figures of the run. Running out of memory or of patience is a status, no error.
+      The figures of the run. Running out of memory or of time is a status, not an error.
 
     Raises:
       LogError: The log is cut, out of order, or names a tensor that it never made.
@@ -125,8 +124,11 @@ def simulate(
 
     Example:
       >>> from checkmate import DFGraph, Op, simulate
-      >>> chain = DFGraph((Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)), outputs=(3,))
-      >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value  # the plain step has 12 bytes at its peak
+      >>> chain = DFGraph(
+      ...     (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)),
+      ...     outputs=(3,),
+      ... )  # the plain step has 12 bytes at its peak
+      >>> simulate(chain, 16).overhead, simulate(chain, 12, heuristic="lru").status.value
       (1.0, 'ok')
 
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions
@@ -168,8 +170,8 @@ def simulate(
         program.plain_peak_bytes,
         program.cost + runtime.recomputed_cost,
         program.cost,
-        runtime.evictions,
-        runtime.eager_evictions,
+        runtime.memory.evictions,
+        runtime.memory.eager_evictions,
         runtime.rematerializations,
         time.perf_counter() - started,
         message,

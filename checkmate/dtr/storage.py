@@ -16,12 +16,12 @@ FRESH = -1
 
 class Call:
     """One application of an op to tensors. Running it makes all its outputs, whichever of them is
-    wanted.
+    needed.
 
     Attributes:
       number: Calls are numbered in the order in which they first run.
       bytes: What its outputs need; a view of an input needs nothing.
-      workspace_bytes: What it needs besides while it runs.
+      workspace_bytes: Scratch memory that it needs in addition while it runs.
       cost: What running it once costs.
     """
 
@@ -61,12 +61,13 @@ class Storage:
     Attributes:
       cost: The sum of the costs of the calls that made its views.
       material: It is in memory.
-      locks: Why it may not be evicted now: running calls that read it, and one for being pinned.
+      locks: How many reasons there are not to evict it now: running calls that read it, and one
+        if it is pinned.
       refs: References of the program to any of its views.
       last_access: The clock when a call last read it.
       before, after: The storages its views were made of, and those made of its views (dicts, as
         sets that keep their order).
-      around: What the neighbourhood in use keeps about it.
+      around: Data of the neighbourhood in use.
       slot: Its place in the pool, or -1.
     """
 

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkmate.dtr.heuristic import Heuristic
+from checkmate.dtr.memory import Paper
 from checkmate.dtr.program import Drop, Pin, Program, Run, Step
-from checkmate.dtr.runtime import Deallocation, Paper, Runtime
+from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
 
 E_STAR = Heuristic("neighbourhood", size=False, staleness=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from checkmate.dtr.log import Annotate, Call, Constant, Copy, CopyFrom, Mutate, OpLog, Release
+from checkmate.dtr.instructions import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
+from checkmate.dtr.log import OpLog
 
 
 @st.composite

@@ -3,7 +3,6 @@ the same figures."""
 
 import contextlib
 import random
-from unittest import mock
 
 import pytest
 from hypothesis import assume, given, settings
@@ -12,9 +11,10 @@ from logs import op_logs
 from reference import GaveUp, Reference
 
 from checkmate.dtr.heuristic import HEURISTICS
+from checkmate.dtr.memory import Paper
 from checkmate.dtr.pool import Pool, Search
 from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
-from checkmate.dtr.runtime import Paper, Runtime
+from checkmate.dtr.runtime import Runtime
 from checkmate.dtr.simulator import simulate
 from checkmate.dtr.storage import Storage
 from checkmate.errors import EvictionError
@@ -66,7 +66,7 @@ def check(program, budget, heuristic, overhead_limit, eager):
     chosen = HEURISTICS[heuristic]
     for few in (0, 3, 10**9):  # arrays alone, both, one storage after the other alone
         witness = Witness()
-        with contextlib.suppress(EvictionError), mock.patch("checkmate.dtr.pool.FEW", few):
+        with contextlib.suppress(EvictionError):
             program.run(
                 Runtime(
                     witness,
@@ -74,6 +74,7 @@ def check(program, budget, heuristic, overhead_limit, eager):
                     heuristic=chosen,
                     deallocation=policy,
                     recompute_limit=limit,
+                    search=Search(few=few),
                 )
             )
         assert witness.decisions == reference.decisions
@@ -142,7 +143,7 @@ def test_the_lowest_score_of_equal_ones_the_last(
     now = clock if now is None else now
     chosen = HEURISTICS[heuristic]
     neighbourhood = chosen.neighbourhood()
-    pool = Pool(chosen, neighbourhood, Search())
+    pool = Pool(chosen, neighbourhood, Search(few=few))
     storages = []
     for size, last, cost in facts:
         storage = Storage(size)
@@ -158,8 +159,7 @@ def test_the_lowest_score_of_equal_ones_the_last(
                 expected, best = storage, score
             if score == 0:
                 break
-        with mock.patch("checkmate.dtr.pool.FEW", few):
-            assert pool.choose(now, horizon) is expected
+        assert pool.choose(now, horizon) is expected
         gone = chance.choice(storages)
         storages.remove(gone)
         pool.discard(gone)

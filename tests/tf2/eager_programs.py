@@ -1,6 +1,7 @@
 """What the tests of eager dynamic rematerialization share: a deep net, its gradients, and what
 memory is in use."""
 
+import contextlib
 import gc
 
 import numpy as np
@@ -24,6 +25,27 @@ def above(count, **options):
     """A context with a budget of so many bytes above what is in use."""
     gc.collect()
     return dtr(memory()["current"] + int(count), **options)
+
+
+@contextlib.contextmanager
+def managed(kind=None, **options):
+    """A runtime that catches the ops of the program; `options` are those of `EagerOptions`."""
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.interception import Interception
+    from checkmate.tf2.eager.options import EagerOptions
+    from checkmate.tf2.eager.runtime import EagerRuntime
+
+    tf.config.experimental.reset_memory_stats("CPU:0")  # as `dtr` does
+    runtime = (kind or EagerRuntime)("CPU:0", EagerOptions(**options))
+    with Interception(runtime):
+        yield runtime
+
+
+def managed_above(count, **options):
+    """The same with a budget of so many bytes above what is in use."""
+    gc.collect()
+    return managed(budget_bytes=memory()["current"] + int(count), **{"strict": True} | options)
 
 
 def arrays(values):

@@ -1,17 +1,16 @@
-"""DTR as a planner: dynamic rematerialization is run on the graph on paper, and what it does is the
+"""DTR as a planner: the simulator runs dynamic rematerialization on the graph, and the run is the
 plan.
 
-An online method does not look ahead, so its plan for a larger budget can be dearer. It is therefore
-run within many budgets from the graph's floor up to the one asked for, the same ones whatever is
-asked, and the cheapest plan that fits is the answer: a larger budget then costs no more, as long as
+An online method does not look ahead, so its plan for a larger budget can cost more. The solver
+therefore runs DTR within a fixed ladder of budgets, from the graph's floor up to the budget asked
+for, and the cheapest plan that fits is the answer: a larger budget then costs no more, as long as
 there is time for all of them.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021); its section 5 and appendix
-E.3 propose it for static models. Where ops may run in place, the simulator counts input and value
-side by side, and the judge less. So it is also run within budgets that are larger by what one op
-can save.
+E.3 propose it for static models. Where ops may run in place, the simulator counts both input
+and value, and `replay` less. So the ladder goes on above the budget, by what one op can save.
 
-Guarantee: the plans are legal. None on their cost, and none that there is one.
+Guarantee: the plans are legal. There is none on their cost, and none that a plan is found.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from checkmate.dtr.simulator import simulate
 from checkmate.solvers.search import Search
 
 OVERHEAD_LIMIT = 10.0
-"""Runs that cost more than so many times the plain step are given up."""
+"""Runs that cost more than this many times the plain step are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class DTR:
     Args:
       heuristic: The score that chooses what to evict, or several: each is tried. Names are those of
         `checkmate.dtr.heuristic.HEURISTICS`.
-      budgets: Within how many budgets, evenly from the floor to the plain step's peak. Those above
-        the one asked for, and what running in place can save, are left out.
+      budgets: How many budgets the ladder has, evenly from the floor to the plain step's peak.
+        Those above the one asked for, and what running in place can save, are left out.
     """
 
     heuristic: str | Heuristic | tuple[str | Heuristic, ...] = ("dtr_eq", "msps")
@@ -61,8 +60,8 @@ class DTR:
                     out_of_time=lambda: search.remaining_s == 0,
                 )
                 if run.plan is not None:
-                    # Freed after its last use instead of when room is needed: never more memory,
-                    # and no evaluation that is not read.
+                    # A value is freed after its last use, not when memory is needed: this takes
+                    # no more memory, and leaves out evaluations that nothing reads.
                     search.offer(
                         Plan.from_order(search.graph, run.plan.computed),
                         by=f"{self.name}: {run.heuristic}",

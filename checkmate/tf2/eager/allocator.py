@@ -1,5 +1,4 @@
-"""TensorFlow's allocator as the accountant of the policy, and its kernels as what the policy
-decides about."""
+"""TensorFlow's allocator and kernels as the backend of the policy."""
 
 from __future__ import annotations
 
@@ -10,24 +9,30 @@ import tensorflow as tf
 
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.calls import EagerCall
+from checkmate.tf2.eager.storage import Cell, EagerCall
+
+REFUSALS = (private_api.NotOkStatusException, tf.errors.ResourceExhaustedError)
+"""The types of error of an op that the allocator refused. Other errors have them, too."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an op failed because the allocator had no memory for it in one piece."""
+    return (
+        isinstance(error, tf.errors.ResourceExhaustedError)
+        or getattr(error, "code", None) == tf.errors.RESOURCE_EXHAUSTED
+    )
 
 
 class Allocator:
-    """The backend of the policy: runs calls again, lets values go, and says what is in use.
+    """Runs calls again, drops values, and reports the bytes in use.
 
     Args:
-      counts: Whether the allocator of `device` says what it gives out; without a budget nobody
-        asks.
+      counts: Whether to ask the allocator of `device`; not needed without a budget.
 
     Attributes:
-      peak_bytes: The most bytes in use since the beginning, as of the last look.
-      recent_peak: The same, since it was last forgotten.
-      refused: What to do with (a call, the error, how to run it again) when it has no room in one
-        piece.
+      peak_bytes: The most bytes in use since the beginning, as of the last question.
+      recent_peak: The same, since `forget_peak`.
     """
-
-    refused: Callable[[EagerCall, Exception, Callable[[], Any]], Any]
 
     def __init__(self, device: str, counts: bool):
         self.device, self._counts = device, counts
@@ -35,7 +40,7 @@ class Allocator:
 
     @property
     def in_use(self) -> int:
-        """Bytes in use now; 0 where nobody counts."""
+        """Bytes in use now; 0 without a budget."""
         return self._ask()["current"] if self._counts else 0
 
     def _ask(self) -> dict[str, int]:
@@ -52,24 +57,22 @@ class Allocator:
         self.recent_peak = 0
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
-        """Runs a call again and takes over the outputs that are not there."""
+        """Runs a call again and takes over the outputs that are not in memory."""
         assert isinstance(call, EagerCall)
-        try:
-            made = call.run_again()
-        except tf.errors.ResourceExhaustedError as error:
-            made = self.refused(call, error, call.run_again)
+        made = call.run_again()
         for cell in call.outputs:
             if not cell.defined:
                 cell.value = made[cell.index]
 
     def free(self, storage: Storage) -> None:
-        """Lets the values go."""
+        """Drops the values."""
         for cell in storage.tensors:
+            assert isinstance(cell, Cell)
             cell.value = None
 
     def watched(self, run: Callable[[], Any]) -> tuple[Any, int, int]:
-        """Runs something and returns (its result, the most bytes it had in use above what was
-        before, those it has in use afterwards)."""
+        """Runs something and returns (its result, the peak while it ran and the bytes in use
+        afterwards, both above the bytes in use before)."""
         before = self._ask()["current"]
         tf.config.experimental.reset_memory_stats(self.device)
         result = run()

@@ -1,22 +1,43 @@
-"""What a tape holds in place of tensors: a function that has its op's gradient computed when the
+"""What a tape records in place of tensors: a function that computes the gradient of one op when the
 tape asks for it.
 
-TensorFlow's own backward functions hold the tensors, and what is held cannot be evicted. These hold
-cells. The gradient's ops run through the same door as all others, so that gradients can be evicted,
-and recorded by an outer tape.
+TensorFlow's own backward functions refer to tensors, which then cannot be evicted. These refer to
+cells. The gradient's ops are caught like all others, so that gradients can be evicted, and recorded
+by an outer tape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
 
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.calls import EagerCall
-from checkmate.tf2.eager.tensors import Cell, LazyTensor
+from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager.policy import EagerPolicy
+from checkmate.tf2.eager.references import References
+from checkmate.tf2.eager.storage import Cell, EagerCall
+from checkmate.tf2.eager.tensors import LazyTensor, Values
+
+
+class Program(Values, Protocol):
+    """What backward functions need of the runtime.
+
+    Attributes:
+      calls: How many calls can be run again; the next one gets this number.
+      reading: Where a gradient function notes the ids of the cells and tensors that it reads, while
+        one runs whose reads are not known.
+      error: What went wrong where TensorFlow could not be told; raised at the next chance.
+      closed: The context has been left.
+    """
+
+    policy: EagerPolicy
+    references: References
+    calls: int
+    reading: set[int] | None
+    error: BaseException | None
+    closed: bool
 
 
 class Backward:
@@ -30,7 +51,7 @@ class Backward:
     __slots__ = ("_call", "_outputs", "_reads", "_runtime", "_skip")
 
     def __init__(
-        self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
+        self, runtime: Program, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
     ):
         self._runtime, self._call, self._outputs, self._skip = runtime, call, outputs, skip
         reads = self._reads = call.kind.reads
@@ -38,7 +59,7 @@ class Backward:
             for k, cell in enumerate(cells):
                 if type(cell) is Cell:
                     storage = cell.storage
-                    # As `retain`: while the op runs, others refer to them, too.
+                    # As `EagerPolicy.retain`, shorter: other references exist while the op runs.
                     if reads is None or k in reads[known]:
                         cell.refs += 1
                         storage.refs += 1
@@ -46,8 +67,8 @@ class Backward:
                         storage.anchors += 1
 
     def __del__(self) -> None:
-        self._runtime.soon(
-            _release, self._runtime, self._call.arguments, self._outputs, self._reads
+        self._runtime.references.soon(
+            _release, self._runtime.policy, self._call.arguments, self._outputs, self._reads
         )
 
     def __call__(self, *gradients: Any) -> list[Any]:
@@ -62,8 +83,9 @@ class Backward:
         if function is None:
             return [None] * len(call.arguments)
         before, runtime.reading = runtime.reading, set() if call.kind.reads is None else None
-        if runtime.returning:
-            runtime.place = call.place
+        position = runtime.policy.position
+        if position.returning:
+            position.place = call.place
         try:
             result = function(_Operation(runtime, call, self._outputs, self._skip), *gradients)
             if runtime.reading is not None:
@@ -79,11 +101,7 @@ class Backward:
                 " GradientTape.jacobian and tf.vectorized_map do. The tape recorded eager ops that"
                 " may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
             )
-        if (
-            self._runtime.closed
-            and not private_api.tape_is_empty()
-            and not private_api.tape_is_stopped()
-        ):
+        if self._runtime.closed and tapes.is_recording():
             raise UnsupportedError(
                 "A gradient of what was recorded under dtr() was asked for after the context was"
                 " left, while another tape records: that tape would not see it. Ask for the"
@@ -105,21 +123,23 @@ class Backward:
             kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
 
 
-def _release(runtime: Any, arguments: Sequence[Any], outputs: Sequence[Any], reads: Any) -> None:
+def _release(
+    policy: EagerPolicy, arguments: Sequence[Any], outputs: Sequence[Any], reads: Any
+) -> None:
     for cells, known in ((arguments, 0), (outputs, 1)):
         for k, cell in enumerate(cells):
             if type(cell) is Cell:
                 if reads is None or k in reads[known]:
-                    runtime.release(cell)
+                    policy.release(cell)
                 else:
-                    runtime.weigh(cell)
+                    policy.raise_anchor(cell)
 
 
 class _Operation(private_api.MockOp):
     """A call as its gradient function sees it."""
 
     def __init__(
-        self, runtime: Any, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
+        self, runtime: Program, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
     ):
         self._call, self.type, self.skip_input_indices = call, call.name, skip
         inputs_read, outputs_read = call.kind.reads or (frozenset(), frozenset())
@@ -138,21 +158,26 @@ class _Operation(private_api.MockOp):
         return value if type(value) is bool else super().get_attr(attr)
 
 
-class _Seen(Sequence):
+class _Seen(Sequence[Any]):
     """Inputs or outputs of an op as its gradient function sees them: handles, made when they are
-    looked at.
+    indexed.
 
-    What is read is noted from the moment on when one is looked at that is not known to be.
+    The runtime notes what is read (`Program.reading`) from the first index on that is not known to
+    be read.
     """
 
-    def __init__(self, runtime: Any, cells: Sequence[Any], known: frozenset[int]):
+    def __init__(self, runtime: Program, cells: Sequence[Any], known: frozenset[int]):
         self._runtime, self._cells, self._known = runtime, cells, known
 
     def __len__(self) -> int:
         return len(self._cells)
 
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is slice:
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self._cells)))]
         each = self._cells[index]
         if type(each) is not Cell:
@@ -164,16 +189,16 @@ class _Seen(Sequence):
         )
 
 
-def vector_space(runtime: Any) -> Any:
+def vector_space(runtime: Program) -> Any:
     """How tapes add gradients up under the runtime.
 
     A tape adds the partial gradients of a tensor at the end, or five at a time once they are large;
-    here always five at a time, since holding all of them is most of the memory of a recurrent net.
-    Sums of more than four terms may differ in rounding from the plain tape's.
+    here always five at a time, since to keep all of them takes most of the memory of a recurrent
+    net. Sums of more than four terms may differ in rounding from the plain tape's.
     """
 
     def guarded(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        # The tape cannot hear an error from here: it is kept, and raised at the next chance.
+        # The tape cannot be told of an error here: it is kept, and raised at the next chance.
         def act(*args: Any) -> Any:
             if runtime.error is None:
                 try:
@@ -184,52 +209,40 @@ def vector_space(runtime: Any) -> Any:
 
         return act
 
-    makers = {
-        name: guarded(name, _nothing)
-        for name in ("zeros_fn", "ones_fn", "zeros_like_fn", "ones_like_fn")
-    }
+    makers = ("zeros_fn", "ones_fn", "zeros_like_fn", "ones_like_fn")
     add = guarded("aggregate_fn", lambda gradients: gradients[0])
-    return private_api.default_vspace._replace(
-        num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=add, **makers
-    )
+    return private_api.vector_space(add, **{name: guarded(name, _nothing) for name in makers})
 
 
 def _nothing(*_: Any) -> Any:
-    """Some tensor, where the tape goes on after an error until it can be told."""
+    """A tensor with which the tape continues after an error, until the error can be raised."""
     return tf.constant(0.0)
 
 
-def gradients_through(runtime: Any) -> Callable[..., Any]:
+def gradients_through(runtime: Program) -> Callable[..., Any]:
     """Stands for the function that asks a tape for gradients; raises what went wrong while
     gradients were added up.
 
-    After an error TensorFlow's C++ never lets go of some gradients. Nobody else has them, so the
-    runtime does.
+    After an error TensorFlow's C++ never lets go of some gradients. Nothing else refers to them, so
+    the runtime lets go of their values.
     """
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         first, result = runtime.calls, None
-        returned, runtime.returning = (
-            runtime.returning,
-            runtime.returning or private_api.tape_is_empty() or private_api.tape_is_stopped(),
-        )
-        runtime.gradients += 1
+        began = runtime.policy.position.begin_gradients(recorded=tapes.is_recording())
         try:
             result = private_api.real_imperative_grad(*args, **kwargs)
             if runtime.error is not None:
                 raise runtime.error
         except BaseException as error:
             del result
-            runtime.abandon(first)
+            runtime.references.abandon(first)
             if runtime.error is not None and runtime.error is not error:
                 raise runtime.error from None  # what came after it came of it
             raise
         finally:
             runtime.error = None
-            runtime.gradients -= 1
-            if not returned and runtime.returning:
-                runtime.returning, runtime.place = False, runtime.first_cost
-                runtime.pass_began = runtime.place
+            runtime.policy.position.end_gradients(began=began)
         return result
 
     return gradients

@@ -1,20 +1,23 @@
-"""What the runtime has to know of each TensorFlow op type."""
+"""What the runtime needs to know of each TensorFlow op type: the constants at the top, and what
+TensorFlow's registry says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from checkmate.tf2.eager import private_api
 
+# The first output shares the memory of the first input.
 _VIEWS = frozenset(
     {"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"}
 )
-# What they make is their input where that has only one element along the axes that are reduced, as
-# in sums of gradients that need none.
+# Views, too, where the input has only one element along the axes that are reduced, as in sums of
+# gradients that need no sum.
 _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
-# They allocate nothing that could be evicted; TensorFlow runs and records them as it always does.
+# They allocate nothing that could be evicted; TensorFlow runs and records them itself.
 _PASSED_ON = frozenset(
     {
         "Const",
@@ -27,14 +30,12 @@ _PASSED_ON = frozenset(
         "_EagerConst",
     }
 )
-_UNTYPED = 0
-_PLAIN = frozenset({"bool", "float", "int", "string", "type"})
-# TensorFlow does not say so, but without a seed they draw anew whenever they run.
+# The registry calls them stateless, but without a seed they draw anew whenever they run.
 _RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
 
 _WRITES = (
-    "it writes into a tensor, and one that is evicted comes back as it was made first. Use"
-    " tf.tensor_scatter_nd_update and its like."
+    "it writes into a tensor, and a tensor that is evicted comes back without what was written. Use"
+    " tf.tensor_scatter_nd_update or a similar op."
 )
 REFUSED = {
     **dict.fromkeys(("InplaceAdd", "InplaceSub", "InplaceUpdate"), _WRITES),
@@ -45,12 +46,22 @@ REFUSED = {
 }
 """Ops that cannot run under the runtime, and why."""
 
-# What the gradients of common ops read, so that the first step holds no more than later ones. A
+SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
+    "Shape": list,
+    "Size": math.prod,
+    "Rank": len,
+}
+"""Ops whose output follows from the input's shape, and how."""
+
+Reads = tuple[frozenset[int], frozenset[int]]
+"""Inputs and outputs of an op, by index."""
+
+# What the gradients of common ops read, so that the first step keeps no more than later ones. A
 # gradient that reads something else gets it, too.
-_NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
-_OUTPUT = (frozenset(), frozenset({0}))
-_INPUTS = (frozenset({0, 1}), frozenset())
-_READS = {
+_NONE: Reads = (frozenset(), frozenset())
+_OUTPUT: Reads = (frozenset(), frozenset({0}))
+_INPUTS: Reads = (frozenset({0, 1}), frozenset())
+_READS: dict[str, Reads] = {
     **dict.fromkeys(
         (
             "Add",
@@ -74,6 +85,10 @@ _READS = {
 }
 
 
+_UNTYPED = 0
+_PLAIN = frozenset({"bool", "float", "int", "string", "type"})
+
+
 class OpKind:
     """One op type.
 
@@ -82,15 +97,15 @@ class OpKind:
         makes nothing to evict.
       stateful: It runs exactly once; what it makes cannot be recomputed.
       is_view: Its first output shares the memory of its first input.
-      is_reduction: So it does where there is nothing to reduce.
+      is_reduction: The same where there is nothing to reduce.
       inputs: For each input argument the names of the attributes for (type, number, list of types);
         "" where there is none.
       count: How many input arguments it has.
       plain_attrs: All its attributes are types, numbers and strings; others may be lists, which
         belong to the program.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
-      types: For each input argument its type, or that which TensorFlow gives to a Python number
-        there; `_UNTYPED` if it depends on others.
+      types: For each input argument the number of its type, or of the type that TensorFlow gives to
+        a Python number there; `_UNTYPED` if it depends on other arguments.
       one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None
         before the first gradient.
@@ -137,7 +152,7 @@ class OpKind:
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
         self.is_view, self.is_reduction = name in _VIEWS, name in _REDUCTIONS
-        self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
+        self.reads: Reads | None = _READS.get(name)
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from

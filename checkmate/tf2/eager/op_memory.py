@@ -1,11 +1,11 @@
-"""How much memory an op needs before it runs, and what it costs: asked of TensorFlow's shape
+"""How much memory an op needs, before it runs, and what it costs: asked of TensorFlow's shape
 inference, then measured.
 
-Eager TensorFlow says what an op made after it has run. A budget needs it before. The first time
-that an op type meets certain shapes, it is put into a scratch graph, where TensorFlow infers its
-outputs; scratch memory is guessed. While it then runs, the allocator is watched, and from the
-second time on its peak is known. Costs are a roofline's, not measured: the same program makes the
-same decisions in every run.
+In eager TensorFlow the outputs of an op are known after it ran; a budget needs them before. When an
+op type meets shapes for the first time, it is put into a scratch graph, where TensorFlow infers its
+outputs; its scratch memory is guessed. While the op then runs, the allocator is watched, and its
+peak is known from the second time on. Costs are a roofline's, not measured, so that the same
+program makes the same decisions in every run.
 """
 
 from __future__ import annotations
@@ -19,79 +19,25 @@ import tensorflow as tf
 
 from checkmate.tf2.costs.measured import roofline_s
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.calls import EagerCall
-from checkmate.tf2.eager.op_kinds import OpKind
-from checkmate.tf2.eager.tensors import Cell, Made
+from checkmate.tf2.eager.needs import Made, Needs, Signature, rounded
+from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
 from checkmate.tf2.graph.flat_graph import tensor_bytes
 from checkmate.tf2.ops import NO_SCRATCH
 
-ALIGNMENT = 256
-"""TensorFlow's allocators hand out multiples of so many bytes."""
-
 _SMALL = 16
-"""Vectors of up to so many elements, and scalars, may be shapes, axes and limits, which decide
-about sizes by value."""
-
-_RESOURCE = tf.resource.as_datatype_enum
-
-
-def rounded(count: int) -> int:
-    """`count` bytes as the allocator rounds it up."""
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-class Needs:
-    """What one op type needs at certain input shapes.
-
-    Attributes:
-      cost: Seconds, by a roofline.
-      least_bytes: Its outputs.
-      bytes: Outputs and scratch memory: a guess on the high side until `measured`, then what the
-        allocator said.
-      made: Its outputs, or None where their shapes are not known before.
-      steady: They are the same whenever it runs.
-      is_view: Its first output shares the memory of its first input.
-    """
-
-    __slots__ = ("bytes", "cost", "is_view", "least_bytes", "made", "measured", "steady")
-
-    def __init__(
-        self,
-        cost: float,
-        least_bytes: int,
-        guess_bytes: int,
-        made: list[Made] | None = None,
-        *,
-        steady: bool = False,
-        is_view: bool = False,
-    ):
-        self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
-        self.steady, self.is_view = steady or made is not None, is_view
-        self.measured = False
-
-    def learn(self, used_bytes: int, held_bytes: int) -> None:
-        """The allocator said that it took `used_bytes`, and still `held_bytes` when it was done:
-        its outputs, and what holes were larger."""
-        self.bytes = (
-            used_bytes
-            if self.made is None
-            else self.least_bytes + max(0, used_bytes - max(held_bytes, self.least_bytes))
-        )
-        self.measured = True
-
-    def raise_to(self, used_bytes: int) -> None:
-        """It took more than was known."""
-        self.bytes = max(self.bytes, used_bytes)
+"""Vectors of up to this many elements, and scalars, may be shapes, axes and limits, whose values
+determine sizes."""
 
 
 class NeedsTable:
-    """The needs of all ops met so far, by type, attributes, shapes and types, and the values of
-    small inputs where these decide about sizes."""
+    """The needs of all ops met so far, by type, attributes, shapes and types, and by the values of
+    small inputs where these determine sizes."""
 
     def __init__(self, device: str):
         self._device = device
         self._kind = device.split(":")[0]
-        self._known: dict[Any, Needs] = {}
+        self._known: dict[Any, Needs | _ByValue] = {}
+        self._opaque: dict[Any, Needs] = {}
         self._made: dict[Any, Made] = {}
 
     def made(self, shape: tuple[int, ...], dtype: tf.DType) -> Made:
@@ -99,7 +45,7 @@ class NeedsTable:
         key = (shape, dtype)
         found = self._made.get(key)
         if found is None:
-            # TensorFlow asks for its value in the middle of functions.
+            # TensorFlow asks for values of shapes inside of functions, where nothing can come back.
             stays = _may_be_shape(shape) and dtype == tf.int32
             number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
             found = self._made[key] = Made(
@@ -107,43 +53,42 @@ class NeedsTable:
             )
         return found
 
-    def of(self, call: EagerCall, signatures: Sequence[Any]) -> Needs:
-        """The needs of running a call. `signatures` are those of its arguments: `Made.signature`,
-        or `signature_of` what is no handle."""
-        key = _key(call.kind, call.lengths, call.attrs, signatures)
+    def of(self, call: EagerCall, signatures: Sequence[Signature]) -> Needs:
+        """The needs of running a call, whose arguments have these signatures."""
+        key = _key(call, signatures)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._asked(call)
-        if type(found) is _ByValue:
-            which, key = found.which, (key, found.values(call.arguments))
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = self._sized(call, which)
-        return found
+        if isinstance(found, Needs):
+            return found
+        key = (key, found.values(call.arguments))
+        needs = self._known.get(key)
+        if needs is None:
+            needs = self._known[key] = self._sized(call, found.which)
+        assert isinstance(needs, Needs)
+        return needs
 
     def known(
-        self,
-        kind: OpKind,
-        lengths: tuple[int | None, ...],
-        attrs: Any,
-        signatures: Sequence[Any],
-        tensors: Sequence[Any],
+        self, asked: OpRequest, tensors: Sequence[Any], signatures: Sequence[Signature]
     ) -> Needs | None:
         """The needs of a call that has been asked for before, or None."""
-        key = _key(kind, lengths, attrs, signatures)
+        key = _key(asked, signatures)
         found = self._known.get(key)
-        return self._known.get((key, found.values(tensors))) if type(found) is _ByValue else found
+        if type(found) is _ByValue:
+            found = self._known.get((key, found.values(tensors)))
+        assert found is None or isinstance(found, Needs)
+        return found
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
         """The needs of a function, of which only its inputs are known before it first ran."""
-        key = (op, *[(value._shape_tuple(), value.dtype) for value in values])
-        if key not in self._known:
-            self._known[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
-        return self._known[key]
+        key = (op, *[(private_api.shape_of(value), value.dtype) for value in values])
+        if key not in self._opaque:
+            self._opaque[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
+        return self._opaque[key]
 
     def _asked(self, call: EagerCall) -> Needs | _ByValue:
-        """The needs of a call as far as they do not hang on values; else which values, of inputs
-        that are small, decide about all of them."""
+        """The needs of a call, if they do not depend on values of small inputs; else on which
+        ones."""
         found = self._sized(call, ())
         small = tuple([k for k, argument in enumerate(call.arguments) if _may_decide(argument)])
         if found.steady or not small or not self._sized(call, small).steady:
@@ -171,7 +116,7 @@ class NeedsTable:
                     else None
                 )
                 cost = roofline_s(operation, self._kind)
-        except Exception:  # whatever a graph cannot express: the guess below is all that is lost
+        except Exception:  # a graph cannot express the op: a guess takes the place of the sizes
             return Needs(
                 5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view
             )
@@ -188,8 +133,7 @@ class NeedsTable:
 
 
 class _ByValue:
-    """In place of the needs of ops whose outputs are as large as the values of some inputs say:
-    which."""
+    """In place of the needs of ops whose sizes depend on the values of some inputs: which ones."""
 
     __slots__ = ("which",)
 
@@ -200,35 +144,29 @@ class _ByValue:
         """Those values; None for what is not there to be read."""
         return tuple(
             [
-                arguments[k]._numpy().tobytes() if _may_decide(arguments[k]) else None
+                private_api.numpy_of(arguments[k]).tobytes() if _may_decide(arguments[k]) else None
                 for k in self.which
             ]
         )
 
 
-def _key(
-    kind: OpKind, lengths: tuple[int | None, ...], attrs: Any, signatures: Sequence[Any]
-) -> Any:
-    return (kind, lengths, attrs if kind.plain_attrs else repr(attrs), *signatures)
-
-
-def signature_of(tensor: Any) -> Any:
-    """Shape and type of a real tensor; of a variable's handle, which variable: its size is not
-    known otherwise."""
-    shape, dtype = tensor._shape_tuple(), tensor._datatype_enum()
-    return (shape, dtype, tensor._id) if dtype == _RESOURCE else (shape, dtype)
+def _key(asked: EagerCall | OpRequest, signatures: Sequence[Signature]) -> tuple[Any, ...]:
+    kind, attrs = asked.kind, asked.attrs or ()
+    return (kind, asked.lengths, attrs if kind.plain_attrs else repr(attrs), *signatures)
 
 
 def _may_decide(argument: Any) -> bool:
     """Whether it is a small numeric tensor, which may be a shape, an axis or a limit."""
-    small = type(argument) is private_api.EagerTensor and _may_be_shape(argument._shape_tuple())
+    small = type(argument) is private_api.EagerTensor and _may_be_shape(
+        private_api.shape_of(argument)
+    )
     return small and (argument.dtype.is_integer or argument.dtype.is_floating)
 
 
 def _bytes(argument: Any) -> int:
     if type(argument) is Cell:
         return argument.made.bytes
-    return rounded(math.prod(argument._shape_tuple()) * max(1, argument.dtype.size))
+    return rounded(math.prod(private_api.shape_of(argument)) * max(1, argument.dtype.size))
 
 
 def _may_be_shape(shape: tuple[int, ...]) -> bool:
@@ -269,6 +207,6 @@ def _scratch(call: EagerCall, by_value: Sequence[int]) -> Iterator[tf.Operation]
 
 def _stand_in(argument: Any, by_value: bool) -> tf.Tensor:
     if by_value and _may_decide(argument):
-        return tf.constant(argument._numpy(), argument.dtype)
+        return tf.constant(private_api.numpy_of(argument), argument.dtype)
     known = argument.made if type(argument) is Cell else argument
     return tf.compat.v1.placeholder(known.dtype, known.shape)

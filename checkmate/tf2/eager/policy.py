@@ -1,132 +1,76 @@
-"""Which tensors stay in memory: the policy of `checkmate.dtr.runtime`, on real storages and the
-allocator's count.
+"""Which real tensors stay in memory: the policy of `checkmate.dtr.runtime`, with the allocator's
+count.
 
 What differs from paper: the program's references are Python's, given back at any moment; a storage
-that nothing can ask for any more is forgotten, so that a training loop leaves nothing behind;
-staleness is a distance in the program, which a backward pass goes back, since tapes read last what
-was made first, and what comes back for another is no fresher for it; of an op's missing inputs the
-latest comes back first; and an op's needs are what the allocator said of its like, with a margin
-for what the allocator loses in holes.
+that nothing can ask for any more is forgotten, so that a training loop does not grow;
+staleness is a distance in the program, which a backward pass goes back, and what comes back for
+another tensor is no fresher for it; of an op's missing inputs the latest comes back first; and what
+an op needs is known from ops like it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from typing import Any, cast
 
-import tensorflow as tf
-
-from checkmate.dtr.heuristic import Heuristic
+from checkmate.dtr.memory import Memory
 from checkmate.dtr.neighbourhood import Classes
-from checkmate.dtr.pool import Pool, Search
-from checkmate.dtr.runtime import Deallocation, Runtime
-from checkmate.dtr.storage import Call, Storage, Tensor
-from checkmate.errors import EvictionError, ThrashingError
-from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.allocator import Allocator
-from checkmate.tf2.eager.calls import EagerCall
-from checkmate.tf2.eager.op_memory import Needs
-from checkmate.tf2.eager.ranks import Asleep, Unsorted, ranked
-from checkmate.tf2.eager.tensors import Cell
-from checkmate.units import format_bytes
-
-CLASSES_AT_MOST, STALE_AT_MOST = 50_000, 4096
-"""Evictions leave classes that never go, and scores to look at again; beyond these numbers both are
-put in order."""
-
-PLENTY = 0.75
-"""Below this share of the budget nobody asks after an op what it took; what was too much is seen
-before the next one."""
-
-SPARE = 1 / 1024
-"""Share of the budget that is kept for the small tensors that programs make between ops, if
-`strict`."""
-
-CALM, UNASKED = 1 / 8, 3
-"""Until memory first comes above this share of the budget, ops are TensorFlow's own: what they make
-is not evicted, and takes less time. The allocator is asked before every fourth of them."""
-
-HORIZON = 1 / 8
-"""Share of the way since the last backward pass that is added to every distance: what is near may
-be far in time, and is not kept at any cost."""
-
-MARGIN = 1 / 32
-"""Share of the budget that is kept for what the allocator loses on an op's memory, before more is
-known, if not `strict`."""
+from checkmate.dtr.pool import Pool
+from checkmate.dtr.recomputation import Frame, frames
+from checkmate.dtr.storage import Storage
+from checkmate.tf2.eager.allocator import REFUSALS, Allocator, is_refusal
+from checkmate.tf2.eager.budget import Budget
+from checkmate.tf2.eager.eviction_errors import does_not_fit, thrashing
+from checkmate.tf2.eager.locking import next_missing, number
+from checkmate.tf2.eager.needs import Needs
+from checkmate.tf2.eager.options import EagerOptions
+from checkmate.tf2.eager.position import Position
+from checkmate.tf2.eager.ranks import Asleep, Ranked, Unsorted, ranked
+from checkmate.tf2.eager.recorder import Recorder
+from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage
 
 
-class EagerPolicy(Runtime):
+class EagerPolicy:
     """Keeps the allocator's count within the budget.
 
     Args:
       allocator: Executes and counts.
-      budget_bytes: Bytes in use, everything included; infinite for no limit.
-      heuristic, search: See `checkmate.dtr`.
-      overhead_limit: Given up when recomputation has cost more than (overhead_limit - 1) times what
-        ran first.
-      strict: Memory above the budget is an error.
+      recorder: Told of each cell that the program gives back, if there is one.
 
     Attributes:
-      first_cost: What the program's ops cost, without recomputation.
-      place: Where the program is, in seconds of `first_cost`. In a backward pass it is where the op
-        ran whose gradient is next, so that what lies far from it will be wanted late, however often
-        it has come back meanwhile.
-      pass_began: The place at which the last backward pass was over.
+      memory: What is in memory, and what may be evicted.
+      budget: What is known of the bytes in use.
+      position: Where the program is; the runtime moves it.
+      live: All storages that something can still ask for.
+      rematerializations: How often a call ran again; `recomputed_cost` is what that cost.
       demand_bytes: The most memory that would have been in use without eviction.
-      overshoots: How often memory went above the budget: by an op that took more than was foreseen,
-        or by what no op was seen to take.
-      calm: Memory has never come above a small share of the budget (`CALM`).
-      observer: Told of each cell that the program gives back, if any.
     """
 
-    pool: Any  # a Pool, once something was evicted
-    neighbourhood: Any
-
     def __init__(
-        self,
-        allocator: Allocator,
-        *,
-        budget_bytes: float,
-        heuristic: Heuristic,
-        overhead_limit: float,
-        strict: bool,
-        search: Search | None,
+        self, allocator: Allocator, options: EagerOptions, recorder: Recorder | None = None
     ):
-        super().__init__(
-            allocator,
-            budget_bytes=budget_bytes,
-            heuristic=heuristic,
-            deallocation=Deallocation.EAGER,
-            search=search,
-        )
-        self.allocator = allocator
-        allocator.refused = self.after_refusal
-        self.limited = not math.isinf(budget_bytes)
-        self._promised_bytes = (
-            budget_bytes  # of which `budget_bytes` is what the allocator can give
-        )
-        self._heuristic, self._search = heuristic, search or Search()
-        self.neighbourhood, self.pool = Asleep(), Unsorted()
-        self._deallocate = self._retire
-        self._overhead_limit, self._strict = overhead_limit, strict
-        self._margin_bytes = MARGIN * budget_bytes if self.limited else 0.0
-        self.first_cost = self.place = self.pass_began = 0.0
+        self.allocator, self._options, self._recorder = allocator, options, recorder
+        self.budget, self.position = Budget(allocator, options), Position()
+        self.neighbourhood: Ranked = Asleep()
+        self.memory = Memory(allocator, Unsorted(), self.neighbourhood)
+        self.live: dict[EagerStorage, None] = {}
+        self._overhead_limit = options.overhead_limit
+        self.rematerializations = 0
+        self.recomputed_cost = 0.0
         self.demand_bytes = 0
-        self.overshoots = 0
-        self._live: dict[Storage, None] = {}
         self._away_bytes = self._passing_bytes = 0
-        self._before_bytes = self._foreseen_bytes = self._unasked = 0
-        self.calm = self.limited
-        self.observer: Any = None
 
-    # ---- references
-    # ----------------------------------------------------------------------------------------------------------------
+    def adopt(self, storage: EagerStorage) -> None:
+        """A new storage is in memory."""
+        self.live[storage] = None
+        self.memory.pool.add(storage)
 
-    def retain(self, tensor: Tensor) -> None:
+    def retain(self, cell: Cell) -> None:
         """The program holds one more reference."""
-        storage: Any = tensor.storage
-        tensor.refs += 1
+        storage = cell.storage
+        cell.refs += 1
         storage.refs += 1
         if storage.refs == 1:
             if storage.passing:
@@ -136,27 +80,25 @@ class EagerPolicy(Runtime):
             elif storage.slot >= 0:
                 self.neighbourhood.stale[storage] = None
 
-    def release(self, tensor: Tensor) -> None:
+    def release(self, cell: Cell) -> None:
         """The program gives back a reference."""
-        storage = tensor.storage
-        tensor.refs -= 1
+        storage = cell.storage
+        cell.refs -= 1
         storage.refs -= 1
-        if self.observer and not tensor.refs:
-            self.observer.released(tensor)
+        if self._recorder and not cell.refs:
+            self._recorder.released(cell)
         if not storage.refs:
             if not storage.material:
                 self._away_bytes -= storage.bytes
             self._retire(storage)
 
-    def weigh(self, cell: Cell) -> None:
-        """Takes up an anchor: the cell will not be asked for any more unless something refers to
-        it."""
-        storage: Any = cell.storage
-        storage.anchors -= 1
-        if not storage.refs:
-            self._retire(storage)
+    def raise_anchor(self, cell: Cell) -> None:
+        """One backward function less may ask for the cell."""
+        cell.storage.anchors -= 1
+        if not cell.storage.refs:
+            self._retire(cell.storage)
 
-    def _retire(self, storage: Any) -> None:
+    def _retire(self, storage: EagerStorage) -> None:
         """Evicts what nothing refers to; forgets it for good if nothing was made of it that is
         still known."""
         waiting = [storage]
@@ -165,298 +107,194 @@ class EagerPolicy(Runtime):
             if storage.banished or storage.refs or storage.locks:
                 continue
             if storage.after or storage.anchors:
-                self._evict_unreferenced(storage)
+                if storage.material:
+                    self.evict(storage)
                 continue
-            waiting.extend(storage.before)
+            waiting.extend(cast("Iterable[EagerStorage]", storage.before))
             self._bury(storage)
 
-    def _passed(self, storage: Any) -> None:
+    def _passed(self, storage: EagerStorage) -> None:
         if storage.passing:
             storage.passing = False
             self._passing_bytes -= storage.bytes
 
-    def _bury(self, storage: Storage) -> None:
+    def _bury(self, storage: EagerStorage) -> None:
         self._passed(storage)
         if storage.material:
-            self.pool.discard(storage)
+            self.memory.pool.discard(storage)
         self.neighbourhood.detach(storage)
         storage.banished, storage.material = True, False
-        self._live.pop(storage, None)
-        for cell in storage.tensors:
+        self.live.pop(storage, None)
+        for tensor in storage.tensors:
+            cell = cast("Cell", tensor)
             outputs = cell.call.outputs
             cell.call.outputs = (
                 tuple([other for other in outputs if other is not cell]) if len(outputs) > 1 else ()
             )
-            cell.call = cell.value = None
-            cell.defined = False
+            cell.forget()
         storage.tensors.clear()
 
-    # ---- bringing back
-    # -------------------------------------------------------------------------------------------------------------
-
     def bring(self, cells: Sequence[Cell], locked: list[Storage]) -> None:
-        """Locks the inputs of an op. The latest of the missing ones has the longest way back, and
-        comes back before any is locked."""
+        """Locks the inputs of an op, and adds them to `locked`. The latest of the missing ones has
+        the longest way back, and comes back before any is locked."""
         gone = [cell for cell in cells if not cell.defined]
         if gone:
-            self.materialize(max(gone, key=_number))
+            self.materialize(max(gone, key=number))
         for cell in sorted(cells, key=lambda cell: not cell.defined):
             self.materialize(cell)
-            self._lock(cell.storage)
+            self.memory.lock(cell.storage)
             locked.append(cell.storage)
 
-    def _begin(self, frame: Any) -> None:
-        frame.missing = sorted(
-            (cell for cell in frame.tensor.call.inputs if not cell.defined), key=_number
-        )
-        if not frame.missing:
-            self._hold_inputs(frame)
+    def unlock(self, locked: Iterable[Storage]) -> None:
+        """Takes the locks of `bring` back."""
+        for storage in locked:
+            self.memory.unlock(storage)
 
-    def _next_missing(self, frame: Any) -> Tensor | None:
-        """As `bring`: on paper inputs are locked in order, which on the long way back of a gradient
-        locks an activation per layer."""
-        if not frame.locked and frame.missing and frame.missing[-1].defined:
-            self._hold_inputs(frame)
-        return (
-            frame.missing[-1]
-            if not frame.locked and frame.missing
-            else super()._next_missing(frame)
-        )
+    def touch(self, storage: Storage) -> None:
+        """The program reads a storage. That it is read to bring another back says nothing about
+        when the program will."""
+        storage.last_access = self.position.place
+        self.memory.pool.touched(storage)
 
-    def _touch(self, storage: Storage) -> None:
-        """The program reads it. That it is read to bring another back says nothing about when the
-        program will."""
-        storage.last_access = self.place
-        self.pool.touched(storage)
+    def materialize(self, cell: Cell) -> None:
+        """Brings a cell back into memory, if it is not there."""
+        if cell.defined:
+            return
+        with closing(frames(cell, self.memory, next_missing)) as calls:
+            for frame in calls:
+                self._run_again(frame)
 
-    def _hold_inputs(self, frame: Any) -> None:
-        inputs = frame.tensor.call.inputs
-        for cell in inputs:
-            if cell.defined:
-                self._hold(frame, cell)
-        frame.missing = sorted((cell for cell in inputs if not cell.defined), key=_number)
-
-    def _run(self, frame: Any, *, first: bool) -> None:
-        call = frame.tensor.call
-        away = [
-            cell.storage for cell in call.outputs if not cell.storage.material and cell.storage.refs
-        ]
+    def _run_again(self, frame: Frame) -> None:
+        call = cast("EagerCall", frame.tensor.call)
+        away = {
+            cell.storage: None
+            for cell in call.outputs
+            if not cell.storage.material and cell.storage.refs
+        }
         try:
-            super()._run(frame, first=first)
-        except ThrashingError:
-            raise ThrashingError(
-                f"Recomputation has cost {self.recomputed_cost / self.first_cost:.1f} times what"
-                f" ran first, more than the overhead limit of {self._overhead_limit:g} allows,"
-                f" within {format_bytes(self._promised_bytes)}. With"
-                f" {format_bytes(self.demand_bytes)} nothing would have been recomputed so far; the"
-                " smallest budget that works is between the two. Try"
-                f" {format_bytes((self._promised_bytes + self.demand_bytes) / 2)}, or raise the"
-                " overhead limit.",
-                budget_bytes=self._promised_bytes,
-                enough_bytes=self.demand_bytes,
-            ) from None
+            self._compute(call, frame)
         finally:
-            self._away_bytes -= sum(
-                storage.bytes for storage in dict.fromkeys(away) if storage.material
-            )
+            self._away_bytes -= sum(storage.bytes for storage in away if storage.material)
         for cell in call.outputs:
             if cell.storage.material and not cell.storage.refs and not cell.storage.passing:
                 cell.storage.passing = True
                 self._passing_bytes += cell.storage.bytes
-        if self.limited:
-            self.settle(call.needs, call.name)
+        if self.budget.limited:
+            self.learn(call.needs, call.name)
 
-    # ---- making room
-    # ---------------------------------------------------------------------------------------------------------------
+    def _compute(self, call: EagerCall, frame: Frame) -> None:
+        if self.budget.limited:
+            self.make_room(call.needs, call.name)
+        run = lambda: self.memory.compute(call, frame.tensor)  # noqa: E731
+        try:
+            fresh = run()
+        except REFUSALS as error:
+            fresh = self.after_refusal(call, error, run)
+        if fresh:
+            self.neighbourhood.rematerialized(fresh)
+        frame.unlock(self.memory)
+        self.rematerializations += 1
+        self.recomputed_cost += call.cost
+        first_cost, limit = self.position.first_cost, self._overhead_limit
+        if self.recomputed_cost > (limit - 1) * first_cost:
+            ratio = self.recomputed_cost / first_cost
+            raise thrashing(ratio, limit, self.budget.promised_bytes, self.demand_bytes)
 
-    def roomy(self, needs: Needs, name: str) -> bool:
-        """Whether an op fits as things are."""
-        in_use = self._before_bytes = self.allocator.in_use
-        self.look_back(f"before {name!r}")
-        self._foresee(in_use, needs)
-        return self._fits(in_use, needs)
-
-    def look_back(self, when: str) -> None:
-        """Tells of memory above the budget that no op was seen to take, as of the last look at the
-        allocator."""
-        over = self.allocator.recent_peak - self._promised_bytes
-        if over > 0:
-            self._went_over(
-                over,
-                f"{when}, by data, variables, a function that met new shapes, or an op whose"
-                " outputs are as large as its inputs' values say",
-            )
-
-    def is_calm(self, needs: Needs) -> bool:
-        """Whether memory has been far below the budget all the time, and stays there with this op,
-        and the hole it may be given."""
-        self._unasked -= 1
-        if self._unasked < 0 or self._foreseen_bytes + 2 * needs.bytes > CALM * self.budget_bytes:
-            self._unasked = UNASKED
-            self._foresee(self.allocator.in_use, needs)
-        else:
-            self._foreseen_bytes += needs.bytes
-        return self.calm
-
-    def _foresee(self, in_use: int, needs: Needs) -> None:
-        self._foreseen_bytes = in_use + needs.bytes
-        if (
-            self._foreseen_bytes + needs.bytes > CALM * self.budget_bytes
-            or self.allocator.recent_peak > self._promised_bytes
-        ):
-            self.calm = False
-
-    def room_for(self, needs: Needs, name: str) -> None:
+    def make_room(self, needs: Needs, name: str) -> None:
         """Evicts until an op fits."""
-        in_use = self.allocator.in_use
-        self.demand_bytes = max(
-            self.demand_bytes, in_use - self._passing_bytes + self._away_bytes + needs.bytes
-        )
-        while not self._fits(in_use, needs) and len(self.pool):
-            if type(self.pool) is Unsorted or len(self.neighbourhood.stale) > STALE_AT_MOST:
+        budget, in_use = self.budget, self.allocator.in_use
+        demand = in_use - self._passing_bytes + self._away_bytes + needs.bytes
+        self.demand_bytes = max(self.demand_bytes, demand)
+        tuning, position = self._options.tuning, self.position
+        while not budget.fits(in_use, needs) and len(self.memory.pool):
+            if len(self.neighbourhood.stale) > tuning.most_stale or not self._is_sorted():
                 self.tidy()
-            self._evict(self.pool.choose(self.place, HORIZON * abs(self.place - self.pass_began)))
+            horizon = tuning.horizon_share * abs(position.place - position.pass_began)
+            self.evict(self.memory.pool.choose(position.place, horizon))
             in_use = self.allocator.in_use
-        self._before_bytes, self._foreseen_bytes = in_use, in_use + needs.bytes
+        budget.begin(in_use, needs)
         certain = needs.bytes if needs.measured else needs.least_bytes
-        if in_use + certain > self._promised_bytes:
-            raise self._stuck(name, in_use, certain)
+        if in_use + certain > budget.promised_bytes:
+            raise does_not_fit(name, in_use, certain, budget.promised_bytes, self.live)
 
-    def settle(self, needs: Needs, name: str) -> None:
-        """Learns from an op that has run what the allocator lost on it, and what it took more than
-        was foreseen."""
-        if (
-            self._foreseen_bytes <= PLENTY * self.budget_bytes
-            and self.allocator.recent_peak <= self._promised_bytes
-        ):
+    def learn(self, needs: Needs, name: str) -> None:
+        """Learns from an op that has run what the allocator lost on it, and what the op took more
+        than was foreseen."""
+        budget = self.budget
+        if budget.has_plenty():
             return
-        in_use, over = self.allocator.in_use, self.allocator.recent_peak - self._promised_bytes
-        self.learn_waste(needs, in_use - self._before_bytes)
+        in_use, over = self.allocator.in_use, budget.over_bytes
+        budget.learn_loss(needs, in_use - budget.before_bytes)
         if over <= 0:
             return
-        foreseen, took = needs.bytes, int(self._promised_bytes + over) - self._before_bytes
+        foreseen, took = needs.bytes, int(budget.promised_bytes + over) - budget.before_bytes
         needs.raise_to(foreseen + int(over))
-        if not len(self.pool):
-            self.allocator.forget_peak()
-            self.overshoots += 1
-            raise self._stuck(name, self._before_bytes, took)
-        self._went_over(
-            over,
-            f"{name!r} took {format_bytes(took)} where {format_bytes(foreseen)} were foreseen,"
-            f" beside {format_bytes(self._before_bytes)}. Allocators give out whole holes, and that"
-            " an op needs scratch memory is known once it ran",
-        )
-
-    def _went_over(self, over: float, why: str) -> None:
-        self.allocator.forget_peak()
-        self.overshoots += 1
-        self._margin_bytes += over
-        if self._strict:
-            raise EvictionError(
-                f"Memory went {format_bytes(over)} above the budget of"
-                f" {format_bytes(self._promised_bytes)}: {why}. The budget must be at least"
-                f" {format_bytes(self._promised_bytes + over)} for what ran so far; strict=False"
-                " goes on, and `stats.overshoots` counts.",
-                budget_bytes=self._promised_bytes,
-                needed_bytes=int(self._promised_bytes + over),
-            )
-
-    def learn_waste(self, needs: Needs, held_bytes: int) -> None:
-        """An op's outputs were given holes of `held_bytes` together."""
-        if needs.made is not None:
-            self._margin_bytes = max(self._margin_bytes, held_bytes - needs.least_bytes)
+        if not len(self.memory.pool):
+            budget.count_overshoot()
+            raise does_not_fit(name, budget.before_bytes, took, budget.promised_bytes, self.live)
+        budget.overshoot(budget.explain(name, took, foreseen))
 
     def after_refusal(self, call: EagerCall, error: Exception, run: Callable[[], Any]) -> Any:
-        """The allocator has no hole that is large enough, though there is room in all: evicts more
-        and tries again, from now on with less.
+        """The allocator has no hole that is large enough, though enough bytes are free: evicts more
+        and runs the call again, from now on with a smaller budget.
 
         TensorFlow waits ten seconds before it refuses.
         """
+        budget = self.budget
         while (
-            private_api.is_refusal(error)
-            and self.limited
+            is_refusal(error)
+            and budget.limited
             and not call.kind.stateful
-            and len(self.pool)
+            and len(self.memory.pool)
         ):
-            stays = self.allocator.in_use - sum(storage.bytes for storage in self.pool)
-            self.budget_bytes -= max(call.needs.bytes, (self.budget_bytes - stays) / 16)
-            self.room_for(call.needs, call.name)
+            pool = self.memory.pool
+            stays = self.allocator.in_use - sum(storage.bytes for storage in pool)
+            budget.usable_bytes -= max(call.needs.bytes, (budget.usable_bytes - stays) / 16)
+            self.make_room(call.needs, call.name)
             try:
                 return run()
-            except (private_api.NotOkStatusException, tf.errors.ResourceExhaustedError) as again:
+            except REFUSALS as again:
                 error = again
         raise error
 
-    def _make_room(self, call: Call) -> None:
-        assert isinstance(call, EagerCall)
-        if self.limited:
-            self.room_for(call.needs, call.name)
-
-    def _fits(self, in_use: int, needs: Needs) -> bool:
-        """With a margin, since the allocator counts whole holes, and gives out one of less than
-        twice what was asked for.
-
-        A margin as large as what the op takes is always enough. Where the budget need not be kept
-        to the byte, it is what was ever lost.
-        """
-        margin = (
-            max(needs.bytes, SPARE * self.budget_bytes)
-            if self._strict
-            else min(needs.bytes, self._margin_bytes)
-        )
-        return in_use + needs.bytes + margin <= self.budget_bytes
-
-    def _evict(self, storage: Storage) -> None:
-        super()._evict(storage)
+    def evict(self, storage: Storage) -> None:
+        """Drops the values of a storage that is in the pool."""
+        self.memory.evict(storage)
+        assert isinstance(storage, EagerStorage)
         self._passed(storage)
         if storage.refs:
             self._away_bytes += storage.bytes
 
-    def _stuck(self, name: str, in_use: int, needed: int) -> EvictionError:
-        locked = sorted(
-            (storage for storage in self._live if storage.locks and storage.material),
-            key=lambda storage: -storage.bytes,
-        )
-        listed = ", ".join(
-            f"{storage.tensors[0].call.name} {format_bytes(storage.bytes)}"
-            for storage in locked[:5]
-        )
-        held = sum(storage.bytes for storage in locked)
-        return EvictionError(
-            f"{name!r} needs {format_bytes(needed)} beside {format_bytes(in_use)} that cannot be"
-            f" evicted: together {format_bytes(in_use + needed)},"
-            f" {format_bytes(in_use + needed - self._promised_bytes)} more than the budget of"
-            f" {format_bytes(self._promised_bytes)}. Of it, {format_bytes(held)} are inputs of"
-            " running ops"
-            + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")
-            + f", {format_bytes(max(0, in_use - held))} are variables, data and other tensors that"
-            f" cannot be recomputed. The budget must be at least {format_bytes(in_use + needed)};"
-            " or make the batch smaller.",
-            budget_bytes=self._promised_bytes,
-            needed_bytes=in_use + needed,
-        )
+    def evict_all(self) -> None:
+        """Evicts all that can be evicted."""
+        for storage in list(self.memory.pool):
+            self.evict(storage)
+
+    def _is_sorted(self) -> bool:
+        return type(self.memory.pool) is Pool
 
     def tidy(self) -> None:
-        """Forgets the dead in the policy's notes; at the first eviction, and after many, works them
+        """Forgets the dead among the stale; at the first eviction, and after many, works everything
         out afresh."""
-        classes = self.neighbourhood
-        if type(self.pool) is Unsorted or (
-            isinstance(classes, Classes) and len(classes.values) > CLASSES_AT_MOST
+        classes = self.neighbourhood.plain
+        if self._is_sorted() and not (
+            isinstance(classes, Classes) and len(classes.values) > self._options.tuning.most_classes
         ):
-            inside = list(self.pool)
-            for storage in self._live:
-                storage.around, storage.slot = None, -1
-            self.neighbourhood = ranked(self._heuristic)
-            self.neighbourhood.restart(self._live)
-            self.pool = Pool(self._heuristic, self.neighbourhood, self._search)
-            for storage in inside:
-                self.pool.add(storage)
-        else:
-            stale = self.neighbourhood.stale
-            alive = [storage for storage in stale if storage.slot >= 0]
-            stale.clear()
-            stale.update(dict.fromkeys(alive))
+            self.neighbourhood.forget_dead()
+            return
+        inside = list(self.memory.pool)
+        for storage in self.live:
+            storage.around, storage.slot = None, -1
+        self.neighbourhood = self.memory.neighbourhood = ranked(self._options.heuristic)
+        self.neighbourhood.restart(self.live)
+        pool = self.memory.pool = Pool(
+            self._options.heuristic, self.neighbourhood, self._options.search
+        )
+        for each in inside:
+            pool.add(each)
 
-
-def _number(tensor: Tensor) -> int:
-    return tensor.call.number
+    def close(self) -> None:
+        """No budget and no overhead limit any more."""
+        _ = self.allocator.in_use
+        self.budget.close()
+        self._overhead_limit = math.inf

@@ -1,15 +1,23 @@
-"""Every name of TensorFlow and Keras that is not public and that the eager runtime uses; nothing
-private is named in any other file.
+"""The fence: every name of TensorFlow and Keras that is not public and that this package uses.
 
-`check` looks whether all of them are there and behave as they did in the versions this was written
-against (2.16 and 2.21), on a small gradient with a forced eviction. If not, `checkmate.tf2.dtr`
-refuses; nothing else of the library is touched.
+The names are listed in `PRIVATE`, `TENSOR_METHODS`, `FIELDS` and `KERAS_PRIVATE`; a test reads the
+other files of this package and finds none of them there. Importing this file refuses a TensorFlow
+that lacks a module or function of `PRIVATE`; `selftest.check` refuses one in which they behave
+otherwise. The code was written against TensorFlow 2.16 and 2.21.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, methodcaller
 from typing import Any
+
+import tensorflow as tf
 
 from checkmate.errors import EvictionError, UnsupportedError
 
@@ -51,19 +59,22 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "tensorflow.python.types.core": ("Value",),
 }
 
+TENSOR_METHODS = (
+    "_capture_as_const", "_copy", "_copy_to_device", "_datatype_enum", "_num_elements", "_numpy",
+    "_rank", "_shape_as_list", "_shape_tuple",
+)  # fmt: skip
+"""Private methods of EagerTensors, which TensorFlow calls and `TensorMethods` answers."""
+
+FIELDS = ("_context_handle", "_id", "_recording", "_replace", "_thread_local_data", "_type_enum")
+"""Private fields of TensorFlow's objects."""
+
 KERAS_PRIVATE = ("_keras_call_info_injected",)
-"""An error that has it goes through Keras's layers as it is; any other is made anew by them, from
-its message alone.
-
-It is no reason to refuse where Keras does not know it: what is lost then are the error's figures.
-"""
-
-for _name in KERAS_PRIVATE:
-    setattr(EvictionError, _name, True)
+"""Keras's layers pass an error on unchanged that has this; any other they make anew from its
+message. A Keras without it loses the figures of an error, and nothing else."""
 
 
 def missing() -> list[str]:
-    """The names of the fence that this TensorFlow does not have."""
+    """The names in `PRIVATE` that this TensorFlow does not have."""
     gone = []
     for module, names in PRIVATE.items():
         try:
@@ -76,9 +87,7 @@ def missing() -> list[str]:
 
 
 def refuse(what: str) -> UnsupportedError:
-    """The error that says that this TensorFlow is not one the fence was made for."""
-    import tensorflow as tf
-
+    """The error for a TensorFlow that the fence was not made for."""
     return UnsupportedError(
         "checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow"
         f" {tf.__version__} {what}. It is known to work with 2.16 and 2.21. Everything else in"
@@ -92,167 +101,200 @@ if _gone:
 
 from tensorflow.python import pywrap_tfe as tfe  # noqa: E402
 from tensorflow.python.eager import backprop, context, execute, imperative_grad  # noqa: E402
-from tensorflow.python.eager.core import _FallbackException as FallbackException  # noqa: E402
-from tensorflow.python.eager.core import _NotOkStatusException as NotOkStatusException  # noqa: E402
+from tensorflow.python.eager.core import _FallbackException as FallbackException  # noqa: E402, F401
+from tensorflow.python.eager.core import _NotOkStatusException as NotOkStatusException  # noqa: E402, F401
 from tensorflow.python.framework import op_def_library, op_def_registry, ops  # noqa: E402
-from tensorflow.python.framework.ops import EagerTensor  # noqa: E402
-from tensorflow.python.framework.tensor import Tensor  # noqa: E402
-from tensorflow.python.types.core import Value  # noqa: E402
+from tensorflow.python.framework.ops import EagerTensor  # noqa: E402, F401
+from tensorflow.python.framework.tensor import Tensor  # noqa: E402, F401
+from tensorflow.python.types.core import Value  # noqa: E402, F401
 
-__all__ = [
-    "EagerTensor",
-    "FallbackException",
-    "NotOkStatusException",
-    "Tensor",
-    "Value",
-    "check",
-    "execute",
-    "imperative_grad",
-    "tfe",
-]
-
-# The real ones, from before anything is put in their place.
+# The real functions, from before anything is put in their place.
 real_fast, real_execute = tfe.TFE_Py_FastPathExecute, execute.execute
 real_execute_with_cancellation = execute.execute_with_cancellation
 real_must_record, real_shape_slice = execute.must_record_gradient, tfe.TFE_Py_TensorShapeSlice
 real_imperative_grad = imperative_grad.imperative_grad
 tape_is_empty, tape_is_stopped = tfe.TFE_Py_TapeSetIsEmpty, tfe.TFE_Py_TapeSetIsStopped
 tape_stop, tape_restart = tfe.TFE_Py_TapeSetStopOnThread, tfe.TFE_Py_TapeSetRestartOnThread
-tape_records, tape_record, tape_forget = (
-    tfe.TFE_Py_TapeSetShouldRecordBackprop,
-    tfe.TFE_Py_TapeSetRecordOperation,
-    tfe.TFE_Py_TapeSetDeleteTrace,
-)
-record_gradient, default_vspace, MockOp = (
-    backprop.record_gradient,
-    backprop._default_vspace,
-    backprop._MockOp,
-)
-executing_eagerly = context.executing_eagerly
-new_id, raise_status = ops.uid, ops.raise_from_not_ok_status
-op_def, apply_op, dismantle_graph = (
-    op_def_registry.get,
-    op_def_library.apply_op,
-    ops.dismantle_graph,
-)
-
-
-def gradient_function(op: str) -> Any:
-    """The Python function that makes the gradient of an op type, or None; raises LookupError where
-    none is registered."""
-    return ops._gradient_registry.lookup(op)
-
-
-def current_device() -> str:
-    """The device that the program asks for, or ""."""
-    return context._context.device_name
+tape_records = tfe.TFE_Py_TapeSetShouldRecordBackprop
+tape_record = tfe.TFE_Py_TapeSetRecordOperation
+record_gradient = backprop.record_gradient
+default_vspace: Any = backprop._default_vspace
+MockOp: Any = backprop._MockOp
+executing_eagerly, eager_context = context.executing_eagerly, context.context
+raise_status = ops.raise_from_not_ok_status
+op_def, apply_op = op_def_registry.get, op_def_library.apply_op
+dismantle_graph = ops.dismantle_graph
+gradient_function: Callable[[str], Any] = ops._gradient_registry.lookup
+"""The function that makes an op type's gradient, or None; LookupError if none is registered."""
 
 
 def thread_state() -> Any:
-    """What the context keeps for this thread; its `device_name` is the device that the program asks
-    for, or ""."""
+    """The context's state of this thread; its `device_name` is what the program asks for, or ""."""
     return context._context._thread_local_data
 
 
 def memory_info(device: str) -> dict[str, int]:
-    """`tf.config.experimental.get_memory_info` without its detours."""
+    """`tf.config.experimental.get_memory_info`, cheaper."""
     return tfe.TFE_GetMemoryInfo(context._context._context_handle, device)
 
 
 def raw_context() -> Any:
-    """What the fast path takes as its first argument."""
+    """The first argument of the fast path."""
     return context._context
 
 
-def eager_context() -> Any:
-    """What the slow path takes as its context."""
-    return context.context()
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether an op failed because the allocator had no room for it."""
-    import tensorflow as tf
-
-    return (
-        isinstance(error, tf.errors.ResourceExhaustedError)
-        or getattr(error, "code", None) == tf.errors.RESOURCE_EXHAUSTED
-    )
-
-
-class Untaped:
-    """A context in which no tape of this thread records."""
-
-    def __enter__(self) -> None:
-        self._stopped = not tape_is_empty() and not tape_is_stopped()
-        if self._stopped:
-            tape_stop()
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._stopped:
-            tape_restart()
-
-
-def linked(handle: Any, value: Any) -> Any:
-    """A real tensor of its own that tapes take for the result of `handle`."""
-    import tensorflow as tf
-
-    with Untaped():
-        copy = tf.identity(value)
-    tape_record("Identity", [copy], [handle], lambda gradient: [gradient], None)
-    return copy
+def passing_through_keras(error: EvictionError) -> EvictionError:
+    """The same error, which Keras's layers pass on unchanged."""
+    for name in KERAS_PRIVATE:
+        setattr(error, name, True)
+    return error
 
 
 def is_accumulating() -> bool:
-    """Whether some `tf.autodiff.ForwardAccumulator` is active now. Slow: asks every object there
-    is."""
-    import gc
-
-    import tensorflow as tf
-
+    """Whether some `tf.autodiff.ForwardAccumulator` is active now. Slow: asks every object."""
     return any(
         isinstance(thing, tf.autodiff.ForwardAccumulator) and getattr(thing, "_recording", False)
         for thing in gc.get_objects()
     )
 
 
-_checked = False
+def vector_space(adding: Callable[..., Any], **makers: Callable[..., Any]) -> Any:
+    """How tapes add gradients up: five at a time, whatever their size, and by `adding`; `makers` of
+    zeros and ones are named as in TensorFlow."""
+    return default_vspace._replace(
+        num_elements_fn=lambda gradient: 1 << 34, aggregate_fn=adding, **makers
+    )
 
 
-def check() -> None:
-    """Runs a small gradient by way of every patch, with everything evicted in between, once per
-    process.
+TAPE_FIELDS = ("_id", "_shape_tuple", "dtype")
+"""What tapes ask of a tensor; of its `dtype` they ask for `_type_enum`."""
 
-    Raises:
-      UnsupportedError: The result is not TensorFlow's own.
+HANDLE_FIELDS = ("_id", "dtype")
+"""What TensorFlow's C++ asks of a handle at every op."""
+
+
+class _TapeType:
+    __slots__ = ("_type_enum",)
+
+    def __init__(self, number: int):
+        self._type_enum = number
+
+
+def on_tapes(shape: tuple[int, ...], dtype: tf.DType) -> tuple[Any, Any]:
+    """Type and shape as tapes ask for them, without a call into Python: an object with the type's
+    number, and a C function that returns the shape."""
+    return _TapeType(dtype.as_datatype_enum), repeat(shape).__next__
+
+
+def show_to_tapes(cell: Any, facts: tuple[Any, Any]) -> None:
+    """Gives an object with `TAPE_FIELDS` an id of its own, and type and shape."""
+    cell._id = ops.uid()
+    cell.dtype, cell._shape_tuple = facts
+
+
+def stand_for(handle: Any, cell: Any, dtype: tf.DType) -> None:
+    """Gives a handle with `HANDLE_FIELDS` the id of a cell: tapes take one for the other."""
+    handle._id, handle.dtype = cell._id, dtype
+
+
+def tape_forget(cell: Any) -> None:
+    """Takes a cell off all tapes."""
+    tfe.TFE_Py_TapeSetDeleteTrace(cell._id)
+
+
+id_of, shape_of, numpy_of = attrgetter("_id"), methodcaller("_shape_tuple"), methodcaller("_numpy")
+"""Of a real tensor or handle: its id, its shape, and its value, which may share its memory."""
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+def signature_of(tensor: Any) -> tuple[Any, ...]:
+    """Shape and type of a real tensor; of a variable's handle also which variable it is, since its
+    size is not known otherwise."""
+    shape, dtype = tensor._shape_tuple(), tensor._datatype_enum()
+    return (shape, dtype, tensor._id) if dtype == _RESOURCE else (shape, dtype)
+
+
+class TensorMethods:
+    """The private methods that TensorFlow calls on tensors, for handles that have `static_shape`,
+    `dtype` and `real()`, which returns the value."""
+
+    __slots__ = ()
+    static_shape: tuple[int, ...]
+    real: Callable[[], Any]
+    dtype: tf.DType
+
+    def _shape_tuple(self) -> tuple[int, ...]:
+        return self.static_shape
+
+    def _shape_as_list(self) -> list[int]:
+        return list(self.static_shape)
+
+    def _rank(self) -> int:
+        return len(self.static_shape)
+
+    def _num_elements(self) -> int:
+        return tf.TensorShape(self.static_shape).num_elements()
+
+    def _datatype_enum(self) -> int:
+        return self.dtype.as_datatype_enum
+
+    def _numpy(self) -> Any:
+        return self.real()._numpy()
+
+    def _copy_to_device(self, device_name: str) -> Any:
+        return self.real()._copy_to_device(device_name)
+
+    def _copy(self, *args: Any, **kwargs: Any) -> Any:
+        return self.real()._copy(*args, **kwargs)
+
+    def _capture_as_const(self, name: str) -> None:
+        """A function takes the handle as an input, which may be evicted between calls."""
+
+
+def become(handle: Any, kind: type) -> None:
+    """Makes a handle an object of another class, when its context is left.
+
+    TensorFlow forces this: `TensorSpec.cast` and others return whatever is a `tf.Tensor` unchanged,
+    and the C++ behind them takes EagerTensors only. So a handle must be a `tf.Tensor` while its
+    context is open, and none afterwards, when nothing catches it before the C++ does.
     """
-    global _checked
-    if _checked:
-        return
-    import numpy as np
-    import tensorflow as tf
+    handle.__class__ = kind
 
-    from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.runtime import EagerRuntime
 
-    def run() -> tuple[list[Any], list[Any]]:
-        weights = tf.Variable(np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16))
-        with tf.GradientTape() as tape:
-            hidden = tf.tanh(tf.matmul(weights, weights))
-            loss = tf.reduce_sum(tf.concat([hidden * hidden, hidden], 0) * 0.5)
-            evict()
-        return [loss], [tape.gradient(loss, weights), hidden]
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Functions that stand for TensorFlow's own, with the same arguments.
 
-    evict = lambda: None  # noqa: E731
-    plain = [np.array(value) for group in run() for value in group]
-    try:
-        runtime = EagerRuntime("CPU:0", smallest_bytes=0)
-        evict = runtime.evict_all
-        with Interception(runtime):
-            found = [np.array(value) for group in run() for value in group]
-    except Exception as error:
-        raise refuse(f"a small gradient does not run: {type(error).__name__}: {error}") from error
-    if not runtime.rematerializations or not all(
-        np.array_equal(a, b) for a, b in zip(plain, found, strict=True)
-    ):
-        raise refuse("a small gradient does not come out as it should")
-    _checked = True
+    Attributes:
+      fast, slow, cancellable: Run an op.
+      must_record: Whether the slow path is to record.
+      shape_slice: Sizes of tensors along an axis.
+      gradients: Asks a tape for gradients.
+      vector_space: How tapes add gradients up.
+    """
+
+    fast: Callable[..., Any]
+    slow: Callable[..., Any]
+    cancellable: Callable[..., Any]
+    must_record: Callable[[], bool]
+    shape_slice: Callable[[Any, int], Any]
+    gradients: Callable[..., Any]
+    vector_space: Any
+
+
+def replace(doors: Doors, undo: ExitStack) -> None:
+    """Puts `doors` in the place of TensorFlow's functions; `undo` puts these back."""
+    places: Sequence[tuple[Any, str, Any]] = (
+        (tfe, "TFE_Py_FastPathExecute", doors.fast),
+        (tfe, "TFE_Py_TensorShapeSlice", doors.shape_slice),
+        (execute, "execute", doors.slow),
+        (execute, "execute_with_cancellation", doors.cancellable),
+        (execute, "must_record_gradient", doors.must_record),
+        (imperative_grad, "imperative_grad", doors.gradients),
+    )
+    for owner, name, door in places:
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, door)
+    undo.callback(tfe.TFE_Py_RegisterVSpace, default_vspace)
+    tfe.TFE_Py_RegisterVSpace(doors.vector_space)

@@ -1,12 +1,11 @@
-"""In which order real tensors go: the scores of `checkmate.dtr`, within ranks that paper does not
-need.
+"""In which order real tensors are evicted: by the scores of `checkmate.dtr`, within three ranks.
 
-What nothing refers to goes first: a value that came back only so that another could, or that no
-tape and no handle asks for. Gradients go last, since having one back takes the whole backward pass
-up to it. Between these, the heuristic decides.
+Storages that nothing refers to are evicted first: a value that came back only so that another
+could, or that no tape and no handle asks for. Gradients are evicted last, since to have one back
+takes the whole backward pass up to it. For all others, the heuristic decides.
 
-Before the first eviction no score is wanted, and no note for it is kept: `Asleep` and `Unsorted`
-stand in for the neighbourhood and the pool.
+Before the first eviction no score is needed, and nothing is noted for one: `Asleep` and `Unsorted`
+take the places of the neighbourhood and the pool.
 """
 
 from __future__ import annotations
@@ -14,84 +13,84 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from checkmate.dtr.heuristic import Heuristic
-from checkmate.dtr.neighbourhood import Classes, Nothing, Own, Regions
+from checkmate.dtr.neighbourhood import Own, Regions
 from checkmate.dtr.storage import Storage
-from checkmate.tf2.eager.tensors import EagerStorage
+from checkmate.tf2.eager.storage import EagerStorage
 
 GRADIENTS_LAST = 1e9
-"""What the cost of a gradient is multiplied with in a score."""
+"""Factor of a gradient's cost in its score."""
 
 
 class Ranked(Own):
-    """Costs nothing to evict what nobody refers to, and very much to evict a gradient.
+    """The costs of another neighbourhood, but 0 for what nothing refers to, and very high for a
+    gradient.
+
+    Args:
+      plain: Counts the costs; told of each eviction and return.
 
     Attributes:
-      listens: It wants to be told what is made.
+      counts_made: It has to be told also of what is in memory for the first time.
     """
 
-    listens = False
+    def __init__(self, plain: Own):
+        self.plain = plain
+        self.stale = plain.stale
+        self.counts_made = isinstance(plain, Regions)
 
-    def made(self, storages: Sequence[Storage]) -> None:
-        """Tells that `storages` are in memory for the first time, made of inputs that are all
-        there."""
+    @property
+    def table(self):  # type: ignore[override]  # an array that the plain one replaces as it grows
+        """The value of each class."""
+        return self.plain.table
 
     def restart(self, storages: Iterable[Storage]) -> None:
-        """Works everything out from what is in memory and what is not."""
+        """As the plain one."""
+        self.plain.restart(storages)
+
+    def forget_dead(self) -> None:
+        """Drops storages from `stale` that are not in the pool."""
+        alive = [storage for storage in self.stale if storage.slot >= 0]
+        self.stale.clear()
+        self.stale.update(dict.fromkeys(alive))
+
+    def evicted(self, storage: Storage) -> None:
+        """As the plain one."""
+        self.plain.evicted(storage)
+
+    def rematerialized(self, storages: Iterable[Storage]) -> None:
+        """As the plain one."""
+        self.plain.rematerialized(storages)
+
+    def detach(self, storage: Storage) -> None:
+        """As the plain one."""
+        self.plain.detach(storage)
 
     def own(self, storage: Storage) -> float:
-        """As without ranks, times that of the rank."""
+        """That of the plain one, times the rank's factor."""
         if not storage.refs:
             return 0.0
         assert isinstance(storage, EagerStorage)
-        cost = super().own(storage)
+        cost = self.plain.own(storage)
         return cost * GRADIENTS_LAST if storage.is_gradient else cost
 
     def classes(self, storage: Storage) -> Sequence[int]:
-        """None for what goes first anyway."""
-        return super().classes(storage) if storage.refs else ()
+        """None for what is evicted first."""
+        return self.plain.classes(storage) if storage.refs else ()
 
-    def cost(self, storage: Storage) -> float:
-        """Nothing for what goes first."""
-        return super().cost(storage) if storage.refs else 0.0
-
-
-class _RankedOwn(Ranked, Own):
-    pass
-
-
-class _RankedNothing(Ranked, Nothing):
-    pass
-
-
-class _RankedClasses(Ranked, Classes):
-    def restart(self, storages: Iterable[Storage]) -> None:
-        gone = [storage for storage in storages if not storage.material]
-        for storage in gone:
-            storage.around = 0
-        for storage in gone:
-            self.evicted(storage)
-
-
-class _RankedRegions(Ranked, Regions):
-    listens = True
-
-    def made(self, storages: Sequence[Storage]) -> None:
-        self.rematerialized(storages)
-
-    def restart(self, storages: Iterable[Storage]) -> None:
-        self.rematerialized([storage for storage in storages if storage.material])
+    def class_cost(self, storage: Storage) -> float:
+        """0 for what is evicted first."""
+        return self.plain.class_cost(storage) if storage.refs else 0.0
 
 
 def ranked(heuristic: Heuristic) -> Ranked:
-    """What counts costs for a heuristic, with ranks."""
-    plain = heuristic.neighbourhood()
-    if isinstance(plain, Regions):
-        return _RankedRegions(descendants=heuristic.cost == "neighbourhood")
-    return {Own: _RankedOwn, Nothing: _RankedNothing, Classes: _RankedClasses}[type(plain)]()
+    """Counts costs for a heuristic, with ranks."""
+    return Ranked(heuristic.neighbourhood())
 
 
 class Asleep(Ranked):
-    """Keeps no notes."""
+    """Notes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Own())
 
 
 class Unsorted:
@@ -108,8 +107,8 @@ class Unsorted:
         return iter(self._storages)
 
     def touched(self, storage: Storage) -> None:
-        """Nobody asks yet when it was read."""
+        """When it was read does not matter yet."""
 
     def choose(self, clock: float, horizon: float = 0) -> Storage:
-        """The one that has been in it for longest."""
+        """The one that has been in the set for longest."""
         return next(iter(self))

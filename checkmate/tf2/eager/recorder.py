@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate.dtr.log import Call, Constant, Instruction, OpLog, Release
+from checkmate.dtr.instructions import Call, Constant, Instruction, Release
+from checkmate.dtr.log import OpLog
 from checkmate.dtr.storage import FRESH
 from checkmate.tf2.device import held_bytes
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.calls import EagerCall
-from checkmate.tf2.eager.tensors import Cell
+from checkmate.tf2.eager.storage import Cell, EagerCall
 
 
 class Recorder:
@@ -30,15 +30,15 @@ class Recorder:
         return OpLog(tuple(self._instructions), name)
 
     def called(self, call: EagerCall, outputs: Sequence[Any], seconds: float) -> None:
-        """An op ran. `outputs` are handles, or tensors where they cannot be evicted."""
+        """An op ran. `outputs` are cells, or tensors where they cannot be evicted."""
         if self._done or not outputs:
             return
         args = [self._name_of(argument) for argument in call.arguments]
         aliases = tuple(0 if call.needs.is_view and k == 0 else FRESH for k in range(len(outputs)))
-        made = [each if type(each) is private_api.EagerTensor else each._cell for each in outputs]
-        results = tuple(self._new(each, "t") for each in made)
+        results = tuple(self._new(each, "t") for each in outputs)
         sizes = tuple(
-            0 if alias != FRESH else _bytes(each) for each, alias in zip(made, aliases, strict=True)
+            0 if alias != FRESH else _bytes(each)
+            for each, alias in zip(outputs, aliases, strict=True)
         )
         self._instructions.append(
             Call(results, call.name, tuple(args), round(seconds * 1e9), sizes, aliases)
@@ -48,7 +48,7 @@ class Recorder:
         """A variable was read: what comes out is the variable's own memory."""
         if self._done:
             return
-        key = variable._id
+        key = private_api.id_of(variable)
         if key not in self._variables:
             self._variables[key] = self._constant("v", held_bytes(value))
         self._names[id(value)] = self._variables[key]

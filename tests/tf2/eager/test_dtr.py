@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from eager_programs import arrays, dtr, gradients, normal, same, weights
+from eager_programs import arrays, gradients, managed, normal, same, weights
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -196,38 +196,32 @@ def test_numbers_are_those_of_the_plain_program(name):
     plain = [arrays(gradients(variables, loss)), arrays(state)]
     for variable, value in zip(state, start, strict=True):
         variable.assign(value)
-    with dtr(smallest_bytes=256) as context:
-        with_room = gradients(variables, loss)
-        first = arrays(with_room)
-        context._runtime.evict_all()
-        again = arrays(with_room)
+    with managed(smallest_bytes=256) as runtime:
+        handles = gradients(variables, loss)
+        first = arrays(handles)
+        runtime.policy.evict_all()
+        again = arrays(handles)
     same(first, plain[0])
     same(again, plain[0])
     same(arrays(state), plain[1])
-    assert context.stats.rematerializations > 0
+    assert runtime.policy.rematerializations > 0
     for variable, value in zip(state, start, strict=True):
         variable.assign(value)
-    with dtr(smallest_bytes=256, overhead_limit=1e9) as context, EvictingAlways(context):
+    with managed(evicting_always(), smallest_bytes=256):
         same(arrays(gradients(variables, loss)), plain[0])
     same(arrays(state), plain[1])
 
 
-class EvictingAlways:
-    """Evicts everything after every few ops of the program: the most hostile budget."""
+def evicting_always(every=3):
+    """A runtime that evicts everything after every few ops of the program: the most hostile
+    budget."""
+    from checkmate.tf2.eager.runtime import EagerRuntime
 
-    def __init__(self, context, every=3):
-        self.runtime, self.every = context._runtime, every
-
-    def __enter__(self):
-        run = self.runtime.run
-
-        def hostile(*args):
-            result = run(*args)
-            if not self.runtime.ops % self.every and not self.runtime._depth:
-                self.runtime.evict_all()
+    class EvictingAlways(EagerRuntime):
+        def run(self, asked, tensors):
+            result = super().run(asked, tensors)
+            if not self.ops % every and not self.references.depth:
+                self.policy.evict_all()
             return result
 
-        self.runtime.run = hostile
-
-    def __exit__(self, *exception):
-        del self.runtime.run
+    return EvictingAlways

@@ -10,6 +10,8 @@ from eager_programs import (
     chain,
     dtr,
     gradients,
+    managed,
+    managed_above,
     memory,
     normal,
     plain_peak,
@@ -59,11 +61,11 @@ def test_nothing_is_left_behind():
     gc.disable()
     try:
         resting = memory()["current"]
-        with dtr(resting + 2**19) as context:
+        with managed(budget_bytes=resting + 2**19, strict=True) as runtime:
             for _ in range(3):
                 kept = gradients(variables, loss)
                 del kept
-                assert not context._runtime._live and not len(context._runtime.pool)
+                assert not runtime.policy.live and not len(runtime.policy.memory.pool)
                 assert memory()["current"] <= resting + 1024
     finally:
         gc.enable()
@@ -92,73 +94,74 @@ def test_the_same_program_makes_the_same_decisions():
     assert found[0] == found[1] and found[0][1] > 0
 
 
-def test_notes_put_in_order_change_no_number(monkeypatch):
-    from checkmate.tf2.eager import policy as runtime
+def test_notes_put_in_order_change_no_number():
+    from checkmate.tf2.eager.options import Tuning
 
     variables, loss = chain()
     plain, _, peak = plain_peak(variables, loss)
-    tidied = []
-    monkeypatch.setattr(runtime, "CLASSES_AT_MOST", 3)
-    monkeypatch.setattr(runtime, "STALE_AT_MOST", -10_000)
-    tidy = runtime.EagerPolicy.tidy
-    monkeypatch.setattr(runtime.EagerPolicy, "tidy", lambda self: (tidied.append(1), tidy(self)))
-    with above(0.6 * peak) as context:
-        same(arrays(gradients(variables, loss)), plain)
-    assert tidied and context.stats.rematerializations
+    classes = []
+    for tuning in (Tuning(), Tuning(most_classes=3, most_stale=-10_000)):
+        with managed_above(0.6 * peak, tuning=tuning) as runtime:
+            same(arrays(gradients(variables, loss)), plain)
+            classes.append(len(runtime.policy.neighbourhood.table.nonzero()[0]))
+        assert runtime.policy.rematerializations
+    assert classes[0] > classes[1]
 
 
 def test_what_comes_back_for_another_is_no_fresher_for_it():
     import tensorflow as tf
 
-    with dtr(smallest_bytes=0) as context:
+    with managed(smallest_bytes=0) as runtime:
         first = tf.tanh(normal(8, 8))
         second = tf.tanh(first)
-        read = first._cell.storage.last_access
+        read = first.cell.storage.last_access
         for _ in range(3):
             tf.exp(second)
-        context._runtime.evict_all()
+        runtime.policy.evict_all()
         second.numpy()
-        assert context.stats.rematerializations >= 2 and first._cell.defined
-        assert first._cell.storage.last_access == read < second._cell.storage.last_access
+        assert runtime.policy.rematerializations >= 2 and first.cell.defined
+        assert first.cell.storage.last_access == read < second.cell.storage.last_access
 
 
-def test_a_backward_pass_goes_back_through_the_program(monkeypatch):
-    from checkmate.dtr.pool import Pool
-    from checkmate.tf2.eager.policy import HORIZON
+def test_a_backward_pass_goes_back_through_the_program():
+    from checkmate.dtr.heuristic import Heuristic
+    from checkmate.tf2.eager.options import Tuning
+
+    asked = []
+
+    class Watched(Heuristic):
+        def divisor(self, count, last_access, clock, horizon=0):
+            asked.append((clock, horizon))
+            return super().divisor(count, last_access, clock, horizon)
 
     variables, loss = chain()
     _, _, peak = plain_peak(variables, loss)
-    choose, asked = Pool.choose, []
-    monkeypatch.setattr(
-        Pool,
-        "choose",
-        lambda pool, now, horizon=0: (asked.append((now, horizon)), choose(pool, now, horizon))[1],
-    )
-    with above(0.6 * peak) as context:
+    with managed_above(0.6 * peak, heuristic=Watched()) as runtime:
         gradients(variables, loss)
-        runtime = context._runtime
-        assert runtime.place == runtime.pass_began == runtime.first_cost
+        position = runtime.policy.position
+        assert position.place == position.pass_began == position.first_cost
     places = [place for place, _ in asked]
     turn = places.index(max(places))
     assert 0 < turn < len(places) - 1
     assert places == sorted(places[:turn]) + sorted(places[turn:], reverse=True)
-    assert all(horizon == HORIZON * place for place, horizon in asked)
+    assert all(horizon == Tuning().horizon_share * place for place, horizon in asked)
 
 
 def test_inside_of_another_tape_a_backward_pass_is_a_part_of_the_program():
     import tensorflow as tf
 
     x = tf.Variable(normal(32, 32))
-    with dtr(smallest_bytes=0) as context:
+    with managed(smallest_bytes=0) as runtime:
+        position = runtime.policy.position
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
                 y = tf.tanh(tf.tanh(x))
-            before = context._runtime.place
+            before = position.place
             slope = inner.gradient(y, x)
-            assert slope._cell.storage.last_access > before
-            assert context._runtime.pass_began == 0 and not slope._cell.storage.is_gradient
+            assert slope.cell.storage.last_access > before
+            assert position.pass_began == 0 and not slope.cell.storage.is_gradient
         assert outer.gradient(slope, x) is not None
-        assert context._runtime.pass_began > before
+        assert position.pass_began > before
 
 
 def test_a_sum_of_gradients_is_a_gradient():
@@ -169,19 +172,19 @@ def test_a_sum_of_gradients_is_a_gradient():
         with tf.GradientTape() as tape:
             y = tf.add_n([tf.tanh(x * k) for k in range(7)])
         total = tape.gradient(y, x)
-        assert total._cell.call.name.startswith("Add") and total._cell.storage.is_gradient
+        assert total.cell.call.name.startswith("Add") and total.cell.storage.is_gradient
 
 
 def test_long_chains_come_back_without_recursion():
     import tensorflow as tf
 
-    with dtr(smallest_bytes=0, overhead_limit=1e9) as context:
+    with managed(smallest_bytes=0) as runtime:
         x = tf.ones((4,))
         for _ in range(3000):
             x = x + 1.0
-        context._runtime.evict_all()
+        runtime.policy.evict_all()
         assert float(x[0]) == 3001
-    assert context.stats.rematerializations >= 3000
+    assert runtime.policy.rematerializations >= 3000
 
 
 def test_a_budget_that_no_op_fits():
@@ -190,8 +193,8 @@ def test_a_budget_that_no_op_fits():
         pytest.raises(
             EvictionError,
             match=(
-                r"needs .* beside .* that cannot be evicted: together .* more than the budget of .*"
-                r" must be at least"
+                r"needs .* in addition to .* that cannot be evicted: together .* more than the"
+                r" budget of .* must be at least"
             ),
         ) as info,
         above(60_000),
@@ -277,16 +280,16 @@ def test_endless_recomputation_is_ended():
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
-    from checkmate.tf2.eager import policy
-    from checkmate.tf2.eager.op_memory import Needs, NeedsTable
+    from checkmate.tf2.eager.needs import Needs
+    from checkmate.tf2.eager.op_memory import NeedsTable
+    from checkmate.tf2.eager.options import Tuning
 
-    monkeypatch.setattr(policy, "PLENTY", 0)
     needs = Needs(1e-6, 0, 0)
     needs.measured = True
     monkeypatch.setattr(NeedsTable, "of", lambda self, call, signatures: needs)
     monkeypatch.setattr(Needs, "raise_to", lambda self, count: None)
     variables, loss = chain()
-    with above(300_000, strict=strict, overhead_limit=1e9) as context:
+    with managed_above(300_000, strict=strict, tuning=Tuning(plenty_share=0)) as runtime:
         if strict:
             with pytest.raises(
                 EvictionError,
@@ -298,7 +301,7 @@ def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
                 gradients(variables, loss)
         else:
             gradients(variables, loss)
-    assert context.stats.overshoots >= 1
+    assert runtime.policy.budget.overshoots >= 1
 
 
 @pytest.mark.parametrize("when", ["first", "again"])
@@ -306,7 +309,7 @@ def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
 def test_where_the_allocator_has_no_hole_more_is_evicted(when, resident_bytes, monkeypatch):
     import tensorflow as tf
 
-    from checkmate.tf2.eager.calls import EagerCall
+    from checkmate.tf2.eager.storage import EagerCall
 
     # Many times what can be evicted: what is left is the same all the same.
     resident = tf.zeros(resident_bytes, tf.uint8)
@@ -329,6 +332,36 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, resident_bytes, m
         assert len(refusals) == 2
         assert context.stats.evictions > evicted
     assert len(resident) == resident_bytes
+
+
+def test_a_sibling_that_a_refusal_evicts_can_be_evicted_again(monkeypatch):
+    import tensorflow as tf
+
+    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.storage import EagerCall
+
+    real, refusals = EagerCall.run_again, []
+    x = normal(64, 64)
+    expected = arrays(tf.split(tf.tanh(x), 2))
+    with managed_above(16 * MIB, tuning=Tuning(calm_share=0)) as runtime:
+        policy = runtime.policy
+        a, b = tf.split(tf.tanh(x), 2)
+        evictable = tf.exp(x)
+        policy.evict(a.cell.storage)
+
+        def refusing(call):
+            if call is a.cell.call and not refusals:
+                refusals.append(call)
+                policy.evict(b.cell.storage)
+                raise tf.errors.ResourceExhaustedError(None, None, "no hole is large enough")
+            return real(call)
+
+        monkeypatch.setattr(EagerCall, "run_again", refusing)
+        same(arrays([a, b]), expected)
+        assert refusals and evictable is not None
+        assert {a.cell.storage, b.cell.storage} <= set(policy.memory.pool)
+        policy.evict_all()
+        same(arrays([a, b]), expected)
 
 
 def test_nothing_is_left_behind_by_a_gradient_that_fails():
@@ -359,7 +392,7 @@ def test_needs_are_those_of_the_attributes_too():
 @pytest.mark.parametrize(
     "shape, axes", [((256, 1024), None), ((1024, 256), []), ((1024, 256, 1), [2])]
 )
-def test_views_need_no_room(shape, axes):
+def test_views_need_no_memory(shape, axes):
     """Nor do sums that add nothing up."""
     import tensorflow as tf
 
@@ -411,19 +444,19 @@ def test_what_is_evicted_while_another_input_comes_back_leaves_memory(monkeypatc
 
     import tensorflow as tf
 
-    from checkmate.tf2.eager.calls import EagerCall
+    from checkmate.tf2.eager.storage import EagerCall
 
     x, left = normal(8, 8), []
     expected = arrays([tf.tanh(x) * tf.exp(x)])
-    with dtr(smallest_bytes=0) as context:
-        runtime, real = context._runtime, EagerCall.run_again
+    real = EagerCall.run_again
+    with managed(smallest_bytes=0) as runtime:
         a, b = tf.tanh(x), tf.exp(x)
-        runtime._evict(a._cell.storage)
+        runtime.policy.evict(a.cell.storage)
 
         def run_again(call):
-            if call is a._cell.call:
-                value = weakref.ref(b._cell.value)
-                runtime._evict(b._cell.storage)
+            if call is a.cell.call:
+                value = weakref.ref(b.cell.value)
+                runtime.policy.evict(b.cell.storage)
                 left.append(value())
             return real(call)
 
@@ -435,7 +468,7 @@ def test_what_is_evicted_while_another_input_comes_back_leaves_memory(monkeypatc
 def test_gradients_go_last_however_the_pool_is_looked_through():
     from checkmate.dtr.heuristic import HEURISTICS
     from checkmate.tf2.eager.ranks import GRADIENTS_LAST, ranked
-    from checkmate.tf2.eager.tensors import EagerStorage
+    from checkmate.tf2.eager.storage import EagerStorage
 
     gradient = EagerStorage(1024, 3.0, 0.0, True)
     gradient.refs = 1

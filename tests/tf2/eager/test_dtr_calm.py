@@ -12,6 +12,7 @@ from eager_programs import (
     chain,
     dtr,
     gradients,
+    managed,
     memory,
     plain_peak,
     same,
@@ -50,29 +51,26 @@ def test_far_below_the_budget_ops_are_tensorflows_own_once_their_needs_are_known
 
 # What other tests left in memory may go at any time, and with it what is tight here.
 @pytest.mark.own_process
-def test_once_memory_has_come_near_the_budget_all_of_the_program_can_be_evicted(monkeypatch):
-    from checkmate.tf2.eager import policy
+def test_once_memory_has_come_near_the_budget_all_of_the_program_can_be_evicted():
+    from checkmate.tf2.eager.options import Tuning
 
     variables, loss = chain()
     plain, _, peak = plain_peak(variables, loss)
     gc.collect()
     resting = memory()["current"]
     budget = int(resting + 16 * MIB + 0.7 * peak)
-    monkeypatch.setattr(policy, "CALM", (resting + 4 * peak) / budget)
-    with dtr(budget, overhead_limit=1e9) as context:
+    tuning = Tuning(calm_share=(resting + 4 * peak) / budget)
+    with managed(budget_bytes=budget, strict=True, tuning=tuning) as runtime:
         for _ in range(2):
             gradients(variables, loss)
-        assert context._runtime.calm
+        assert runtime.policy.budget.calm
         resident = data(16 * MIB)
         for _ in range(2):
             same(arrays(gradients(variables, loss)), plain)
-    stats = context.stats
-    assert (
-        stats.peak_bytes <= stats.budget_bytes
-        and not stats.overshoots
-        and len(resident) == 16 * MIB
-    )
-    assert stats.rematerializations > 0
+    policy = runtime.policy
+    assert policy.allocator.peak_bytes <= budget and not policy.budget.overshoots
+    assert len(resident) == 16 * MIB
+    assert policy.rematerializations > 0
 
 
 def test_a_step_that_was_managed_and_came_near_the_budget_is_managed_again():
@@ -89,15 +87,16 @@ def test_a_step_that_was_managed_and_came_near_the_budget_is_managed_again():
 def test_plenty_is_room_for_a_hole_of_twice_the_size():
     import tensorflow as tf
 
-    from checkmate.tf2.eager.op_memory import Needs
+    from checkmate.tf2.eager.needs import Needs
+    from checkmate.tf2.eager.options import EagerOptions
     from checkmate.tf2.eager.runtime import EagerRuntime
 
     budget = 10 * max(MIB, memory()["current"])
-    runtime = EagerRuntime("CPU:0", budget_bytes=budget, strict=True)
+    found = EagerRuntime("CPU:0", EagerOptions(budget_bytes=budget, strict=True)).policy.budget
     small, large = (Needs(1e-6, count, count) for count in (256, int(0.6 * budget)))
     tf.config.experimental.reset_memory_stats("CPU:0")
-    assert runtime.roomy(small, "MatMul")
-    assert not runtime.roomy(large, "MatMul")
+    assert found.fits_now(small, "MatMul")
+    assert not found.fits_now(large, "MatMul")
 
 
 def made_by(how):
@@ -145,13 +144,13 @@ def test_labels_and_seeds_are_no_shapes(monkeypatch):
     anew."""
     import tensorflow as tf
 
-    from checkmate.tf2.eager.op_memory import NeedsTable
+    from checkmate.tf2.eager import private_api
 
-    asked, real = [], NeedsTable._sized
+    asked, real = [], private_api.apply_op  # which puts an op into a scratch graph
     monkeypatch.setattr(
-        NeedsTable,
-        "_sized",
-        lambda self, call, which: asked.append(call.name) or real(self, call, which),
+        private_api,
+        "apply_op",
+        lambda name, **inputs: asked.append(name) or real(name, **inputs),
     )
     table = weights(64, 64)
     with dtr(memory()["current"] + 64 * MIB):

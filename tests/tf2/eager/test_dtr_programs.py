@@ -2,7 +2,18 @@
 
 import numpy as np
 import pytest
-from eager_programs import MIB, above, arrays, chain, dtr, gradients, normal, plain_peak, same
+from eager_programs import (
+    MIB,
+    above,
+    arrays,
+    chain,
+    dtr,
+    gradients,
+    managed,
+    normal,
+    plain_peak,
+    same,
+)
 
 from checkmate import simulate
 
@@ -71,13 +82,13 @@ def test_a_list_that_the_program_changes_later():
     import tensorflow as tf
 
     images, size, pooled = normal(1, 16, 16, 4), [1, 3, 3, 1], []
-    with dtr(smallest_bytes=0) as context:
+    with managed(smallest_bytes=0) as runtime:
         for width in (3, 5):
             size[1] = size[2] = width
             pooled.append(tf.nn.max_pool2d(images, size, 1, "SAME"))
-        context._runtime.evict_all()
+        runtime.policy.evict_all()
         found = arrays(pooled)
-    assert context.stats.rematerializations
+    assert runtime.policy.rematerializations
     same(found, arrays([tf.nn.max_pool2d(images, width, 1, "SAME") for width in (3, 5)]))
 
 
@@ -85,12 +96,12 @@ def test_a_list_that_the_program_changes_later():
 def test_ops_that_draw_run_once_though_tensorflow_does_not_say_that_they_do(pool):
     import tensorflow as tf
 
-    with dtr(smallest_bytes=0) as context:
+    with managed(smallest_bytes=0) as runtime:
         pooled, *_ = getattr(tf.raw_ops, pool)(
             value=normal(1, 32, 32, 4), pooling_ratio=(1.0, 1.44, 1.5, 1.0)
         )
         before = arrays([pooled])
-        context._runtime.evict_all()
+        runtime.policy.evict_all()
         same(arrays([pooled]), before)
 
 

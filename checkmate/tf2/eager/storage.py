@@ -1,0 +1,210 @@
+"""What may be evicted and run again: storages, outputs of ops that view them, and the calls that
+make those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager.needs import Made, Needs, Signature
+from checkmate.tf2.eager.op_kinds import OpKind
+
+
+class EagerStorage(Storage):
+    """A storage that holds real tensors.
+
+    Attributes:
+      is_gradient: No tape records it, and having it back takes the whole backward pass.
+      anchors: How many backward functions may ask for it although they are not known to read it.
+      passing: It came back only so that another could.
+    """
+
+    __slots__ = ("anchors", "is_gradient", "passing")
+
+    def __init__(self, count: int, cost: float, last_access: float, is_gradient: bool):
+        # All fields of `Storage`, written out: one object is made for every op that runs.
+        self.bytes, self.cost, self.last_access = count, cost, last_access
+        self.is_gradient = is_gradient
+        self.tensors = []
+        self.material, self.pinned, self.banished, self.passing = True, False, False, False
+        self.locks = self.refs = self.anchors = 0
+        self.before, self.after = {}, {}
+        self.around = None
+        self.slot = -1
+
+
+class Cell(Tensor):
+    """An output that may be evicted. Tapes take it for a tensor (`private_api.TAPE_FIELDS`).
+
+    Handles and cells have ids of their own: a real tensor that dies takes its entry on all tapes
+    with it, and to evict is to let real tensors die.
+
+    Attributes:
+      value: The real tensor while it is in memory.
+      index: Which output of its call it is.
+      made: Its shape and type.
+    """
+
+    __slots__ = (*private_api.TAPE_FIELDS, "index", "made", "value")
+    call: EagerCall
+    storage: EagerStorage
+    value: Any
+    index: int
+    made: Made
+
+    def __init__(
+        self, call: EagerCall, storage: EagerStorage, count: int, value: Any, index: int, made: Made
+    ):
+        self.call, self.storage, self.bytes = call, storage, count
+        self.refs, self.defined = 0, True
+        self.value, self.index, self.made = value, index, made
+        private_api.show_to_tapes(self, made.on_tapes)
+        storage.tensors.append(self)
+
+    def forget(self) -> None:
+        """Nothing can ask for it any more: lets go of its call and its value."""
+        self.call = self.value = None  # type: ignore[assignment]
+        self.defined = False
+
+
+@dataclass(slots=True)
+class OpRequest:
+    """An op that the program asks for.
+
+    Attributes:
+      lengths: For each input argument how many tensors it is, None for one that is no list.
+      attrs: Names and values, as TensorFlow's own callers give them.
+      results: Number of outputs where the op came by the slow path, else None.
+      name: For TensorFlow's messages.
+    """
+
+    kind: OpKind
+    lengths: tuple[int | None, ...]
+    attrs: Any
+    results: int | None = None
+    name: Any = None
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The inputs of an op in one row.
+
+    Attributes:
+      row: Cells and real tensors.
+      cells: The cells among them.
+      values: Real tensors only; None where some cell is not in memory.
+      signatures: Shape and type of each.
+    """
+
+    row: list[Any]
+    cells: list[Cell]
+    values: list[Any] | None
+    signatures: list[Signature]
+
+
+class EagerCall(Call):
+    """A call of a TensorFlow op.
+
+    Attributes:
+      arguments: All its inputs in one row, cells and real tensors; `inputs` are the cells among
+        them.
+      lengths: For each input argument how many of those it is, None for one that is no list.
+      attrs: Names and values, as TensorFlow's own callers give them.
+      results: Number of outputs where the op came by the slow path, else None.
+      device: The device that the program asked for, or "".
+      needs: Its memory and cost.
+      place: Where in the program it first ran (`Position.place`).
+    """
+
+    __slots__ = ("arguments", "attrs", "device", "kind", "lengths", "needs", "place", "results")
+    inputs: tuple[Cell, ...]
+    outputs: tuple[Cell, ...]
+    needs: Needs
+
+    def __init__(self, number: int, asked: OpRequest, arguments: Arguments, device: str):
+        kind, attrs = asked.kind, asked.attrs
+        if attrs and not kind.plain_attrs:
+            attrs = tuple([_copied(each) for each in attrs])
+        self.number, self.name, self.kind = number, kind.name, kind
+        self.arguments, self.inputs = tuple(arguments.row), tuple(arguments.cells)
+        self.lengths, self.attrs, self.results = asked.lengths, attrs or (), asked.results
+        self.device = device
+        self.outputs = ()
+        self.bytes = self.workspace_bytes = 0
+        self.cost = self.place = 0.0
+
+    def run(self, values: list[Any], name: str | None = None) -> Any:
+        """Runs the op on real tensors. Returns what TensorFlow does: a tensor, a list (of lists),
+        or None."""
+        if self.results is not None:
+            return private_api.real_execute(
+                self.name, self.results, values, self.attrs, private_api.eager_context(), name
+            )
+        if self.kind.lists:
+            rest = iter(values)
+            values = [
+                next(rest) if count is None else [next(rest) for _ in range(count)]
+                for count in self.lengths
+            ]
+        return private_api.real_fast(
+            private_api.raw_context(), self.name, name, *values, *self.attrs
+        )
+
+    def run_again(self) -> list[Any]:
+        """Runs the op, whose inputs are all in memory, past every tape and on the device it first
+        ran on. Returns its outputs in one list."""
+        values = [each.value if type(each) is Cell else each for each in self.arguments]
+        try:
+            with tapes.stopped():
+                if self.device == private_api.thread_state().device_name:
+                    return flat(self.run(values))
+                with tf.device(self.device):
+                    return flat(self.run(values))
+        except private_api.NotOkStatusException as error:
+            private_api.raise_status(error, None)
+            raise
+
+    def all_attrs(self) -> tuple[Any, ...]:
+        """The attributes with those that TensorFlow infers from the inputs, as gradient functions
+        expect them."""
+        attrs = list(self.attrs)
+        known = set(attrs[::2])
+        rest = iter(self.arguments)
+        for (dtype, number, dtypes), count in zip(self.kind.inputs, self.lengths, strict=True):
+            tensors = [next(rest) for _ in range(1 if count is None else count)]
+            if number and number not in known:
+                attrs += [number, len(tensors)]
+                known.add(number)
+            if dtype and dtype not in known and tensors:
+                attrs += [dtype, _type_number(tensors[0])]
+                known.add(dtype)
+            if dtypes and dtypes not in known:
+                attrs += [dtypes, [_type_number(tensor) for tensor in tensors]]
+                known.add(dtypes)
+        return tuple(attrs)
+
+
+def _copied(attr: Any) -> Any:
+    """A list of the program's, which it may change before the op runs again, as it is now."""
+    return [_copied(each) for each in attr] if type(attr) is list else attr
+
+
+def _type_number(argument: Any) -> int:
+    return (argument.made if type(argument) is Cell else argument).dtype.as_datatype_enum
+
+
+def flat(result: Any) -> list[Any]:
+    """The outputs of an op in one list."""
+    if type(result) is not list:
+        return [] if result is None else [result]
+    outputs = []
+    for each in result:
+        if type(each) is list:
+            outputs.extend(each)
+        else:
+            outputs.append(each)
+    return outputs
