@@ -49,7 +49,8 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
     first one, as the report counts them; null where it does not). Instead of the last five error
     where a variant could not be run.
     """
-    from checkmate.core.graph import DFGraph, Op
+    from checkmate.core.graph import DFGraph
+    from checkmate.core.op import Op
     from checkmate.solvers.annealing.annealer import Annealer
 
     # Compiles it where that was never done: no row is to pay for it.

@@ -20,7 +20,8 @@ from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import GraphError

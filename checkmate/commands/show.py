@@ -12,8 +12,9 @@ from rich.table import Table
 from checkmate.commands.options import FileToWrite, json_option
 from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
 from checkmate.commands.table import console, print_json, print_table
-from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
+from checkmate.core.files import PLAN_FORMAT, load_plan
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import read_json
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import PlanFileError

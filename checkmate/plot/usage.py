@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import BytesInUse, MemoryTimeline, replay
 from checkmate.plot.layer_names import layer_names

@@ -60,7 +60,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import lower
-from checkmate.core.schedule import Schedule
+from checkmate.core.schedule import Schedule, lower
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.paper.coarsen import coarsen
 from checkmate.solvers.paper.formulation import formulate, may_run

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate.core.plan import Plan, lower
-from checkmate.core.schedule import Schedule
+from checkmate.core.plan import Plan
+from checkmate.core.schedule import Schedule, lower
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.baselines.chen import ChenGreedy, ChenSqrtN
