@@ -15,9 +15,12 @@ from rich.progress import Progress as Bars
 class _Search(Protocol):
     """What is read of a `solvers.search.Search`, which is of a layer above."""
 
-    graph: Any
-    timeline: Any
-    bound: Any
+    @property
+    def graph(self) -> Any: ...
+    @property
+    def timeline(self) -> Any: ...
+    @property
+    def bound(self) -> float: ...
 
 
 class Progress:
