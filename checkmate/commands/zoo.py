@@ -9,30 +9,12 @@ from typing import Any
 
 import click
 
+from checkmate.bench.zoo import APPLICATIONS
 from checkmate.commands.options import batch_option, json_option, optimizer_option, size_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import RowTable, stream
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes
-
-MODELS = (
-    "MobileNet",
-    "MobileNetV2",
-    "MobileNetV3Small",
-    "MobileNetV3Large",
-    "ResNet50",
-    "ResNet50V2",
-    "DenseNet121",
-    "EfficientNetB0",
-    "EfficientNetV2B0",
-    "InceptionV3",
-    "Xception",
-    "VGG16",
-    "VGG19",
-    "ConvNeXtTiny",
-    "NASNetMobile",
-)
-"""The models that are planned by default, of keras.applications."""
 
 COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made in", "file")
 
@@ -91,7 +73,9 @@ def zoo_command(
     Example: checkmate zoo resnet50 mobilenet --batch 64 -b 6GiB -o plans
     """
     doors = ("compile", "fit") if door == "both" else (door,)
-    rows = (_planned(output, name, each, training) for name in models or MODELS for each in doors)
+    rows = (
+        _planned(output, name, each, training) for name in models or APPLICATIONS for each in doors
+    )
     table = RowTable(f"Plans in {output}", COLUMNS, _cells, ("model", "file"))
     done = stream(rows, table, as_json=as_json)
     sys.exit(int(any("error" in row for row in done)))
