@@ -32,7 +32,7 @@ from checkmate.solvers.solve import SOLVERS
     metavar="NAMES",
     callback=listed(SOLVERS, also=("paper:", "grouped:")),
     help=(
-        "Solvers separated by commas, see `checkmate solve --help`; paper:BACKEND is the paper's"
+        "Solvers separated by commas, see `checkmate solve --help`; paper:ENGINE is the paper's"
         " program alone, grouped:N the graph in N groups."
     ),
 )

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
-from checkmate.solvers.paper.formulation import NO_ROOM, relax
+from checkmate.solvers.paper.formulation import DOES_NOT_FIT, relax
 from checkmate.solvers.search import Search
 
 SECONDS, HANDING_OVER = 2e-6, 0.2
@@ -52,6 +52,6 @@ class LPBound:
         seconds = max(0.0, self.share * search.remaining_s - handing_over_s)
         answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=seconds)
         if answer.status is AnswerStatus.INFEASIBLE:
-            search.prove_infeasible(NO_ROOM)
+            search.prove_infeasible(DOES_NOT_FIT)
         else:
             search.raise_bound(relaxation.cost(answer.bound), by=self.name)

@@ -25,7 +25,7 @@ from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.baselines.chen import ChenGreedy, ChenSqrtN
 from checkmate.solvers.paper.coarsen import Coarse, coarsen
-from checkmate.solvers.paper.formulation import NO_ROOM, Formulation, formulate, relax
+from checkmate.solvers.paper.formulation import DOES_NOT_FIT, Formulation, formulate, relax
 from checkmate.solvers.search import Search
 
 ENGINE_TOLERANCE = 5e-7
@@ -90,7 +90,7 @@ class MILP:
         # CP-SAT rounds what is not whole: no proof.
         exact = coarse.graph is search.graph and self.engine != "cp_sat"
         if answer.status is AnswerStatus.INFEASIBLE and exact:
-            search.prove_infeasible(NO_ROOM)
+            search.prove_infeasible(DOES_NOT_FIT)
             return
         inner.raise_bound(relaxation.cost(answer.bound) * (1 - ENGINE_TOLERANCE), by=self.name)
         if exact:
