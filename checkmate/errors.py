@@ -91,11 +91,11 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
-    """The solver, or the package behind it, is not known or not installed."""
+    """The solver is not known, or its package is not installed."""
 
 
 class SolverFailedError(CheckmateError, RuntimeError):
-    """The package behind a solver broke; its own error is chained."""
+    """The package of a solver failed; its own error is chained."""
 
 
 class TraceError(CheckmateError, ValueError):

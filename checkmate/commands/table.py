@@ -23,7 +23,7 @@ Row = TypeVar("Row")
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal, or wide enough for a file."""
+    """Returns standard output, as wide as the terminal; `PIPED_WIDTH` for a file or a pipe."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
 

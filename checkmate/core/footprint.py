@@ -61,7 +61,7 @@ class Node:
       kind: See `Kind`.
       reads: The tensors that the node reads, by node name and output.
       output_bytes: Bytes of each output.
-      workspace_bytes: Bytes that the kernel needs besides, if it has no footprint.
+      workspace_bytes: Additional bytes that the kernel needs, if it has no footprint.
       in_place: Whether an output may take the buffer of an input of the same size, if the node has
         no footprint.
       shares: Whether an output may be a part of an input's memory.

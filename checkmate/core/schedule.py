@@ -89,7 +89,7 @@ class Schedule:
                     S[stage] = live
         # Frees directly after a stage's last op belong to that stage: values that later stages
         # never read are not retained.
-        return cls(R, _used_only(graph, R, S)) if stage == n else None
+        return cls(R, S & retained(graph, R)) if stage == n else None
 
 
 def lower(graph: DFGraph, schedule: Schedule) -> Plan:
@@ -125,14 +125,14 @@ def lower(graph: DFGraph, schedule: Schedule) -> Plan:
     return Plan.from_order(graph, order)
 
 
-def _used_only(graph: DFGraph, R: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Clears the retained values that no later stage reads before they are computed again."""
-    S = S.copy()
-    wanted = np.zeros(len(graph), bool)
-    wanted[list(graph.outputs)] = True
+def retained(graph: DFGraph, R: np.ndarray) -> np.ndarray:
+    """Returns the least S that R needs: values that a later evaluation, or the end, reads before
+    they are recomputed."""
+    S = np.zeros(R.shape, bool)
+    needed = np.isin(np.arange(len(graph)), graph.outputs)
     for t in range(len(R) - 1, -1, -1):
         for i in R[t].nonzero()[0][::-1]:
-            wanted[i] = False
-            wanted[list(graph.deps[i])] = True
-        S[t] &= wanted
+            needed[i] = False
+            needed[list(graph.deps[i])] = True
+        S[t] = needed
     return S

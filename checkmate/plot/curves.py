@@ -6,15 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checkmate.plot.picture import (
-    COLOURS,
-    Picture,
-    byte_scale,
-    drawing,
-    finished,
-    percent,
-    series,
-)
+from checkmate.plot.picture import COLOURS, Picture, byte_scale, drawing, finished, percent, series
 
 
 @dataclass(frozen=True, slots=True)

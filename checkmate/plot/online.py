@@ -6,15 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from checkmate.plot.picture import (
-    COLOURS,
-    Picture,
-    byte_scale,
-    drawing,
-    finished,
-    percent,
-    series,
-)
+from checkmate.plot.picture import COLOURS, Picture, byte_scale, drawing, finished, percent, series
 
 
 def online_curve(

@@ -87,8 +87,7 @@ def solve_curve(
 
     Args:
       budgets: Amounts of memory as in `solve`, in any order; at least one.
-      solver: As in `solve`.
-      time_limit_s: Wall-clock seconds for each budget.
+      solver, time_limit_s: As in `solve`, for each budget.
       find_smallest: Also search for the smallest budget that has a plan, by bisection, which takes
         as long as several budgets.
 
@@ -109,19 +108,15 @@ def solve_curve(
       [5.0, 4.0, 4.0]
     """
     plain_peak = _plain_peak(graph)
-    amounts = sorted(
-        {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True
-    )
-    if not amounts:
+    asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
+    if not asked:
         raise BudgetError("A curve needs at least one budget; none was given.")
-    results = _searched(graph, amounts, solver, time_limit_s)
+    results = _searched(graph, sorted(asked, reverse=True), solver, time_limit_s)
     impossible = [r.budget_bytes for r in results if r.status is SolveStatus.INFEASIBLE]
     proven = max([floor(graph).bytes, *(budget_bytes + 1 for budget_bytes in impossible)])
     found = [result for result in results if result.plan]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
-        lowest = min(
-            (result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak
-        )
+        lowest = min((r.timeline.peak_bytes for r in found if r.timeline), default=plain_peak)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
     found.append(solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0))

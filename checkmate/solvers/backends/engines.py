@@ -59,7 +59,7 @@ FEW_VALUES = 8
 def solve_matrices(
     problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None
 ) -> Answer:
-    """Solves `problem` with the package behind `engine`, on one thread.
+    """Solves `problem` with the package of `engine`, on one thread.
 
     Args:
       engine: One of `ENGINES`.

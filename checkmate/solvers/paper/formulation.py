@@ -46,7 +46,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.schedule import Schedule
+from checkmate.core.schedule import Schedule, retained
 from checkmate.solvers.backends.matrices import MatrixProblem
 from checkmate.solvers.paper import equations
 from checkmate.solvers.paper.matrix_builder import ABSENT, Columns, Rows
@@ -197,19 +197,6 @@ def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
     for k, op in enumerate(graph.ops):
         allowed[k + 1 :, list(op.overwrites)] = False
     return allowed | np.eye(stages, n, dtype=bool)
-
-
-def retained(graph: DFGraph, R: np.ndarray) -> np.ndarray:
-    """Returns the least S that R needs: values that a later evaluation, or the end, reads before
-    they are recomputed."""
-    S = np.zeros(R.shape, bool)
-    wanted = np.isin(np.arange(len(graph)), graph.outputs)
-    for t in range(len(R) - 1, -1, -1):
-        for i in R[t].nonzero()[0][::-1]:
-            wanted[i] = False
-            wanted[list(graph.deps[i])] = True
-        S[t] = wanted
-    return S
 
 
 def _letters(columns: Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray, np.ndarray]:

@@ -80,16 +80,16 @@ class LPRounding:
         self, fractions: np.ndarray, generator: np.random.Generator
     ) -> Iterator[np.ndarray]:
         """Phase one. A solution without fractions has one rounding."""
-        between = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
+        inside = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
         quantiles = (
-            np.quantile(between, np.linspace(0, 1, self.thresholds))
-            if len(between) and self.thresholds
+            np.quantile(inside, np.linspace(0, 1, self.thresholds))
+            if len(inside) and self.thresholds
             else []
         )
-        for threshold in sorted({0.5, *quantiles}) if self.thresholds or not len(between) else ():
+        for threshold in sorted({0.5, *quantiles}) if self.thresholds or not len(inside) else ():
             yield fractions >= threshold
         # A number per entry and one per value (column of S), in turn.
-        for k in range(self.draws if len(between) else 0):
+        for k in range(self.draws if len(inside) else 0):
             yield generator.random(fractions.shape[k % 2 :]) < fractions
 
 
