@@ -26,9 +26,10 @@ Rows = Iterator[dict[str, Any]]
 models_argument = click.argument("models", nargs=-1)
 
 
-def budgets_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def budgets_option(
+    default: str, text: str = "Shares of the plain step's peak above its resident bytes."
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns the option --budgets."""
-    text = "Shares of the plain step's peak above its resident bytes."
     return click.option("--budgets", default=default, show_default=True, help=text)
 
 
@@ -240,12 +241,7 @@ def refusals(models: tuple[str, ...], steps: int, as_json: bool) -> None:
 
 @click.command("dtr-eager")
 @click.argument("workloads", nargs=-1)
-@click.option(
-    "--budgets",
-    default="50%,40%",
-    show_default=True,
-    help="Shares of the plain step's measured peak.",
-)
+@budgets_option("50%,40%", "Shares of the plain step's measured peak.")
 @steps_option(5, "Timed steps of each kind.")
 @click.option(
     "--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within a memory cap."

@@ -101,6 +101,17 @@ optimizer_option = click.option(
 )
 
 
+def output_option(
+    text: str, *, default: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option --output, a folder."""
+    folder: Any = click.Path(file_okay=False, path_type=Path)
+    shown = default is not None
+    return click.option(
+        "--output", "-o", default=default, show_default=shown, type=folder, help=text
+    )
+
+
 def steps_option(
     default: int, text: str, *, minimum: int = 1
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

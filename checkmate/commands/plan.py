@@ -15,6 +15,7 @@ from checkmate.commands.options import (
     budget_option,
     json_option,
     optimizer_option,
+    output_option,
     search_options,
     size_option,
 )
@@ -42,14 +43,7 @@ from checkmate.progress import Progress
     help="Costs of ops: measured here, estimated from sizes and arithmetic, or all equal.",
 )
 @search_options
-@click.option(
-    "--output",
-    "-o",
-    default=".",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the files.",
-)
+@output_option("Folder for the files.", default=".")
 @json_option
 def plan_command(
     model: str,

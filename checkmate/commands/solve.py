@@ -8,7 +8,13 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.options import SearchOptions, budget_option, json_option, search_options
+from checkmate.commands.options import (
+    SearchOptions,
+    budget_option,
+    json_option,
+    output_option,
+    search_options,
+)
 from checkmate.commands.output import print_found, solve_each, status_of
 from checkmate.core.graph import DFGraph
 
@@ -17,12 +23,7 @@ from checkmate.core.graph import DFGraph
 @click.argument("graph_file", metavar="GRAPH", type=click.Path(exists=True, dir_okay=False))
 @budget_option
 @search_options
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write plan files to.",
-)
+@output_option("Folder to write plan files to.")
 @json_option
 def solve_command(
     graph_file: str,

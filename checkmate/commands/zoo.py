@@ -10,7 +10,13 @@ from typing import Any
 import click
 
 from checkmate.bench.zoo import APPLICATIONS
-from checkmate.commands.options import batch_option, json_option, optimizer_option, size_option
+from checkmate.commands.options import (
+    batch_option,
+    json_option,
+    optimizer_option,
+    output_option,
+    size_option,
+)
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import RowTable, stream
 from checkmate.errors import CheckmateError
@@ -40,14 +46,7 @@ COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made i
     type=click.Choice(["compile", "fit", "both"]),
     help="For `checkmate.tf2.compile`, or for `fit` after `checkmate.tf2.rematerialize`.",
 )
-@click.option(
-    "--output",
-    "-o",
-    default="plans",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder.",
-)
+@output_option("The folder.", default="plans")
 @json_option
 def zoo_command(
     models: tuple[str, ...], door: str, output: Path, as_json: bool, **training: Any

@@ -1,5 +1,5 @@
-"""The model of the allocator: each rule by example, then all of them against a second implementation that
-searches lists from end to end."""
+"""The model of the allocator: each rule by example, then all of them against a second
+implementation that searches lists from end to end."""
 
 from itertools import pairwise
 

@@ -282,9 +282,18 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("recomputable", "false"), ("backward", 2), ("output", "no"), ("control_deps", "0"), ("overwrites", [0.5]), ("cost", True), ("bytes", False),
-     ("name", None), ("op", {"kind": "relu"})],
-)  # fmt: skip
+    [
+        ("recomputable", "false"),
+        ("backward", 2),
+        ("output", "no"),
+        ("control_deps", "0"),
+        ("overwrites", [0.5]),
+        ("cost", True),
+        ("bytes", False),
+        ("name", None),
+        ("op", {"kind": "relu"}),
+    ],
+)
 def test_fields_of_another_type_are_not_read_as_something_else(field, value, tmp_path):
     nodes = [
         {"name": "a", "cost": 1, "bytes": 1},

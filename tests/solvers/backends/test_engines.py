@@ -228,7 +228,10 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
         from test_engines import hard
         import subprocess
         children, real = [], subprocess.Popen
-        subprocess.Popen = lambda *args, **facts: children.append(real(*args, **facts)) or children[-1]
+        def start(*args, **facts):
+            children.append(real(*args, **facts))
+            return children[-1]
+        subprocess.Popen = start
         threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:
