@@ -87,9 +87,9 @@ def solve_curve(
 
     Args:
       budgets: Amounts of memory as in `solve`, in any order; at least one.
-      solver, time_limit_s: As in `solve`, for each budget.
-      find_smallest: Also search for the smallest budget that has a plan, by bisection, which takes
-        as long as several budgets.
+      solver: As in `solve`.
+      time_limit_s: Wall-clock seconds for each budget.
+      find_smallest: Also search for the smallest budget that has a plan, by bisection.
 
     Returns:
       A result for each budget. Without a plan its status is INFEASIBLE (proven) or NOT_FOUND. After
@@ -104,8 +104,8 @@ def solve_curve(
       >>> from checkmate import DFGraph, Op, solve_curve
       >>> ops = (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1))
       >>> graph = DFGraph(ops, outputs=(3,))  # in 8 bytes, a is freed before c and runs again for d
-      >>> [result.cost for result in solve_curve(graph, [9, 8, 10]).results]
-      [5.0, 4.0, 4.0]
+      >>> tuple(result.cost for result in solve_curve(graph, [9, 8, 10]).results)
+      (5.0, 4.0, 4.0)
     """
     plain_peak = _plain_peak(graph)
     asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}

@@ -11,7 +11,7 @@ from checkmate.tf2.models import Workload
 
 
 def siamese(batch: int = 16, size: int = 48) -> Workload:
-    """One tower for two images, and the distance of what it makes of them."""
+    """One tower for two images, and the distance of its two outputs."""
     tower = keras.Sequential([keras.Input((size, size, 3))])
     for width in (16, 32, 64):
         tower.add(L.Conv2D(width, 3, padding="same", activation="relu"))
@@ -93,7 +93,7 @@ def vit(
 
 def mixer(batch: int = 8, size: int = 64, patch: int = 8, width: int = 96) -> Workload:
     """MLP-Mixer (Tolstikhin et al., 2021): dense layers across channels and, transposed, across
-    places."""
+    patches."""
     image = keras.Input((size, size, 3))
     x = L.Reshape((-1, width))(L.Conv2D(width, patch, strides=patch)(image))
     for _ in range(3):
@@ -140,8 +140,8 @@ def vae(batch: int = 32) -> Workload:
 
 
 def diffusion_unet(batch: int = 8, size: int = 32, width: int = 32) -> Workload:
-    """The noise predictor of a diffusion model: residual blocks told the time, attention at the
-    bottom (Ho et al., 2020)."""
+    """The noise predictor of a diffusion model: residual blocks with the time as input, attention
+    at the bottom (Ho et al., 2020)."""
 
     def block(x, time, width):
         y = L.Conv2D(width, 3, padding="same")(L.Activation("swish")(L.GroupNormalization(8)(x)))
@@ -172,8 +172,7 @@ def diffusion_unet(batch: int = 8, size: int = 32, width: int = 32) -> Workload:
 
 
 def segmentation(batch: int = 4, size: int = 96) -> Workload:
-    """Dilated convolutions side by side, a pooled branch, and what they find made large again (Chen
-    et al., 2017)."""
+    """Parallel dilated convolutions and a pooled branch, upsampled (Chen et al., 2017)."""
     image = keras.Input((size, size, 3))
     x = L.Conv2D(16, 3, 2, padding="same", activation="relu")(image)
     x = low = L.SeparableConv2D(32, 3, padding="same", activation="relu")(x)
@@ -201,8 +200,8 @@ def segmentation(batch: int = 4, size: int = 96) -> Workload:
 
 
 def super_resolution(batch: int = 4, size: int = 48) -> Workload:
-    """Residual blocks and pixels made of channels (Shi et al., 2016), with a structural similarity
-    in the loss."""
+    """Residual blocks and sub-pixel upsampling (Shi et al., 2016), with a structural similarity in
+    the loss."""
     image = keras.Input((size, size, 3))
     x = L.Conv2D(32, 3, padding="same")(image)
     for _ in range(3):

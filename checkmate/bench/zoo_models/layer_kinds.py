@@ -39,7 +39,7 @@ def normalizations() -> Workload:
 
 
 def shapes(batch: int = 64) -> Workload:
-    """Layers that move numbers about: Lambda, Permute, RepeatVector, Dot, Reshape, cropping,
+    """Layers that reshape and combine: Lambda, Permute, RepeatVector, Dot, Reshape, cropping,
     padding, slices, stacks, Masking."""
     sequence = keras.Input((20, 16))
     x = L.Masking()(sequence)
@@ -64,7 +64,7 @@ def shapes(batch: int = 64) -> Workload:
 
 
 def stateful_rnn(batch: int = 32) -> Workload:
-    """LSTM and GRU that go on where the batch before ended, and one that is unrolled."""
+    """Stateful LSTM and GRU, and an unrolled LSTM."""
     sequence = keras.Input((16, 8), batch_size=batch)
     x = L.LSTM(32, return_sequences=True, stateful=True)(sequence)
     x = L.Dense(256, activation="tanh")(x)
@@ -108,7 +108,7 @@ def stacked_cells(batch: int = 32) -> Workload:
 
 
 class _policy:
-    """The dtype policy of what is built within."""
+    """The dtype policy of the layers built in the block."""
 
     def __init__(self, name: str):
         self.name = name
@@ -184,7 +184,7 @@ def regularized() -> Workload:
 
 
 def frozen() -> Workload:
-    """A backbone that is not trained, but for its last layer, and a learning rate that falls."""
+    """A backbone of which only the last block is trained, and a decaying learning rate."""
     layers = convolutions()
     for layer in layers[:-3]:
         layer.trainable = False

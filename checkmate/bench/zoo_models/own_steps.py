@@ -15,7 +15,7 @@ from checkmate.errors import CheckmateError
 
 
 class Network(tf.Module):
-    """A perceptron of TensorFlow's own variables, with batch statistics and random noise."""
+    """A perceptron of plain `tf.Variable`s, with batch statistics and random noise."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 256, 256, 256, 10)):
         super().__init__()

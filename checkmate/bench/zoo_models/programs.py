@@ -81,7 +81,7 @@ class Recomputed(L.Layer):
 
 
 def custom_gradients() -> Workload:
-    """Gradients that people write themselves."""
+    """Custom gradients."""
     return on_vectors(
         [
             L.Dense(96),
@@ -114,7 +114,7 @@ class Loops(L.Layer):
 
 
 def loops(batch: int = 128) -> Workload:
-    """Control flow of TensorFlow's own within dense layers."""
+    """TensorFlow's control flow between dense layers."""
     return on_vectors(
         [L.Dense(128, activation="gelu"), L.Dense(128, activation="gelu"), L.Dense(64), Loops()],
         name="loops",
@@ -123,8 +123,8 @@ def loops(batch: int = 128) -> Workload:
 
 
 class Codebook(L.Layer):
-    """Vectors replaced by the nearest of a codebook, which moves with an average of its own (van
-    den Oord et al., 2017)."""
+    """Vectors replaced by the nearest of a codebook, updated by a moving average (van den Oord
+    et al., 2017)."""
 
     def build(self, shape: Any) -> None:  # noqa: D102
         self.codes = self.add_weight(shape=(32, shape[-1]), initializer="normal", trainable=False)

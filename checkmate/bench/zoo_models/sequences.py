@@ -85,7 +85,8 @@ def bidirectional_gru(
 def attention_lstm(
     batch: int = 16, length: int = 24, width: int = 64, words: int = 300
 ) -> Workload:
-    """Translation with LSTMs whose state is handed over, and attention (Luong; Bahdanau)."""
+    """Translation with LSTMs, the encoder's state as the decoder's initial one, and two kinds of
+    attention."""
     source, target = keras.Input((length,), dtype="int32"), keras.Input((length,), dtype="int32")
     memory, *state = L.LSTM(width, return_sequences=True, return_state=True)(
         L.Embedding(words, width, mask_zero=True)(source)
@@ -118,7 +119,7 @@ def speech(batch: int = 8, samples: int = 8000) -> Workload:
 
 
 def experts(batch: int = 8, length: int = 32, width: int = 64, count: int = 4) -> Workload:
-    """A mixture of experts: the best two of a router's choice, by einsum, with a loss that balances
+    """A mixture of experts: the router's two best, by einsum, with a loss that balances
     them (Shazeer et al., 2017)."""
 
     class Experts(L.Layer):
@@ -152,7 +153,7 @@ def experts(batch: int = 8, length: int = 32, width: int = 64, count: int = 4) -
 
 
 def fourier(batch: int = 16) -> Workload:
-    """FNet (Lee-Thorp et al., 2021): complex numbers in the middle, sines by hand, einsum dense."""
+    """FNet (Lee-Thorp et al., 2021): complex numbers, and einsum dense layers."""
     tokens = keras.Input((64,), dtype="int32")
     x = L.Embedding(200, 64)(tokens)
     for _ in range(2):
@@ -174,7 +175,7 @@ def fourier(batch: int = 16) -> Workload:
 
 
 def text(batch: int = 64) -> Workload:
-    """Sentences as strings: words looked up within the model, then convolutions and pooling."""
+    """Sentences as strings: a vocabulary within the model, then convolutions and pooling."""
     words = [
         "the",
         "of",

@@ -1,4 +1,4 @@
-"""Models on tables, graphs, films and volumes."""
+"""Models on tables, graphs, videos and volumes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recommender(batch: int = 2048, fields: int = 8, words: int = 400, width: int
 
 
 def graph_network(batch: int = 8, nodes: int = 200, edges: int = 800, width: int = 64) -> Workload:
-    """Message passing: states gathered along edges, changed, and summed where they arrive."""
+    """Message passing: states are gathered along edges, transformed, and summed at the target."""
 
     class Message(L.Layer):
         def __init__(self):
@@ -112,7 +112,7 @@ def bag_of_words(batch: int = 256) -> Workload:
 
 
 def conv_lstm(batch: int = 4) -> Workload:
-    """ConvLSTM2D and BatchNormalization on a film."""
+    """ConvLSTM2D and BatchNormalization on a video."""
     film = keras.Input((6, 24, 24, 2))
     x = L.BatchNormalization()(L.ConvLSTM2D(12, 3, padding="same", return_sequences=True)(film))
     x = L.Conv3D(8, 3, padding="same", activation="relu")(
@@ -123,7 +123,7 @@ def conv_lstm(batch: int = 4) -> Workload:
 
 
 def time_distributed(batch: int = 8) -> Workload:
-    """The same convolutions on every image of a film, then an LSTM."""
+    """The same convolutions on every image of a video, then an LSTM."""
     tower = keras.Sequential(
         [
             keras.Input((32, 32, 3)),
