@@ -86,7 +86,7 @@ def models() -> dict[str, Callable[..., Any]]:
         try:
             definitions = importlib.import_module(f"checkmate.bench.zoo_models.{module}")
         except ModuleNotFoundError as error:
-            if error.name != "checkmate.bench.zoo_models":
+            if not (error.name or "").startswith("checkmate.bench.zoo_models"):
                 raise
             raise CheckmateError(
                 "The models of the zoo are not part of an installed package. Run this command in a"
