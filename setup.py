@@ -28,7 +28,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["checkmate", "checkmate.*"]),
+    # The zoo's models are data of a benchmark, which is run in a checkout.
+    packages=find_packages(
+        include=["checkmate", "checkmate.*"], exclude=["checkmate.bench.zoo_models"]
+    ),
     package_data={
         "checkmate": ["py.typed", "README.md"],
         "checkmate.bench": ["graphs/*.json.gz"],

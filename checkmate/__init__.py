@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from checkmate.core.graph import DFGraph, Op
-from checkmate.core.plan import Compute, Free, Plan, lower
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
+from checkmate.core.plan import Compute, Free, Plan
 from checkmate.core.replay import Floor, MemoryTimeline, floor, replay
-from checkmate.core.schedule import Schedule
+from checkmate.core.schedule import Schedule, lower
 from checkmate.errors import (
     BudgetError,
     CheckmateError,

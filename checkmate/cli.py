@@ -1,4 +1,4 @@
-"""The command `checkmate`. It finds its way to the library; what it prints comes from there."""
+"""The command `checkmate`: its sub-commands, and how errors of the library end it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from checkmate.commands.table import complain
 from checkmate.commands.zoo import zoo_command
 from checkmate.solvers.background import unfinished_tasks
 
-MISUNDERSTOOD = (
+INVALID_INPUT = (
     checkmate.BudgetError,
     checkmate.GraphError,
     checkmate.LogError,
@@ -33,19 +33,18 @@ MISUNDERSTOOD = (
     checkmate.PlanFileError,
     checkmate.TraceError,
 )
-"""Errors that say that what was given cannot be read or does not belong together."""
+"""Errors for input that cannot be read, or files that do not belong together."""
 
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What the system says where output finds no room. Such an error names no file."""
+"""Error numbers of a full disk or a broken one. Such an error names no file."""
 
 
 class _Group(click.Group):
-    """Turns the library's refusals into a sentence and exit status 1, or 2 where what was given is
-    at fault."""
+    """Turns the library's errors into a sentence and exit status 1, or 2 for invalid input."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """As a program, ends at once: not even work that was given up is waited for."""
-        # As standard error has it: names of ops may be in any script.
+        """Runs as a program. At its end the process does not wait for background tasks."""
+        # As on standard error: names of ops may have any characters.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
@@ -63,20 +62,20 @@ class _Group(click.Group):
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
-            complain(f"could not write: {error.strerror}. Make room, or write elsewhere.")
-            # What is still buffered would fail again when Python ends.
+            complain(f"could not write: {error.strerror}. Free disk space, or write elsewhere.")
+            # Python would fail again to write its buffer at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """In the order in which a new user wants them, not by name."""
+        """Returns the commands in the order in which a new user needs them."""
         return list(self.commands)
 
     def invoke(self, context: click.Context) -> None:
         try:
             super().invoke(context)
         except click.UsageError as error:
-            # What shows itself: the help of a command without arguments.
+            # The help of a command without arguments prints itself.
             if error.ctx is None or type(error).show is not click.UsageError.show:
                 raise
             click.echo(
@@ -87,9 +86,9 @@ class _Group(click.Group):
             sys.exit(error.exit_code)
         except checkmate.CheckmateError as error:
             complain(str(error))
-            sys.exit(2 if isinstance(error, MISUNDERSTOOD) else 1)
+            sys.exit(2 if isinstance(error, INVALID_INPUT) else 1)
         except OSError as error:
-            # A closed pipe, which click sees to, or what is no matter of files.
+            # A closed pipe, which click handles, or an error that concerns no file.
             if error.filename is None:
                 raise
             complain(f"Cannot read or write {error.filename}: {error.strerror}.")
@@ -101,7 +100,7 @@ class _Group(click.Group):
 @click.option("--verbose", "-v", is_flag=True, help="Show the library's log on standard error.")
 def main(verbose: bool) -> None:
     """Train TensorFlow and Keras models that do not fit, within a memory budget."""
-    # TensorFlow reads it when a command loads it.
+    # TensorFlow reads this when a command imports it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else QUIET)
     if verbose:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
@@ -109,6 +108,14 @@ def main(verbose: bool) -> None:
 
 
 for command in (
-    demo_command, doctor_command, plan_command, show_command, solve_command, zoo_command, simulate_command, bench, completion_command,
-):  # fmt: skip
+    demo_command,
+    doctor_command,
+    plan_command,
+    show_command,
+    solve_command,
+    zoo_command,
+    simulate_command,
+    bench,
+    completion_command,
+):
     main.add_command(command)

@@ -1,8 +1,7 @@
-"""Every error this library raises on purpose.
+"""The errors that this library raises on purpose.
 
-All derive from `CheckmateError`, and each also from the built-in error that a caller would catch
-without knowing us. A message has four parts: what was asked, what was found, by how much, what to
-do.
+All derive from `CheckmateError`, and each also from the built-in error that a caller would catch. A
+message has four parts: what was asked, what was found, by how much, what to do.
 """
 
 from __future__ import annotations
@@ -35,19 +34,24 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
     """It is proven that no plan fits the budget.
 
     Attributes:
-      budget_bytes: What was asked for.
-      floor_bytes: The least number of bytes that the proof shows to be needed (a valid lower bound,
-        not always reachable).
-      op: Index of the op that binds, or None when the proof does not single one out.
+      budget_bytes: The budget.
+      floor_bytes: A proven lower bound on the bytes that any plan needs.
+      op: Index of the op that binds, or None if the proof names none.
       op_name: Its name, or "".
-      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was
-        looked for or found.
+      smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
+        searched for or found.
     """
 
     def __init__(
-        self, message: str, *, budget_bytes: int, floor_bytes: int, op: int | None = None, op_name: str = "",
+        self,
+        message: str,
+        *,
+        budget_bytes: int,
+        floor_bytes: int,
+        op: int | None = None,
+        op_name: str = "",
         smallest_budget_bytes: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
@@ -57,20 +61,19 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
 
     @property
     def shortfall_bytes(self) -> int:
-        """How many bytes the budget lacks to reach the floor."""
+        """The floor minus the budget, in bytes."""
         return self.floor_bytes - self.budget_bytes
 
 
 class NoPlanFoundError(CheckmateError, RuntimeError):
-    """No plan within the budget was found, and none was proven impossible: time ran out, or the
-    method is too weak.
+    """No plan within the budget was found, and it is not proven that there is none: time ran out,
+    or the solver cannot find one.
 
     Attributes:
-      best_peak_bytes: The lowest peak of any plan that was tried, or None when none was.
-      bound: No plan within the budget costs less (the graph's cost unit), or None when that was not
-        asked.
-      smallest_budget_bytes: The smallest budget that a plan was found for, or None when none was
-        looked for or found.
+      best_peak_bytes: The lowest peak of any plan that was tried, or None.
+      bound: Lower bound on the cost of plans within the budget, in the graph's unit, or None.
+      smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
+        searched for or found.
     """
 
     def __init__(
@@ -88,11 +91,11 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
-    """The solver, or the package behind it, is not known or not installed."""
+    """The solver is not known, or its package is not installed."""
 
 
 class SolverFailedError(CheckmateError, RuntimeError):
-    """The package behind a solver broke; its own error is chained."""
+    """The package of a solver failed; its own error is chained."""
 
 
 class TraceError(CheckmateError, ValueError):

@@ -1,25 +1,34 @@
-"""Progress on a terminal for what takes longer than a second; nothing where nobody looks."""
+"""Progress on a terminal for what takes longer than a second; nothing if standard error is no
+terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-if TYPE_CHECKING:
-    from checkmate.solvers.search import Search
+
+class _Search(Protocol):
+    """What is read of a `solvers.search.Search`, which is of a layer above."""
+
+    @property
+    def graph(self) -> Any: ...
+    @property
+    def timeline(self) -> Any: ...
+    @property
+    def bound(self) -> float: ...
 
 
 class Progress:
-    """One line that says what is being done, on standard error, gone when it is done.
+    """One line on standard error with the current phase; it disappears at the end.
 
     Args:
-      name: What is being worked on.
-      enabled: False shows nothing. Where standard error is no terminal nothing is shown either.
+      name: Start of the line, such as the name of a model.
+      enabled: False shows nothing. Nothing is shown either if standard error is no terminal.
     """
 
     def __init__(self, name: str, *, enabled: bool = True):
@@ -44,7 +53,7 @@ class Progress:
 
     @contextmanager
     def phase(self, description: str) -> Iterator[None]:
-        """Shows what is being done now."""
+        """Shows this description while the block runs."""
         before, self._task = self._task, self._bars.add_task(description, total=None)
         try:
             yield
@@ -53,24 +62,14 @@ class Progress:
             self._task = before
 
     def advance(self, done: int, total: int) -> None:
-        """Says how much of the present phase is done."""
+        """Shows how much of the current phase is done."""
         self._bars.update(self._task, completed=done, total=total)
 
-    def improved(self, search: Search) -> None:
-        """Shows the best plan and bound so far, as time beyond the plain step's."""
-        total = search.graph.total_cost
+    def improved(self, search: _Search) -> None:
+        """Shows the cost of the best plan, and the bound, relative to the plain step's cost."""
+        total, found, bound = search.graph.total_cost, search.timeline, search.bound
         if total:
-            best = (
-                f"best plan {search.timeline.cost / total - 1:+.2%}"
-                if search.timeline
-                else "no plan yet"
-            )
-            gap = (
-                f", gap {search.timeline.cost / search.bound - 1:.2%}"
-                if search.timeline and search.bound
-                else ""
-            )
-            self._bars.update(
-                self._task,
-                description=f"solving: {best}, bound {search.bound / total - 1:+.2%}{gap}",
-            )
+            best = f"best plan {found.cost / total - 1:+.2%}" if found else "no plan yet"
+            gap = f", gap {found.cost / bound - 1:.2%}" if found and bound else ""
+            text = f"solving: {best}, bound {bound / total - 1:+.2%}{gap}"
+            self._bars.update(self._task, description=text)

@@ -1,5 +1,4 @@
-"""Bytes for people: "6GiB", "80%", 1.5e9 <-> an int of bytes. The only place that knows the
-units."""
+"""Amounts of memory as text, such as "6GiB" or "80%", and as a number of bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import TypeAlias
 from checkmate.errors import BudgetError
 
 Bytes: TypeAlias = int | float | str
-"""An amount of memory: a number of bytes, "6GiB", "500 MB", or, where a whole is known, "60%"."""
+"""An amount of memory: a number of bytes, "6GiB", "500 MB", or a share such as "60%"."""
 
 _UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
@@ -34,7 +33,7 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
       >>> parse_bytes("1.5 GiB"), parse_bytes("60%", percent_of=1000)
       (1610612736, 600)
     """
-    # NumPy's numbers are Real too.
+    # Real includes NumPy's numbers.
     if isinstance(amount, bool) or not isinstance(amount, (numbers.Real, str)):
         raise BudgetError(
             f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}."
@@ -54,7 +53,7 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
                     f"{amount!r} is a share, and here nothing says of what. Give an amount such as"
                     " '6GiB'."
                 )
-            # In this order: 50% of 58 is 29; a share of nothing is next to nothing.
+            # Multiplied first, so that 50% of 58 is 29.
             number = number * max(1, percent_of) / 100
         else:
             number *= _UNITS.get(unit, 1)
@@ -73,8 +72,8 @@ def is_share(amount: Bytes) -> bool:
 
 
 def shown_bytes(count: int) -> int:
-    """Returns the least number of bytes that is at least `count` when it is written by
-    `format_bytes` and read again.
+    """Returns the least number of bytes, at least `count`, that `format_bytes` writes without
+    rounding it below `count`.
 
     Example:
       >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
@@ -90,8 +89,7 @@ def shown_bytes(count: int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Returns `count` bytes in the binary unit that reads best: format_bytes(1610612736) == '1.50
-    GiB'."""
+    """Returns `count` bytes in a binary unit: format_bytes(1610612736) == '1.50 GiB'."""
     sign, count = ("-" if count < 0 else ""), abs(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":

@@ -12,10 +12,24 @@ from checkmate.units import format_bytes, parse_bytes
 @pytest.mark.parametrize(
     ("amount", "count"),
     [
-        (1, 1), (1.5e9, 1_500_000_000), ("100", 100), ("1b", 1), ("2 KiB", 2048), ("2kb", 2000), ("1MiB", 2**20), ("1 MB", 10**6), ("6GiB", 6 * 2**30),
-        ("1.5 GB", 1_500_000_000), (".5tib", 2**39), ("1e3", 1000), ("  7 GB ", 7 * 10**9), (np.int64(5), 5), (np.float32(8), 8), (np.int8(3), 3),
+        (1, 1),
+        (1.5e9, 1_500_000_000),
+        ("100", 100),
+        ("1b", 1),
+        ("2 KiB", 2048),
+        ("2kb", 2000),
+        ("1MiB", 2**20),
+        ("1 MB", 10**6),
+        ("6GiB", 6 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        (".5tib", 2**39),
+        ("1e3", 1000),
+        ("  7 GB ", 7 * 10**9),
+        (np.int64(5), 5),
+        (np.float32(8), 8),
+        (np.int8(3), 3),
     ],
-)  # fmt: skip
+)
 def test_read(amount, count):
     assert parse_bytes(amount) == count
     assert type(parse_bytes(amount)) is int

@@ -1,2 +1,2 @@
-"""Tables that anyone can reproduce: `checkmate bench NAME`. Ratios are of two things measured in
+"""Benchmarks that anyone can reproduce: `checkmate bench NAME`. Ratios compare two measurements of
 one run."""

@@ -1,9 +1,8 @@
-"""`checkmate bench cap`: the largest batch under one memory cap, plain and planned, each trained
-for real.
+"""`checkmate bench cap`: the largest batch that trains under a memory cap, plain and planned.
 
-The cap is the allocator's own (`TF_CPU_BFC_MEM_LIMIT_IN_MB`): a step that needs more dies with
-ResourceExhaustedError, or crashes in a kernel of TensorFlow that does not look whether it got
-memory. So both are found by trying, each batch in a fresh process.
+The cap is the allocator's limit (`TF_CPU_BFC_MEM_LIMIT_IN_MB`). A step that needs more memory ends
+with ResourceExhaustedError, or crashes in a kernel that does not check its allocation. So each
+batch is tried in a fresh process.
 """
 
 from __future__ import annotations
@@ -29,15 +28,12 @@ COLUMNS = (
 )
 
 CLOSE = 20
-"""The largest batch is known to one part of so many."""
+"""The search ends when the largest batch is known to 1 / `CLOSE` of itself."""
 
 
 def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
-    """Largest batches and times of both kinds of step.
-
-    Keys: model, cap_bytes, plain and planned; the last two are None where no batch fits, else have
-    batch, step_s (median), trained.
-    """
+    """Returns the row of a model: plain and planned are None if no batch fits, else objects with
+    batch, step_s (median) and trained."""
 
     def trying(kind: str) -> Callable[[int], dict[str, Any]]:
         def trained(batch: int) -> dict[str, Any]:
@@ -56,8 +52,8 @@ def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
 
 
 def _largest(trained: Callable[[int], dict[str, Any]], batch: int) -> dict[str, Any] | None:
-    """What was found for the largest batch that trains, when all smaller ones do; the first that is
-    tried is given."""
+    """Returns the result of the largest batch that trains, given that all smaller ones do too;
+    `batch` is the first to try."""
     best: dict[str, Any] | None = None
     low, high = 0, None
     while batch > low and (high is None or high - low > max(1, low // CLOSE)):
@@ -90,14 +86,14 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
-    """Trains a workload on a batch of this size in this process, plain or planned for the memory
-    that there is."""
+    """Trains a workload on a batch of this size in this process, plain or planned with
+    budget="auto"."""
     import keras
     import tensorflow as tf
 
     import checkmate
-    from checkmate.bench.demo import plain_step
     from checkmate.bench.models import workload
+    from checkmate.bench.training import plain_step, planned_step
 
     keras.utils.set_random_seed(0)
     optimizer = keras.optimizers.Adam(1e-4)
@@ -105,9 +101,7 @@ def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
     try:
         work = workload(name, batch)
         if kind == "planned":
-            step = checkmate.tf2.compile(
-                work.model, work.loss, optimizer, work.inputs, work.labels, budget="auto"
-            )
+            step = planned_step(work, optimizer, "auto")
         else:
             step = plain_step(work, optimizer)
         for _ in range(steps):

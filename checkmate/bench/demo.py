@@ -1,5 +1,4 @@
-"""`checkmate demo`: a real model trained plain and under a budget, each in a process of its own,
-measured by the allocator."""
+"""`checkmate demo`: trains a model plain and within a budget, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,17 +13,17 @@ from checkmate.bench.process import fresh_process
 from checkmate.units import format_bytes
 
 LOSS_TOLERANCE = 1e-3
-"""Relative difference of losses that still counts as equal: TensorFlow fuses and parallelizes the
-two steps differently."""
+"""Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
+steps differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process' training: the allocator's peak over all steps, the median step, every loss.
+    """One training: the allocator's peak over all steps, the median step, every loss.
 
     Attributes:
-      in_use: (seconds, bytes in use from then on) over one more step, if that was asked for; under
-        TensorFlow's profiler, which slows it down.
+      in_use: (seconds, bytes in use from then on) over one more step under TensorFlow's profiler,
+        which slows the step down; empty unless `watch` was set.
     """
 
     peak_bytes: int
@@ -36,11 +34,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Both runs, what they show, and what the planned step reports of itself.
+    """Both trainings, and the planned step's report.
 
     Attributes:
-      moved: The plain training again, from weights that are each moved to the next number, where
-        the losses differ by more than `LOSS_TOLERANCE`.
+      moved: The plain training from weights each moved to the next floating point number; None
+        unless the losses differ by more than `LOSS_TOLERANCE`.
     """
 
     model: str
@@ -53,23 +51,23 @@ class Demo:
 
     @property
     def within_budget(self) -> bool:
-        """The measured peak, with everything resident in it, is within the budget."""
+        """Whether the measured peak, resident bytes included, is within the budget."""
         return self.planned.peak_bytes <= self.budget_bytes
 
     @property
     def losses_agree(self) -> bool:
-        """Every loss is that of the plain run, but for rounding."""
+        """Whether all losses equal those of the plain training, up to rounding."""
         pairs = zip(self.plain.losses, self.planned.losses, strict=True)
         return all(abs(a - b) <= LOSS_TOLERANCE * abs(a) for a, b in pairs)
 
     def sentence(self) -> str:
-        """What happened, in one sentence."""
+        """Returns the outcome in one sentence."""
         share = self.planned.peak_bytes / self.plain.peak_bytes
         losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
         if self.moved is not None:
             losses += (
-                f": by up to {self._farthest(self.planned):.1e}, and its own by"
-                f" {self._farthest(self.moved):.1e} when weights begin a last bit off"
+                f": by up to {self._farthest(self.planned):.1e}; the plain step's own differ by up"
+                f" to {self._farthest(self.moved):.1e} if each weight starts one bit off"
             )
         return (
             f"With a budget of {format_bytes(self.budget_bytes)}, {self.model} trained in"
@@ -85,11 +83,8 @@ class Demo:
 
 
 def run_demo(model: str, budget: str, steps: int, *, watch: bool = False) -> Demo:
-    """Runs both trainings, and the plain one from moved weights where they differ; `watch` to see
-    memory over a step.
-
-    Raises `CheckmateError` when a process fails.
-    """
+    """Runs both trainings, and if their losses differ the plain one from moved weights. `watch`
+    records memory over a step. Raises `CheckmateError` if a process fails."""
 
     def training(*arguments: str) -> tuple[dict[str, Any], Run]:
         found = fresh_process("checkmate.bench.demo", list(arguments))
@@ -113,13 +108,13 @@ def run_demo(model: str, budget: str, steps: int, *, watch: bool = False) -> Dem
 def train(
     name: str, steps: int, budget: str | None, *, watch: bool = False, moved: bool = False
 ) -> dict[str, Any]:
-    """Trains a workload in this process, from weights a last bit off if `moved`, and returns what
-    the allocator and the clock say."""
+    """Trains a workload in this process, from weights each one bit off if `moved`. Returns the
+    fields of `Run`, and device, budget and report."""
     import keras
     import tensorflow as tf
 
-    import checkmate
     from checkmate.bench.models import workload
+    from checkmate.bench.training import plain_step, planned_step
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.profiler import observe
     from checkmate.tf2.verify import move_weights
@@ -133,9 +128,7 @@ def train(
     if budget is None:
         step, budget_bytes, report = plain_step(work, optimizer), None, ""
     else:
-        step = checkmate.tf2.compile(
-            work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget
-        )
+        step = planned_step(work, optimizer, budget)
         budget_bytes, report = step.budget_bytes, str(step.report())
     tf.config.experimental.reset_memory_stats(device)
     seconds, losses = [], []
@@ -156,42 +149,7 @@ def train(
     }
 
 
-def plain_step(
-    work: Any,
-    optimizer: Any,
-    *,
-    forward: Callable[[Any], Any] | None = None,
-    jit_compile: bool = False,
-) -> Any:
-    """The training step as anyone would write it without us; `forward` in place of calling the
-    model, `jit_compile` for XLA."""
-    import tensorflow as tf
-
-    forward = forward or (lambda inputs: work.model(inputs, training=True))
-    optimizer.build(work.model.trainable_variables)
-
-    @tf.function(jit_compile=jit_compile)
-    def step(inputs: Any, labels: Any) -> tuple[Any, Any]:
-        with tf.GradientTape() as tape:
-            prediction = forward(inputs)
-            loss = work.loss(labels, prediction)
-        variables = work.model.trainable_variables
-        optimizer.apply(tape.gradient(loss, variables), variables)
-        return prediction, loss
-
-    return step
-
-
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    asked = {"watch": "--watch" in sys.argv, "moved": "--moved" in sys.argv}
-    print(
-        json.dumps(
-            train(
-                arguments[0],
-                int(arguments[1]),
-                arguments[2] if len(arguments) > 2 else None,
-                **asked,
-            )
-        )
-    )
+    flags = {"watch": "--watch" in sys.argv, "moved": "--moved" in sys.argv}
+    model, count, *within = [word for word in sys.argv[1:] if not word.startswith("--")]
+    print(json.dumps(train(model, int(count), within[0] if within else None, **flags)))

@@ -1,12 +1,12 @@
-"""`checkmate bench first-step`: how long it takes from the call to the end of the first training
-step, for plain steps, XLA and ours.
+"""`checkmate bench first-step`: the time from the call to the end of the first training step, for
+plain steps, XLA and this library ("ours").
 
-Each variant runs in a process of its own, once. The clock starts when TensorFlow is imported and
-the model, the optimizer's slots and a batch are made: at the first call of the plain step, or at
-the call of `compile`. It stops when the loss of the first step is known. CPU seconds are those of
-all threads of the process, and of its child processes that have ended.
+Each variant runs once, in a process of its own. The time starts when TensorFlow is imported and the
+model, the optimizer's slots and a batch are built: at the first call of the plain step, or at the
+call of `compile`. It ends when the loss of the first step is known. CPU seconds are those of all
+threads of the process, and of child processes that have ended.
 
-The machine code of the annealer, which an installation compiles once, is compiled before.
+The annealer's machine code, which an installation compiles once, is compiled before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
 from checkmate.errors import CheckmateError
 
 NAMES = ("mobilenet", "resnet50_160", "transformer", "decoder")
@@ -33,26 +33,26 @@ PLAIN, XLA, COLD, COSTS_KNOWN, PLAN_KEPT = (
     "ours, plan kept",
 )
 VARIANTS = (PLAIN, XLA, COLD, COSTS_KNOWN, PLAN_KEPT)
-"""In the order that they run in: `COLD` fills the folders of costs and of plans that the last two
-find."""
+"""In the order in which they run: `COLD` fills the folders of costs and plans that the last two
+read."""
 
 COLUMNS = ("model", "variant", "phase", "wall s", "/ plain", "CPU s", "/ plain", "steps before")
 WHOLE, NO_PHASE, FIRST_STEP = "all", "no phase", "first step"
 
 
 def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
-    """What was found, a row per variant, and below each of ours a row per phase.
+    """Yields a row per variant, and for each of ours a row per phase.
 
-    Keys: model, variant, phase ("all" for the whole variant, "no phase" for what `compile` did
-    outside of its report's phases, "first step" for the call of the step), wall_s, cpu_s (null
-    where it is not known), plain_wall_s, plain_cpu_s, steps_before (steps that were run before the
-    first one, as the report counts them; null where it does not). Instead of the last five error
-    where a variant could not be run.
+    Phase "all" is the whole variant, "no phase" is the time of `compile` in none of its report's
+    phases, "first step" is the call of the step. `cpu_s` is None if it is not known; `steps_before`
+    counts steps run before the first one, None if the report does not count them. A variant that
+    failed has `error` instead of figures.
     """
-    from checkmate.core.graph import DFGraph, Op
+    from checkmate.core.graph import DFGraph
+    from checkmate.core.op import Op
     from checkmate.solvers.annealing.annealer import Annealer
 
-    # Compiles it where that was never done: no row is to pay for it.
+    # Compiles the machine code if it is not cached, so that no row includes that time.
     Annealer(DFGraph((Op("op"),)), 0, (0,))
     plain: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
                     "model": name,
                     "variant": variant,
                     "phase": WHOLE,
-                    "error": str(error).strip().splitlines()[-1],
+                    "error": last_line(error),
                 }
                 continue
             whole = found["phases"][WHOLE]
@@ -101,7 +101,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in a sentence."""
+    """Returns the table in a sentence."""
     found = []
     for variant in VARIANTS[1:]:
         whole = [
@@ -129,14 +129,13 @@ def run(name: str, batch: int, variant: str, budget: str, folder: Path) -> dict[
     """Takes the first step of one variant in this process.
 
     Args:
-      folder: Where measured costs and plans are kept: empty before `COLD`, filled by it for the
+      folder: Folder of measured costs and plans: empty before `COLD`, which fills it for the
         variants after it.
     """
     import keras
 
-    import checkmate
-    from checkmate.bench.demo import plain_step
     from checkmate.bench.models import workload
+    from checkmate.bench.training import plain_step, planned_step
 
     os.environ["CHECKMATE_CACHE_DIR"] = str(folder / "costs")
     keras.utils.set_random_seed(0)
@@ -148,11 +147,9 @@ def run(name: str, batch: int, variant: str, budget: str, folder: Path) -> dict[
     step: Any = None if ours else plain_step(work, optimizer, jit_compile=variant == XLA)
     started = _now()
     if ours:
-        step = checkmate.tf2.compile(
-            work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, plan=plans
-        )
+        step = planned_step(work, optimizer, budget, plan=plans)
     compiled = _now()
-    # Of `compile` alone: the first call may plan anew.
+    # Before the first call, which may plan again.
     report: Any = step.report() if ours else None
     float(step(work.inputs, work.labels)[1])
     ended = _now()
@@ -164,8 +161,8 @@ def run(name: str, batch: int, variant: str, budget: str, folder: Path) -> dict[
 
 
 def _phases(report: Any, compiling: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Seconds of each phase of the report, and those of `compile` that are in none of them; CPU
-    seconds where the report has them."""
+    """Returns the seconds of each phase of the report, and those of `compile` in none of them; CPU
+    seconds if the report has them."""
     wall, cpu = report.seconds, report.cpu_seconds
     outside = {
         "wall_s": compiling["wall_s"] - sum(wall.values()),
@@ -177,7 +174,7 @@ def _phases(report: Any, compiling: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _now() -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Returns wall and CPU seconds."""
     of_children = os.times()
     return (
         time.perf_counter(),

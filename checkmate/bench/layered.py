@@ -1,10 +1,10 @@
 """`checkmate bench layered`: re-ordering and recomputation on random layered graphs, which have no
 backward pass.
 
-Graphs by the rule of `problems.layered`: of the kind, with the numbers of ops and edges, of those
-in the tables of MOCCASIN (Bartan et al., ICML 2023) and FastSA ("A fast heuristic to optimize
-time-space tradeoff for large models", NeurIPS 2023), but not the same graphs. So the published
-figures beside ours say what is usual on this kind, not who is better on one instance.
+The graphs of `problems.layered` have the structure and the numbers of ops and edges of those in the
+tables of MOCCASIN (Bartan et al., ICML 2023) and FastSA ("A fast heuristic to optimize time-space
+tradeoff for large models", NeurIPS 2023), but are not the same graphs. The published figures show
+what is usual on such graphs, not which method is better on one graph.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ FAST_SA = {
 def measure(
     sizes: Sequence[int], *, solver: str = "auto", seed: int = 0, time_limit_s: float = 60
 ) -> Iterator[dict[str, Any]]:
-    """What was found for each size and budget.
+    """Yields a row per size and budget.
 
-    Keys: ops, edges, percent (of the plain step's peak), budget_bytes, status, overhead and
-    peak_bytes and recomputed (None without a plan), bound and given_order_bound (in plain steps;
-    the latter is proven of plans without re-ordering), seconds, fast_sa.
+    Without a plan, overhead, peak_bytes and recomputed are None. bound and given_order_bound are
+    divided by the plain step's cost; the latter holds for plans without re-ordering. fast_sa is
+    FastSA's published overhead.
     """
     for n in sizes:
         graph = layered(n, seed=seed)

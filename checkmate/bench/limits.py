@@ -1,8 +1,8 @@
 """`checkmate bench limits`: is the budget a limit? Models at several budgets, each trained in a
 process of its own.
 
-Peaks are the allocator's own, everything resident included. The prediction is what the step's
-report said before training began.
+Peaks are the allocator's, resident bytes included. Predictions are those of the step's report
+before training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import MIB
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
@@ -29,37 +30,23 @@ COLUMNS = (
     "within",
     "predicted cost",
 )
-MIB = 2**20
 
 
 def measure(names: Sequence[str], budgets: str, steps: int) -> Iterator[dict[str, Any]]:
-    """What was found, one row per model and budget; budgets are shares of the plain step's
-    predicted peak above what is resident.
-
-    Keys: model, budget (as asked), budget_bytes, predicted_bytes, peak_bytes (measured), recomputed
-    (ops), overhead (predicted cost over the plain step's); instead of the last four error where
-    there is no plan.
-    """
+    """Yields a row per model and budget: a share of the plain step's predicted peak above its
+    resident bytes. `overhead` is the predicted cost divided by the plain step's. Without a plan
+    there is `error` instead of figures."""
+    module = "checkmate.bench.limits"
     for name in names:
-        plain = fresh_process("checkmate.bench.limits", [name, str(steps)])
+        plain = fresh_process(module, [name, str(steps)])
         for budget in budgets.split(","):
-            room = plain["plain_peak_bytes"] - plain["fixed_bytes"]
-            budget_bytes = plain["fixed_bytes"] + parse_bytes(budget, percent_of=room)
+            above = plain["plain_peak_bytes"] - plain["fixed_bytes"]
+            budget_bytes = plain["fixed_bytes"] + parse_bytes(budget, percent_of=above)
+            row = {"model": name, "budget": budget, "budget_bytes": budget_bytes}
             try:
-                yield {
-                    "model": name,
-                    "budget": budget,
-                    **fresh_process(
-                        "checkmate.bench.limits", [name, str(steps), str(budget_bytes)]
-                    ),
-                }
+                yield row | fresh_process(module, [name, str(steps), str(budget_bytes)])
             except CheckmateError as error:
-                yield {
-                    "model": name,
-                    "budget": budget,
-                    "budget_bytes": budget_bytes,
-                    "error": str(error).strip().splitlines()[-1],
-                }
+                yield row | {"error": last_line(error)}
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -79,7 +66,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in a sentence."""
+    """Returns the table in a sentence."""
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return "Nothing could be planned."
@@ -95,8 +82,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def not_monotone(rows: Sequence[dict[str, Any]]) -> int:
-    """How many budgets of the same model, next to each other, took 1 % more memory for the lower
-    one or have a dearer plan for the higher."""
+    """Counts neighbouring budgets of one model of which the lower took 1 % more memory, or the
+    higher has a plan of higher cost."""
     by_budget = sorted(rows, key=lambda row: (row["model"], row["budget_bytes"]))
     pairs = [(low, high) for low, high in pairwise(by_budget) if low["model"] == high["model"]]
     return sum(
@@ -106,29 +93,27 @@ def not_monotone(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def off_by(row: dict[str, Any]) -> float:
-    """How far the prediction is from what was measured, as a share of the latter."""
+    """Returns the relative error of the predicted peak."""
     return row["predicted_bytes"] / row["peak_bytes"] - 1
 
 
 def train(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
-    """Trains a workload under a budget in this process, or only says what the plain step would
-    need."""
+    """Trains a workload within a budget in this process; without a budget, returns the prediction
+    for the plain step."""
     import keras
     import tensorflow as tf
 
-    import checkmate
     from checkmate.bench.models import workload
+    from checkmate.bench.training import planned_step
     from checkmate.tf2 import device as devices
 
     keras.utils.set_random_seed(0)
     work = workload(name)
     optimizer = keras.optimizers.Adam(1e-4)
     device = devices.training_device()
-    step = checkmate.tf2.compile(
-        work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget_bytes or "1000%"
-    )
+    step = planned_step(work, optimizer, budget_bytes or "1000%")
     on_host = tf.nest.map_structure(lambda tensor: tensor.numpy(), (work.inputs, work.labels))
-    del work  # with the batch: each step gets one of its own
+    del work  # and its batch: each step gets a new one
     report = step.report()
     if budget_bytes is None:
         return {
@@ -136,7 +121,7 @@ def train(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
             "fixed_bytes": report.fixed_bytes + report.outside_bytes,
         }
     tf.config.experimental.reset_memory_stats(device)
-    for _ in range(steps):  # each beside the results of the one before
+    for _ in range(steps):  # the result of the step before stays in memory meanwhile
         batch = tf.nest.map_structure(tf.constant, on_host)
         result = step(*batch)
     del result
@@ -150,8 +135,5 @@ def train(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
-        )
-    )
+    model, count, *within = sys.argv[1:]
+    print(json.dumps(train(model, int(count), int(within[0]) if within else None)))

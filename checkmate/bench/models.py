@@ -1,5 +1,4 @@
-"""The models that benchmarks and the demo train, on made-up batches: one function per model,
-returning what a step needs."""
+"""The models that benchmarks and the demo train, on made-up batches: one function per model."""
 
 from __future__ import annotations
 
@@ -66,32 +65,29 @@ def transformer(
     batch: int,
     length: int = 128,
     width: int = 256,
-    heads: int = 8,
     depth: int = 6,
     words: int = 1000,
-    approximate: bool = False,
-    causal: bool = False,
+    variant: str = "",
 ) -> Workload:
     """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a
-    prediction per token.
+    prediction per token; each head has 32 dimensions.
 
     Args:
-      approximate: Use the GELU of tanh.
-      causal: A token attends to itself and those before it, as in a decoder.
+      variant: "tanh" for GELU by tanh; "causal" if a token attends to itself and those before it
+        only, as in a decoder.
     """
     layers = keras.layers
+    gelu = partial(keras.activations.gelu, approximate=variant == "tanh")
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(words, width)(tokens)
     for _ in range(depth):
         y = layers.LayerNormalization()(x)
-        y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(
-            y, y, use_causal_mask=causal
+        y = layers.MultiHeadAttention(width // 32, 32, dropout=0.1)(
+            y, y, use_causal_mask=variant == "causal"
         )
         x = layers.Add()([x, layers.Dropout(0.1)(y)])
         y = layers.LayerNormalization()(x)
-        y = layers.Dense(
-            4 * width, activation=partial(keras.activations.gelu, approximate=approximate)
-        )(y)
+        y = layers.Dense(4 * width, activation=gelu)(y)
         x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
     model = keras.Model(
         tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer"
@@ -130,8 +126,8 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "unet": (unet, 4),
     "vgg16": (partial(application, "VGG16"), 16),
     "transformer": (transformer, 16),
-    "tanh_transformer": (partial(transformer, approximate=True), 16),
-    "decoder": (partial(transformer, causal=True, words=8000), 8),
+    "tanh_transformer": (partial(transformer, variant="tanh"), 16),
+    "decoder": (partial(transformer, variant="causal", words=8000), 8),
     "densenet121": (partial(application, "DenseNet121"), 4),
     "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
     "lstm": (lstm, 64),
@@ -141,8 +137,8 @@ NAMES = tuple(_WORKLOADS)
 
 
 def workload(name: str, batch: int | None = None) -> Workload:
-    """Builds a workload by its name, with a batch of its own size by default."""
+    """Builds a workload by its name; each has a default batch size."""
     if name not in _WORKLOADS:
         raise CheckmateError(f"There is no workload {name!r}. Known: {', '.join(_WORKLOADS)}.")
-    make, usual = _WORKLOADS[name]
-    return make(batch=batch or usual)
+    make, default = _WORKLOADS[name]
+    return make(batch=batch or default)

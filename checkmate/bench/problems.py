@@ -1,12 +1,11 @@
-"""Problems for solvers that anyone has: the training graphs packaged in `graphs/`, and graphs by
-rule of any size.
+"""Problems for solvers: the training graphs packaged in `graphs/`, and generated graphs.
 
-The packaged ones: `vgg16`, `vgg19`, `unet`, `mobilenet`, `resnet50` and `resnet152` are layer-level
-steps of the Keras applications, `transformer12` and `transformer40` pre-norm encoders, all with
-bytes of 32-bit floats and costs in nanoseconds by a roofline (10 TFLOP/s, 700 GB/s, 2 us per op);
-the ones that end in `_ops` are traced by TensorFlow op by op. By rule: `layeredN`, a random layered
-graph of N ops with no backward pass, `chainN`, the chain of the paper's appendix with N layers (2 N
-+ 1 ops), and `encoderN`, the step of an op-level transformer encoder of N layers, 94 ops each.
+Packaged: `vgg16`, `vgg19`, `unet`, `mobilenet`, `resnet50` and `resnet152` are layer-level steps of
+Keras applications, `transformer12` and `transformer40` pre-norm encoders, all with bytes of 32-bit
+floats and costs in nanoseconds by a roofline (10 TFLOP/s, 700 GB/s, 2 us per op); those that end in
+`_ops` were traced by TensorFlow op by op. Generated: `layeredN`, a random layered graph of N ops
+without a backward pass, `chainN`, the chain of the paper's appendix with N layers (2 N + 1 ops),
+and `encoderN`, the step of an op-level transformer encoder of N layers, 94 ops each.
 """
 
 from __future__ import annotations
@@ -20,29 +19,30 @@ from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import GraphError
 
 LAYERED_EDGES = {100: 236, 250: 944, 500: 2461, 1000: 5875}
-"""Edges of random layered graphs by number of ops, as in the tables of MOCCASIN (Bartan et al.,
-ICML 2023)."""
+"""Number of ops -> edges of random layered graphs in the tables of MOCCASIN (Bartan et al., ICML
+2023)."""
 
 WIDTHS, WIDTH = {100: 0.27, 250: 0.43, 500: 0.36, 1000: 0.31}, 0.35
-"""Widths of those graphs, and of others: layers of n ops in all are as many as the square root of n
-(1 / width - 1)."""
+"""Number of ops -> width of those graphs, and the width of others. A graph of n ops has about
+sqrt(n (1 / width - 1)) layers."""
 
 VARIABILITY, DENSITY, SKIPS = 0.75, 0.2, 0.14
-"""How much longer or shorter than the mean a layer may be, share of the possible edges between
-neighbouring layers, and share of all edges that skip layers."""
+"""Largest relative deviation of a layer's length from the mean, share of the possible edges between
+adjacent layers, and share of all edges that skip layers."""
 
 FILES = (".json", ".json.gz")
-"""How names of graph files end."""
+"""Suffixes of graph files."""
 
 
 def packaged() -> tuple[str, ...]:
-    """Names of the graphs that come with the package, smallest first."""
+    """Returns the names of the packaged graphs, smallest file first."""
     files = [
         file
         for file in (resources.files("checkmate.bench") / "graphs").iterdir()
@@ -55,8 +55,8 @@ def packaged() -> tuple[str, ...]:
 
 
 def load(name: str) -> DFGraph:
-    """Returns the graph of this name: a packaged one, `layeredN`, `chainN` or `encoderN` by rule,
-    or what a .json or .json.gz file holds.
+    """Returns the graph of this name: a packaged one, a generated one, or that of a .json or
+    .json.gz file.
 
     Raises:
       GraphError: There is no such graph, or the file holds no legal one.
@@ -75,7 +75,8 @@ def load(name: str) -> DFGraph:
         return rules[rule[1]](int(rule[2]))
     if name not in packaged():
         raise GraphError(
-            f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN, chainN and encoderN by rule."
+            f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN, chainN"
+            " and encoderN."
         )
     with resources.as_file(
         resources.files("checkmate.bench") / "graphs" / f"{name}.json.gz"
@@ -84,29 +85,28 @@ def load(name: str) -> DFGraph:
 
 
 def budget_at(graph: DFGraph, share: float) -> int:
-    """The budget at this share of the way from the floor of the graph to the peak of its plain
-    step, fixed bytes included."""
+    """Returns the budget at this share of the way from the graph's floor to the plain step's peak,
+    fixed bytes included."""
     lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
     return int(lowest + share * (peak - lowest))
 
 
 def layered(n: int, *, seed: int = 0) -> DFGraph:
-    """A random layered graph: no backward pass, and an order, layer by layer, that leaves values in
-    memory for no good reason.
+    """Returns a random layered graph. It has no backward pass, and its order, layer by layer, keeps
+    values in memory longer than other orders do.
 
-    Ops stand side by side in layers of random length and read those at about their own place in the
-    layer before. Some edges skip layers and lead a little to the side. Costs and sizes are whole
-    numbers from 1 to 100. What nobody reads is an output.
+    Layers have random lengths. An op reads ops at about its own position in the layer before. Some
+    edges skip layers and end a little to the side. Costs and sizes are whole numbers from 1 to 100.
+    Ops without readers are outputs.
 
-    Source: the rule of Gagrani et al., "Neural topological ordering for computation graphs"
-    (NeurIPS 2022, appendix A), with the parameters and, where `LAYERED_EDGES` says it, the number
-    of edges of the graphs that MOCCASIN and FastSA publish figures for. Costs and sizes are our
-    own.
+    Source: Gagrani et al., "Neural topological ordering for computation graphs" (NeurIPS 2022,
+    appendix A), with the parameters and the numbers of edges (`LAYERED_EDGES`) of the graphs for
+    which MOCCASIN and FastSA publish figures. The ranges of costs and sizes are chosen here.
     """
     chance = random.Random(seed)
     edges = LAYERED_EDGES.get(n, 0)
-    # How many edges there are hangs on the lengths of the layers: of many draws, that which leaves
-    # the rule's share to edges that skip some.
+    # The number of edges depends on the lengths of the layers. Of many draws, take the one that
+    # leaves a share `SKIPS` for edges that skip layers.
     drawn = [_layers(n, chance) for _ in range(1000 if edges else 1)]
     wanted = (1 - SKIPS) * edges
     layers, deps = min(
@@ -150,8 +150,8 @@ def _layers(n: int, chance: random.Random) -> list[range]:
 
 
 def _reads(layers: list[range], chance: random.Random) -> list[set[int]]:
-    """What each op reads of the layer before: edges evenly spread over the longer of the two,
-    around the same place in the shorter."""
+    """Returns what each op reads of the layer before: edges evenly spread over the longer of the
+    two, around the same position in the shorter."""
     deps: list[set[int]] = [set() for layer in layers for _ in layer]
     for before, layer in pairwise(layers):
         longer, shorter = (before, layer) if len(before) >= len(layer) else (layer, before)
@@ -172,8 +172,8 @@ def _reads(layers: list[range], chance: random.Random) -> list[set[int]]:
 
 
 def chain(layers: int) -> DFGraph:
-    """Forward ops, the loss, and for each forward op one that reads it and the gradient from above:
-    all of cost 1 and size 1."""
+    """Returns a chain: forward ops, the loss, and for each forward op a backward op that reads it
+    and the gradient of its successor; all of cost 1 and size 1."""
     ops = [Op(f"f{k}", (k - 1,) if k else (), 1, 1) for k in range(layers + 1)]
     ops += [
         Op(f"b{k}", (k, 2 * layers - k - 1), 1, 1, is_backward=True)
@@ -182,23 +182,54 @@ def chain(layers: int) -> DFGraph:
     return DFGraph(tuple(ops), (2 * layers,), 0, f"chain{layers}")
 
 
-# One encoder layer: (op, inputs, size in units of batch * length * width, cost). `x` is what enters
-# the layer.
-_NORM = (("mean", ("x",), 0.01, 1), ("centre", ("x", "mean"), 1, 2), ("square", ("centre",), 1, 2), ("variance", ("square",), 0.01, 1),
-         ("rsqrt", ("variance",), 0.01, 1), ("scale", ("centre", "rsqrt"), 1, 2), ("gamma", ("scale",), 1, 2), ("beta", ("gamma",), 1, 2))  # fmt: skip
-_ATTENTION = (("q", ("x",), 1, 24), ("q_bias", ("q",), 1, 2), ("k", ("x",), 1, 24), ("k_bias", ("k",), 1, 2), ("v", ("x",), 1, 24),
-              ("v_bias", ("v",), 1, 2), ("q_heads", ("q_bias",), 1, 2), ("k_heads", ("k_bias",), 1, 2), ("v_heads", ("v_bias",), 1, 2),
-              ("scores", ("q_heads", "k_heads"), 8, 20), ("scaled", ("scores",), 8, 16), ("largest", ("scaled",), 0.02, 8),
-              ("shifted", ("scaled", "largest"), 8, 16), ("exp", ("shifted",), 8, 16), ("sum", ("exp",), 0.02, 8),
-              ("softmax", ("exp", "sum"), 8, 16), ("dropout", ("softmax",), 8, 16), ("context", ("dropout", "v_heads"), 1, 20),
-              ("merged", ("context",), 1, 2), ("projected", ("merged",), 1, 24), ("projected_bias", ("projected",), 1, 2))  # fmt: skip
-_FEED_FORWARD = (("wide", ("x",), 4, 96), ("wide_bias", ("wide",), 4, 8), ("gelu", ("wide_bias",), 4, 8), ("dropout", ("gelu",), 4, 8),
-                 ("narrow", ("dropout",), 1, 96), ("narrow_bias", ("narrow",), 1, 2))  # fmt: skip
+# The ops of a transformer layer, one per line: name, inputs, size in units of batch * length *
+# width, cost. `x` is the input of the part.
+_NORM = """
+mean           x                 0.01  1
+centre         x mean            1     2
+square         centre            1     2
+variance       square            0.01  1
+rsqrt          variance          0.01  1
+scale          centre rsqrt      1     2
+gamma          scale             1     2
+beta           gamma             1     2
+"""
+_ATTENTION = """
+q              x                 1     24
+q_bias         q                 1     2
+k              x                 1     24
+k_bias         k                 1     2
+v              x                 1     24
+v_bias         v                 1     2
+q_heads        q_bias            1     2
+k_heads        k_bias            1     2
+v_heads        v_bias            1     2
+scores         q_heads k_heads   8     20
+scaled         scores            8     16
+largest        scaled            0.02  8
+shifted        scaled largest    8     16
+exp            shifted           8     16
+sum            exp               0.02  8
+softmax        exp sum           8     16
+dropout        softmax           8     16
+context        dropout v_heads   1     20
+merged         context           1     2
+projected      merged            1     24
+projected_bias projected         1     2
+"""
+_FEED_FORWARD = """
+wide           x                 4     96
+wide_bias      wide              4     8
+gelu           wide_bias         4     8
+dropout        gelu              4     8
+narrow         dropout           1     96
+narrow_bias    narrow            1     2
+"""
 
 
 def encoder(layers: int, *, unit_bytes: int = 2**22) -> DFGraph:
-    """The training step of a pre-norm transformer encoder op by op: every op of a layer has one
-    backward op that reads what it read."""
+    """Returns the training step of a pre-norm transformer encoder, op by op. Every op has one
+    backward op that reads what the op read."""
     ops: list[Op] = []
     index: dict[str, int] = {}
     forward: list[tuple[str, tuple[str, ...], float, float]] = []
@@ -215,11 +246,13 @@ def encoder(layers: int, *, unit_bytes: int = 2**22) -> DFGraph:
         forward.append((name, deps, size, cost))
         return add(name, deps, size, cost)
 
-    def block(prefix: str, rule, x: str) -> str:
-        names = {"x": x}
-        for name, reads, size, cost in rule:
-            names[name] = run(f"{prefix}/{name}", tuple(names[d] for d in reads), size, cost)
-        return names[rule[-1][0]]
+    def block(prefix: str, rule: str, x: str) -> str:
+        names, name = {"x": x}, "x"
+        for line in rule.strip().splitlines():
+            name, *reads, size, cost = line.split()
+            inputs = tuple(names[d] for d in reads)
+            names[name] = run(f"{prefix}/{name}", inputs, float(size), float(cost))
+        return names[name]
 
     x = run("embedded", (), 1, 2)
     for k in range(layers):

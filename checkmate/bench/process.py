@@ -1,5 +1,4 @@
-"""Fresh processes for measurements: nothing of an earlier run in the allocator, and the allocator
-that GPUs have on the CPU, too."""
+"""Measurements in fresh processes, with TensorFlow's BFC allocator on the CPU too."""
 
 from __future__ import annotations
 
@@ -15,22 +14,22 @@ from checkmate.errors import CheckmateError
 
 
 class ProcessDiedError(CheckmateError):
-    """A signal ended the process, as a crash inside of TensorFlow does."""
+    """A signal ended the process, for example a crash inside TensorFlow."""
 
 
 def fresh_process(
     module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600
 ) -> Any:
-    """Runs `python -m module arguments` and returns the JSON value it printed last.
+    """Runs `python -m module arguments` and returns the JSON value in its last line.
 
     Args:
-      cap_bytes: All that the CPU's allocator may take in that process, rounded down to MiB; None
-        for the machine's memory.
+      cap_bytes: Limit of the CPU's allocator in that process, rounded down to MiB; None for the
+        machine's memory.
 
     Raises:
-      ProcessDiedError: A signal ended it.
-      CheckmateError: It failed or took longer than `timeout_s`; with what the library refused
-        there, or the end of what it said.
+      ProcessDiedError: A signal ended the process.
+      CheckmateError: The process failed or took longer than `timeout_s`. The message is that of
+        the library's error, or the end of standard error.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
     if cap_bytes is not None:
@@ -54,3 +53,8 @@ def fresh_process(
         died = ProcessDiedError if done.returncode < 0 else CheckmateError
         raise died(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def last_line(error: Exception) -> str:
+    """Returns the last line of an error's message: in a traceback, the error itself."""
+    return str(error).strip().splitlines()[-1]

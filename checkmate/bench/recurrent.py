@@ -11,7 +11,8 @@ of 4 bytes.
 
 from __future__ import annotations
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 
 FLOPS_PER_NS, BYTES_PER_NS, LAUNCH_NS, WORD = 10_000, 700, 2000, 4
 

@@ -1,8 +1,8 @@
-"""`checkmate bench refusals`: what a refusal says is then done, and has to work.
+"""`checkmate bench refusals`: does the budget that a refusal names work?
 
-Each model of the zoo is asked to train in far too little memory. The smallest budget that the
-refusal names is then given: in the same process, and in another one, where a loop trains and the
-allocator counts. What is said to be needed at least must not be more than what that loop takes.
+Each model of the zoo gets a budget that is much too small. Then it gets the smallest budget that
+the refusal names: in the same process, and in another one, where a loop trains and the allocator's
+peak is measured. The bytes that are proven to be needed must not exceed that peak.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checkmate.bench import zoo
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import MIB
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 
 COLUMNS = (
@@ -28,20 +29,18 @@ COLUMNS = (
     "holds",
 )
 SHARE = 0.3
-"""Of the plain step's measured peak, which is asked for."""
-
-MIB = 2**20
+"""The first budget, as a share of the plain step's measured peak."""
 
 
 def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each model chosen, or for all.
+    """Yields a row per model, by default of all.
 
-    Keys: model, asked_bytes, refused ("proven", "not found", or "no" for what has a plan),
-    least_bytes (what is proven to be needed), named_bytes (the smallest budget that the refusal
-    names), here (that budget accepted in the same process), peak_bytes (what a loop in another
-    process took within it), error (what was said there instead).
+    asked_bytes is the first budget; refused is "proven", "not found", or "no" if there is a plan;
+    least_bytes is the proven lower bound; named_bytes is the smallest budget that the refusal
+    names; here is whether that budget was accepted in the same process; peak_bytes is the peak of
+    the loop in the other process, or error its message.
     """
-    for name in chosen or zoo.names():
+    for name in chosen or zoo.models():
         row = {"model": name}
         try:
             row |= fresh_process("checkmate.bench.refusals", [name, str(steps)])
@@ -50,12 +49,12 @@ def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
                     "checkmate.bench.refusals", [name, str(steps), str(row["named_bytes"])]
                 )
         except CheckmateError as error:
-            row["error"] = str(error).strip().splitlines()[-1]
+            row["error"] = last_line(error)
         yield row
 
 
 def holds(row: dict[str, Any]) -> bool:
-    """True where nothing that was said proved wrong."""
+    """Whether everything that the refusal says was true."""
     if "error" in row or row["refused"] == "no":
         return "error" not in row
     named = row["named_bytes"]
@@ -89,7 +88,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def refusal(name: str, steps: int) -> dict[str, Any]:
-    """Asks for too little in this process, and then for what is named."""
+    """Plans within a budget that is too small, and then within the one that the refusal names."""
     import tensorflow as tf
 
     step, batch = zoo.training(name)
@@ -117,13 +116,13 @@ def _accepted(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -
 
 
 def trained(name: str, steps: int, budget_bytes: int) -> dict[str, Any]:
-    """Trains within what was named in another process."""
+    """Trains within the budget that was named in another process."""
     step, batch = zoo.training(name)
     return {"peak_bytes": zoo.peak_of(planned(step, name, batch, budget_bytes), batch, steps)}
 
 
 def planned(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -> Any:
-    """The step within a budget; a refusal says what would fit."""
+    """Returns the step within a budget; an error names the smallest budget that would fit."""
     import tensorflow as tf
 
     from checkmate.tf2.compile import PlannedStep

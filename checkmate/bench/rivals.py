@@ -1,16 +1,15 @@
-"""`checkmate bench rivals`: what others offer against memory, beside ours: plain, XLA, Keras's
-rematerialization, planned at some budgets.
+"""`checkmate bench rivals`: memory and time of plain steps, XLA, Keras's rematerialization, and of
+this library ("ours") at some budgets.
 
 Each method trains in a process of its own. Memory is the allocator's peak above the resting level
-(variables, optimizer slots, the batch). Then plain steps are timed in turn with the method's, so
-that a slow moment of the machine hits both. Losses are compared step by step with those of the
-plain step from the same seed: a method whose losses differ by more than rounding trains something
-else.
+(variables, optimizer slots, the batch). Plain steps are timed in turn with the method's. Losses are
+compared step by step with those of the plain step from the same seed; a method whose losses differ
+by more than rounding trains another model.
 
-Keras's `RematScope` acts on the layers built in it. `keras.remat` by hand is what its users do who
-know their model: the model is cut, where one value alone connects what is before and after, into
-segments of equal memory, each recomputed in the backward pass; sqrt(n) of them, as in Chen et al.,
-2016.
+Keras's `RematScope` acts on the layers built in it. "remat by hand" stands for a user of
+`keras.remat` who knows the model: it is cut at layers whose output is all that later layers read,
+into sqrt(n) segments of about equal memory, each recomputed in the backward pass (Chen et al.,
+2016).
 """
 
 from __future__ import annotations
@@ -24,7 +23,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import (
+    MIB,
+    plain_prediction,
+    plain_step,
+    planned_step,
+    timed,
+    timed_in_turn,
+)
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
@@ -37,7 +44,7 @@ METHODS = (
     "remat layers",
     "remat by hand",
 )
-"""Rivals, by name; budgets such as "60%" name ours."""
+"""The other methods, by name."""
 
 COLUMNS = (
     "model",
@@ -50,20 +57,16 @@ COLUMNS = (
     "first call s",
 )
 LARGE = 2**18
-"""Elements from which on RematScope(mode="larger_than") recomputes an output: 1 MiB of float32.
-Lower thresholds give the same outcome."""
-
-MIB = 2**20
+"""Elements from which on RematScope(mode="larger_than") recomputes an output: 1 MiB of float32."""
 
 
 def measure(
     name: str, methods: Sequence[str], budgets: str, steps: int
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: peak_bytes, plain_bytes, step_s, plain_s, loss_difference and
-    first_call_s, or why it could not be run."""
+    """Yields a row per method; one that failed has `error` instead of figures."""
     module = "checkmate.bench.rivals"
     plain = fresh_process(module, [name, "plain", str(steps)])
-    yield {"model": name, "method": "plain", **_beside(plain, plain), "step_s": plain["plain_s"]}
+    yield {"model": name, "method": "plain", **_compared(plain, plain), "step_s": plain["plain_s"]}
     shares = {
         budget: plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"])
         for budget in budgets.split(",")
@@ -73,12 +76,12 @@ def measure(
         try:
             found = fresh_process(module, [name, str(shares.get(method, method)), str(steps)])
         except CheckmateError as error:
-            yield {**row, "error": str(error).strip().splitlines()[-1]}
+            yield {**row, "error": last_line(error)}
             continue
-        yield {**row, **_beside(found, plain)}
+        yield {**row, **_compared(found, plain)}
 
 
-def _beside(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+def _compared(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     pairs = zip(plain["losses"], found["losses"], strict=True)
     return {
         **found,
@@ -104,76 +107,44 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def run(name: str, method: str, steps: int) -> dict[str, Any]:
-    """Trains a workload by one method in this process, and returns the figures."""
+    """Trains a workload by one method in this process, and returns the figures. A number of bytes
+    as method stands for this library within that budget."""
     import keras
 
-    import checkmate
-    from checkmate.bench.demo import plain_step
     from checkmate.bench.models import workload
-    from checkmate.tf2 import device as devices
 
-    device = devices.training_device()
-
-    def one(step: Any, work: Any) -> tuple[float, int, float]:
-        started = time.perf_counter()
-        loss, before, peak = devices.peak_above(
-            device, lambda: float(step(work.inputs, work.labels)[1])
-        )
-        return time.perf_counter() - started, peak - before, loss
-
-    keras.config.disable_traceback_filtering()  # the last line of an error is then its cause
+    keras.config.disable_traceback_filtering()  # so that an error's last line is its cause
     keras.utils.set_random_seed(0)
     with _scope(name, method):
         work = workload(name)
     optimizer = keras.optimizers.Adam(1e-4)
     started = time.perf_counter()
+    step: Callable[..., Any]
     if method.isdecimal():
-        step: Callable[..., Any] = checkmate.tf2.compile(
-            work.model, work.loss, optimizer, work.inputs, work.labels, budget=int(method)
-        )
+        step = planned_step(work, optimizer, int(method))
     else:
-        step = plain_step(
-            work,
-            optimizer,
-            forward=in_segments(work.model) if method == "remat by hand" else None,
-            jit_compile=method == "xla",
-        )
-    first = one(step, work)
+        forward = in_segments(work.model) if method == "remat by hand" else None
+        step = plain_step(work, optimizer, forward=forward, jit_compile=method == "xla")
+    first = timed(step, work)
     found: dict[str, Any] = {"first_call_s": time.perf_counter() - started}
-    ran = [first, *(one(step, work) for _ in range(steps - 1))]
+    ran = [first, *(timed(step, work) for _ in range(steps - 1))]
     found |= {"peak_bytes": max(peak for _, peak, _ in ran), "losses": [loss for _, _, loss in ran]}
     if method == "plain":
         found["plain_s"] = statistics.median(seconds for seconds, _, _ in ran[1:] or ran)
-        report = checkmate.tf2.compile(
-            work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%"
-        ).report()
-        resident = report.fixed_bytes + report.outside_bytes
-        return {
-            **found,
-            "fixed_bytes": resident,
-            "predicted_bytes": report.plain_peak_bytes - resident,
-        }
+        return found | plain_prediction(planned_step(work, optimizer, "1000%").report())
     other = workload(name)
     plain = plain_step(other, keras.optimizers.Adam(1e-4))
-    pairs = [(one(plain, other)[0], one(step, work)[0]) for _ in range(steps + 1)][1:]
-    return {
-        **found,
-        "plain_s": statistics.median(pair[0] for pair in pairs),
-        "step_s": statistics.median(pair[1] for pair in pairs),
-    }
+    return found | timed_in_turn(steps, lambda: timed(plain, other), lambda: timed(step, work))
 
 
 def _scope(name: str, method: str) -> AbstractContextManager:
-    """What the model is built in."""
+    """Returns the context in which the model is built."""
     import keras
 
     from checkmate.bench.models import workload
 
-    if (
-        method == "remat layers"
-        # Those that Keras's scope can recompute: it cannot pass `training` on, see its
-        # tf.recompute_grad.
-    ):
+    if method == "remat layers":
+        # Keras's scope does not pass `training` on, so it can recompute these layers only.
         layers = workload(name, 1).model.layers
         names = [
             layer.name
@@ -194,13 +165,13 @@ def in_segments(model: Any) -> Callable[[Any], Any]:
     import keras
 
     cuts = articulation_layers(model)
-    wanted = max(1, round(math.sqrt(len(cuts))))
+    segments = max(1, round(math.sqrt(len(cuts))))
     sizes = [_elements(layer) for layer in model.layers]
     at, total, ends = 0, 0, []
     for layer, size in zip(model.layers, sizes, strict=True):
         total += size
-        if layer in cuts and total >= (at + 1) * sum(sizes) / wanted:
-            at = int(total * wanted / sum(sizes))
+        if layer in cuts and total >= (at + 1) * sum(sizes) / segments:
+            at = int(total * segments / sum(sizes))
             ends.append(layer.output)
     starts = [model.input, *ends]
     parts = [
@@ -212,7 +183,7 @@ def in_segments(model: Any) -> Callable[[Any], Any]:
     def forward(inputs: Any) -> Any:
         for part in parts[:-1]:
             inputs = _remat(part)(inputs)
-        return parts[-1](inputs, training=True)  # it is wanted first in the backward pass
+        return parts[-1](inputs, training=True)  # the backward pass reads this part first
 
     return forward
 
@@ -228,7 +199,7 @@ def _elements(layer: Any) -> int:
 
 
 def articulation_layers(model: Any) -> list[Any]:
-    """Layers of a functional model whose output is all that later layers read."""
+    """Returns the layers of a functional model whose output is all that later layers read."""
     place = {layer: k for k, layer in enumerate(model.layers)}
     last_use = {
         layer: max(

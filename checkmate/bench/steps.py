@@ -1,21 +1,27 @@
-"""`checkmate bench steps`: the plain and the planned training step of real models, side by side.
+"""`checkmate bench steps`: memory and time of plain and planned training steps.
 
-Memory is what TensorFlow's allocator reports above the resting level (variables, optimizer slots,
-the batch), each step in a fresh process as in training. In the planned step's process the two are
-then timed in turn, so that a slow moment of the machine hits both. Budgets are shares of what the
-plain step is predicted to need above the resting level.
+Memory is the allocator's peak above the resting level (variables, optimizer slots, the batch), in a
+process of its own for each kind of step. In the planned step's process the two kinds are timed in
+turn. Budgets are shares of the plain step's predicted peak above the resting level.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import (
+    MIB,
+    plain_prediction,
+    plain_step,
+    planned_step,
+    timed,
+    timed_in_turn,
+)
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
@@ -36,17 +42,14 @@ COLUMNS = (
     "/ trace",
     "solving s",
 )
-MIB = 2**20
 
 
 def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
-    """What was found, one row per budget.
+    """Yields a row per budget.
 
-    Keys: model, budget (as asked), budget_bytes, peak_bytes, predicted_bytes, step_s, overhead
-    (predicted cost over the plain step's), gap, predicted_slowdown (predicted time over the plain
-    step's), recomputed, ops, planning_s (tracing, solving, building), phases (seconds of each); of
-    the plain step plain_peak_bytes, plain_predicted_bytes, plain_s, trace_s. Bytes are above the
-    resting level, but for budget_bytes. Instead of these there is error where there is no plan.
+    Bytes are above the resting level, except for budget_bytes. overhead and predicted_slowdown are
+    predicted cost and time divided by the plain step's; planning_s is the time of tracing, solving
+    and building, phases the seconds of each phase. Without a plan there is `error` instead.
     """
     plain = fresh_process("checkmate.bench.steps", [name, str(steps)])
     for budget in budgets.split(","):
@@ -57,7 +60,7 @@ def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
         try:
             found = fresh_process("checkmate.bench.steps", [name, str(steps), str(budget_bytes)])
         except CheckmateError as error:
-            yield {**asked, "error": str(error).strip().splitlines()[-1]}
+            yield {**asked, "error": last_line(error)}
             continue
         of_plain = {
             "plain_peak_bytes": plain["peak_bytes"],
@@ -90,22 +93,10 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
-    """Trains a workload plain, or under a budget, in this process, and returns the figures."""
+    """Trains a workload in this process, plain or within a budget, and returns the figures."""
     import keras
 
-    import checkmate
-    from checkmate.bench.demo import plain_step
     from checkmate.bench.models import workload
-    from checkmate.tf2 import device as devices
-
-    device = devices.training_device()
-
-    def one(step: Any) -> tuple[float, int]:
-        started = time.perf_counter()
-        _, before, peak = devices.peak_above(
-            device, lambda: float(step(work.inputs, work.labels)[1])
-        )
-        return time.perf_counter() - started, peak - before
 
     keras.utils.set_random_seed(0)
     work = workload(name)
@@ -114,30 +105,17 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
     if budget_bytes is None:
         started = time.perf_counter()
         plain.get_concrete_function(work.inputs, work.labels)
-        trace_s = time.perf_counter() - started
-        peak_bytes = max(one(plain)[1] for _ in range(steps))
-        report = checkmate.tf2.compile(
-            work.model, work.loss, optimizer, work.inputs, work.labels, budget="1000%"
-        ).report()
-        resident = report.fixed_bytes + report.outside_bytes
-        predicted = report.plain_peak_bytes - resident
-        return {
-            "trace_s": trace_s,
-            "peak_bytes": peak_bytes,
-            "fixed_bytes": resident,
-            "predicted_bytes": predicted,
-        }
-    planned = checkmate.tf2.compile(
-        work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget_bytes
-    )
+        found = {"trace_s": time.perf_counter() - started}
+        found["peak_bytes"] = max(timed(plain, work)[1] for _ in range(steps))
+        return found | plain_prediction(planned_step(work, optimizer, "1000%").report())
+    planned = planned_step(work, optimizer, budget_bytes)
     report = planned.report()
-    peak_bytes = max(one(planned)[1] for _ in range(steps))
-    pairs = [(one(plain)[0], one(planned)[0]) for _ in range(steps + 1)][1:]
+    peak_bytes = max(timed(planned, work)[1] for _ in range(steps))
+    times = timed_in_turn(steps, lambda: timed(plain, work), lambda: timed(planned, work))
     return {
+        **times,
         "peak_bytes": peak_bytes,
         "predicted_bytes": report.peak_bytes - report.fixed_bytes,
-        "plain_s": statistics.median(pair[0] for pair in pairs),
-        "step_s": statistics.median(pair[1] for pair in pairs),
         "overhead": report.result.overhead if report.result else 1.0,
         "predicted_slowdown": report.predicted_slowdown,
         "gap": report.result.gap if report.result else 0.0,
@@ -151,8 +129,5 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
-        )
-    )
+    model, count, *within = sys.argv[1:]
+    print(json.dumps(run(model, int(count), int(within[0]) if within else None)))

@@ -1,9 +1,9 @@
 """`checkmate bench workers`: two workers of a MultiWorkerMirroredStrategy on this machine, plain
 and planned.
 
-Twenty steps of a small convolutional net with BatchNormalization and Dropout, each worker on its
-half of every batch. The losses are compared step by step, and each worker's memory, as its
-allocator counts it in training, with the budget.
+Twenty steps of a small convolutional net with BatchNormalization and Dropout; each worker trains on
+its half of every batch. The losses are compared step by step, and each worker's measured peak with
+the budget.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from checkmate.bench.training import MIB
 from checkmate.errors import CheckmateError
 
 COLUMNS = (
@@ -28,15 +29,14 @@ COLUMNS = (
     "recomputed",
 )
 WORKERS, STEPS, BATCH, SIZE, EXAMPLES = 2, 20, 16, 64, 256
-MIB = 2**20
 
 
 def measure(budget: str) -> Iterator[dict[str, Any]]:
-    """What was found, a row for each worker, with TensorFlow's graph optimizer and without, which
-    fuses ops of both steps differently.
+    """Yields a row per worker, with TensorFlow's graph optimizer (which fuses ops of the two kinds
+    of steps differently) and without.
 
-    Keys: optimized (whether with it), worker, difference (the largest of a loss, as a share of it),
-    plain_bytes and planned_bytes (peaks over all steps but the first), budget_bytes, recomputed.
+    difference is the largest relative difference of a loss; plain_bytes and planned_bytes are peaks
+    over all steps but the first.
     """
     for optimized in (True, False):
         plain, planned = (_cluster(optimized, each) for each in ("", budget))
@@ -66,7 +66,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _cluster(optimized: bool, budget: str, *, timeout_s: float = 900) -> list[dict[str, Any]]:
-    """What each worker of a new cluster found; plain without a budget."""
+    """Returns the figures of each worker of a new cluster; plain without a budget."""
     addresses = [f"127.0.0.1:{_free_port()}" for _ in range(WORKERS)]
     workers = []
     for k in range(WORKERS):
@@ -107,7 +107,6 @@ def _free_port() -> int:
 
 def work(optimized: bool, budget: str) -> dict[str, Any]:
     """Trains as one of the workers that TF_CONFIG names."""
-    import keras
     import numpy as np
     import tensorflow as tf
 
@@ -117,17 +116,44 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
     if not optimized:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    step, optimizer = _step(strategy)
+    planned: Any = None
+    run: Any = tf.function(lambda *batch: strategy.run(step, args=batch))
+    if budget:
+        run = planned = checkmate.tf2.function(
+            step, budget=budget, strategy=strategy, optimizer=optimizer
+        )
+    random = np.random.default_rng(0)
+    images = random.normal(size=(EXAMPLES, SIZE, SIZE, 3)).astype("float32")
+    labels = random.integers(0, 10, EXAMPLES)
+    losses, device, task = [], "CPU:0", strategy.cluster_resolver.task_id
+    for k in range(STEPS):
+        own = (np.arange(BATCH) + (k * WORKERS + task) * BATCH) % EXAMPLES
+        loss = run(tf.constant(images[own]), tf.constant(labels[own]))
+        losses.append(float(strategy.reduce("SUM", loss, axis=None)))
+        if not k:  # the first step plans
+            tf.config.experimental.reset_memory_stats(device)
+    return {
+        "losses": losses,
+        "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
+        "budget_bytes": planned.budget_bytes if planned else None,
+        "recomputed": len(planned.plan.recomputed) if planned else 0,
+    }
+
+
+def _step(strategy: Any) -> tuple[Any, Any]:
+    """Returns a worker's training step of a small convolutional net, and the optimizer."""
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
     keras.utils.set_random_seed(0)
     with strategy.scope():
         inputs = x = keras.Input((SIZE, SIZE, 3))
         for width in (32, 32, 64, 64):
-            x = keras.layers.BatchNormalization()(
-                keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
-            )
-            x = keras.layers.Dropout(0.1)(keras.layers.ReLU()(x))
-        model = keras.Model(
-            inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
-        )
+            x = layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
+            x = layers.Dropout(0.1)(layers.ReLU()(layers.BatchNormalization()(x)))
+        model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
         optimizer = keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
 
@@ -140,33 +166,7 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    planned = (
-        checkmate.tf2.function(step, budget=budget, strategy=strategy, optimizer=optimizer)
-        if budget
-        else None
-    )
-    run = planned or tf.function(lambda *batch: strategy.run(step, args=batch))
-    chance = np.random.default_rng(0)
-    images = chance.normal(size=(EXAMPLES, SIZE, SIZE, 3)).astype("float32")
-    labels = chance.integers(0, 10, EXAMPLES)
-    losses, device, task = [], "CPU:0", strategy.cluster_resolver.task_id
-    for k in range(STEPS):
-        own = (np.arange(BATCH) + (k * WORKERS + task) * BATCH) % EXAMPLES
-        losses.append(
-            float(
-                strategy.reduce(
-                    "SUM", run(tf.constant(images[own]), tf.constant(labels[own])), axis=None
-                )
-            )
-        )
-        if not k:  # the first one plans
-            tf.config.experimental.reset_memory_stats(device)
-    return {
-        "losses": losses,
-        "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"],
-        "budget_bytes": planned.budget_bytes if planned else None,
-        "recomputed": len(planned.plan.recomputed) if planned else 0,
-    }
+    return step, optimizer
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""`checkmate bench xla`: can recomputation survive XLA? A chain of dense layers, every second value
-recomputed, in six ways.
+"""`checkmate bench xla`: does recomputation survive XLA? A chain of dense layers, every second
+value recomputed, in six ways.
 
-The chain is the case that suits recomputation best: all layers alike, nothing but activations in
-memory. Each pair of layers keeps its input only and computes itself again when its gradient
-arrives. `tf.recompute_grad` makes the second evaluation depend on that gradient by arithmetic. XLA
-may see through that and merge what is computed twice, unless an optimization barrier (the HLO op
-`opt-barrier`) tells the two apart. It is put on the kept input alone, or on the kept input and the
-arriving gradient together, so that the second evaluation cannot begin before.
+All layers are alike, and memory holds little but activations. Each pair of layers keeps its input
+only, and is computed again when its gradient arrives. `tf.recompute_grad` makes the second
+evaluation depend on that gradient by arithmetic. XLA may remove that dependency and merge the two
+evaluations, unless an optimization barrier (the HLO op `opt-barrier`) separates them: on the kept
+input alone, or on the kept input and the arriving gradient, so that the second evaluation cannot
+start before the gradient arrives.
 
-Memory is the allocator's peak above the resting level, compiled temporaries included. `tanh` is how
-many of them the compiled program has: as many as there are layers means that the recomputation was
-merged away, half as many again or more that it was kept.
+Memory is the allocator's peak above the resting level, compiled temporaries included. `tanh` counts
+these ops in the compiled program: as many as layers means that the recomputation was merged, half
+as many again or more that it was kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from checkmate.bench.process import fresh_process
+from checkmate.bench.training import MIB
 from checkmate.errors import UnsupportedError
 
 PRIVATE = ("tensorflow.compiler.tf2xla.ops.gen_xla_ops", "xla_optimization_barrier")
-"""What is used of TensorFlow that is not public: the op of the barrier has no public name."""
+"""A private name of TensorFlow: the barrier has no public one."""
 
 WAYS = (
     "plain",
@@ -40,12 +41,10 @@ WAYS = (
 )
 COLUMNS = ("way", "peak MiB", "/ plain", "step s", "tanh", "barriers")
 LAYERS, WIDTH, BATCH, STEPS = 8, 256, 4096, 5
-MIB = 2**20
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """One row per way: peak_bytes, plain_bytes, step_s, and of the compiled program tanh and
-    barriers (None without XLA)."""
+    """Yields a row per way; tanh and barriers are counts of ops, None without XLA."""
     plain = None
     for way in WAYS:
         row = fresh_process("checkmate.bench.xla", [way])
@@ -92,7 +91,7 @@ def train(way: str) -> dict[str, Any]:
         result, resting, highest = devices.peak_above(device, lambda: step(batch))
         seconds.append(time.perf_counter() - started)
         peak = max(peak, highest - resting)
-        del result  # it would be part of what rests
+        del result  # else it counts as part of the resting level
     found = {
         "peak_bytes": peak,
         "step_s": statistics.median(seconds),
@@ -109,7 +108,7 @@ def train(way: str) -> dict[str, Any]:
 
 
 def _chain(weights: list[Any], way: str) -> Callable:
-    """The layers in pairs, each evaluated again in the backward pass in this way."""
+    """Returns the layers in pairs, each recomputed in the backward pass in this way."""
     import tensorflow as tf
 
     def pair(x: tf.Tensor, k: int) -> tf.Tensor:
@@ -117,7 +116,7 @@ def _chain(weights: list[Any], way: str) -> Callable:
             x = tf.sin(tf.tanh(x @ weight) * 3.0)
         return x
 
-    def behind_a_barrier(k: int) -> Callable:
+    def with_barrier(k: int) -> Callable:
         @tf.custom_gradient
         def forward(x: tf.Tensor) -> Any:
             def backward(gradient: tf.Tensor, variables: Any = ()) -> Any:
@@ -137,7 +136,7 @@ def _chain(weights: list[Any], way: str) -> Callable:
     wrap = {
         "plain": lambda k: lambda x: pair(x, k),
         "recompute_grad": lambda k: tf.recompute_grad(lambda x: pair(x, k)),
-    }.get(way, behind_a_barrier)
+    }.get(way, with_barrier)
 
     def network(x: tf.Tensor) -> tf.Tensor:
         for k in range(0, LAYERS, 2):

@@ -1,13 +1,13 @@
-"""`checkmate bench zoo`: does every model train under a budget, and what does each save?
+"""`checkmate bench zoo`: does every model train within a budget, and how much memory is saved?
 
-Each model trains plain and planned, in a process of its own each, and the allocator counts
-everything that is resident. The budget is a share of the plain step's measured peak, or where that
-has no plan the lowest of a few larger shares that has one. `verify` compares the planned step with
-the plain one. What fails is a row, too.
+Each model trains plain and planned, in processes of their own; peaks are the allocator's, resident
+bytes included. The budget is the lowest of `SHARES` that has a plan. `verify` compares the planned
+step with the plain one. A model that fails is a row with an error.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from checkmate.bench.process import fresh_process
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import MIB
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
@@ -55,48 +56,50 @@ APPLICATIONS = {
 }
 """Class in keras.applications -> pixels of an image's side, examples in a batch."""
 
+FILES = ("sequences", "images", "structures", "layer_kinds", "programs", "own_steps")
+"""The files of `checkmate/bench/zoo_models`."""
+
 FACTORS = (1.1, 1.3)
-"""Times the plain step's cost for which the smallest budget is looked up."""
+"""Costs, in plain steps, for which the smallest budget is searched."""
 
 SHARES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-"""Of the plain step's measured peak, tried in turn."""
+"""Budgets, as shares of the plain step's measured peak, tried in turn."""
 
 CLOSE = 0.01
-"""The smallest budgets are known to this share of the plain step's peak."""
-
-MIB = 2**20
+"""The smallest budgets are searched to this share of the plain step's peak."""
 
 
-def models() -> dict[str, Callable[[], Any]]:
-    """Name -> what makes the `Workload` or `Task`."""
-    from checkmate.bench import zoo_layers, zoo_models, zoo_programs
+def models() -> dict[str, Callable[..., Any]]:
+    """Returns for each name the function that makes the `Workload` or `Task`, large models last.
+
+    Raises:
+      CheckmateError: This is an installed wheel, which does not contain the zoo.
+    """
     from checkmate.bench.models import application, lstm, transformer, unet
 
-    applications = {
-        name.lower(): partial(application, name, size=size, batch=batch, classes=100)
-        for name, (size, batch) in APPLICATIONS.items()
-    }
-    usual = {
+    found: dict[str, Callable[..., Any]] = {
         "unet": partial(unet, batch=2, size=96),
         "encoder": partial(transformer, batch=8, length=64, depth=4),
         "lstm": partial(lstm, batch=16, length=32, depth=2),
     }
-    return {
-        **usual,
-        **zoo_models.MODELS,
-        **zoo_layers.MODELS,
-        **zoo_programs.MODELS,
-        **applications,
-    }
-
-
-def names() -> tuple[str, ...]:
-    """All that there is, the large ones last."""
-    return tuple(models())
+    for module in FILES:
+        try:
+            definitions = importlib.import_module(f"checkmate.bench.zoo_models.{module}")
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("checkmate.bench.zoo_models"):
+                raise
+            raise CheckmateError(
+                "The models of the zoo are not part of an installed package. Run this command in a"
+                " checkout of the repository, installed with `pip install -e .`."
+            ) from error
+        found |= {make.__name__: make for make in definitions.MODELS}
+    for name, (size, batch) in APPLICATIONS.items():
+        found[name.lower()] = partial(application, name, size=size, batch=batch, classes=100)
+    return found
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:
-    """The row of a model; `error` is in it where it did not train."""
+    """Returns the row of a model; it has `error` if the model did not train."""
     started = time.perf_counter()
     try:
         plain = fresh_process("checkmate.bench.zoo", [name, str(steps)])
@@ -106,7 +109,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
             **fresh_process("checkmate.bench.zoo", [name, str(steps), str(plain["plain_bytes"])]),
         }
     except CheckmateError as error:
-        row = {"model": name, "error": str(error).strip().splitlines()[-1]}
+        row = {"model": name, "error": last_line(error)}
     return row | {"seconds": time.perf_counter() - started}
 
 
@@ -127,7 +130,7 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
 
     step, batch = training(name)
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
-    traced = tf.function(step)  # traced once, for whatever budget
+    traced = tf.function(step)  # traced once for all budgets
     started = time.perf_counter()
     traced.get_concrete_function(*specs)
     tracing_s = time.perf_counter() - started
@@ -136,17 +139,12 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
     peak = peak_of(planned, batch, steps)
     found = checkmate.tf2.verify(planned, batch)
     unequal = [each for each in found.differences if each.planned]
+    rounded = all(each.is_rounding for each in unequal)
     return {
         "budget_bytes": planned.budget_bytes,
         "peak_bytes": peak,
         "predicted_bytes": report.expected_peak_bytes,
-        "values": (
-            "bits"
-            if not unequal
-            else "rounding"
-            if all(each.is_rounding for each in unequal)
-            else "DIFFERENT"
-        ),
+        "values": "bits" if not unequal else "rounding" if rounded else "DIFFERENT",
         "verified": str(found),
         "not_run": len(found.not_run),
         "run_again": len(found.run_again),
@@ -162,13 +160,13 @@ def train_planned(name: str, steps: int, plain_bytes: int) -> dict[str, Any]:
 def smallest_budgets(
     graph: DFGraph, factors: Sequence[float], *, time_limit_s: float = 1
 ) -> dict[str, float]:
-    """The smallest budget found whose plan costs at most `factor` times the plain step, as a share
-    of what that needs."""
+    """Returns for each factor the smallest budget found whose plan costs at most `factor` plain
+    steps, as a share of the plain step's peak."""
     plain, cost = replay(graph, Plan.keep_all(graph)).peak_bytes, graph.total_cost
     found, lowest = [(plain, cost)], floor(graph).bytes
     shares = {}
     for factor in factors:
-        low, high = lowest, min(peak for peak, its_cost in found if its_cost <= factor * cost)
+        low, high = lowest, min(peak for peak, paid in found if paid <= factor * cost)
         while high - low > CLOSE * plain:
             result = solve(graph, (low + high) // 2, time_limit_s=time_limit_s, throw=False)
             timeline = result.timeline
@@ -185,13 +183,8 @@ def smallest_budgets(
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
-        return (
-            row["model"],
-            "FAILED",
-            row["error"][:100],
-            *[""] * (len(COLUMNS) - 4),
-            f"{row['seconds']:.0f}",
-        )
+        empty = [""] * (len(COLUMNS) - 4)
+        return (row["model"], "FAILED", row["error"][:100], *empty, f"{row['seconds']:.0f}")
     within = row["peak_bytes"] <= row["budget_bytes"]
     return (
         row["model"],
@@ -208,7 +201,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def trained(row: dict[str, Any]) -> bool:
-    """True where a model trained under its budget, as planned, to the values of the plain step."""
+    """Whether a model trained within its budget, as planned, with the values of the plain step."""
     return (
         "error" not in row
         and row["peak_bytes"] <= row["budget_bytes"]
@@ -218,19 +211,17 @@ def trained(row: dict[str, Any]) -> bool:
 
 
 def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
-    """The training step of a model of the zoo, and its arguments."""
+    """Returns the training step of a model of the zoo, and its arguments."""
     import keras
 
-    from checkmate.bench.zoo_programs import Task
     from checkmate.tf2.compile import training_step
 
     keras.utils.set_random_seed(0)
-    if name not in models():
-        raise CheckmateError(
-            f"There is no model {name!r} in the zoo. Known: {', '.join(models())}."
-        )
-    work = models()[name]()
-    if isinstance(work, Task):
+    known = models()
+    if name not in known:
+        raise CheckmateError(f"There is no model {name!r} in the zoo. Known: {', '.join(known)}.")
+    work = known[name]()
+    if not hasattr(work, "model"):  # a `Task`
         return work.step, work.batch
     step, _ = training_step(work.model, work.loss, work.optimizer, work.inputs, work.labels)
     return step, (work.inputs, work.labels)
@@ -239,7 +230,7 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
 def _lowest(
     traced: Callable, name: str, specs: tuple[Any, ...], plain_bytes: int, batch: tuple[Any, ...]
 ) -> Any:
-    """The planned step for the lowest of `SHARES` that has a plan."""
+    """Returns the planned step for the lowest of `SHARES` that has a plan."""
     from checkmate.tf2.compile import PlannedStep
     from checkmate.tf2.planning.planner import Planner
 
@@ -259,7 +250,7 @@ def _lowest(
             batch,
         )
 
-    least = 0  # what was proven to be needed
+    least = 0  # bytes that were proven to be needed
     for share in SHARES[:-1]:
         if share * plain_bytes < least:
             continue
@@ -273,7 +264,7 @@ def _lowest(
 
 
 def peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
-    """The most bytes in use while a loop trains, everything resident included."""
+    """Returns the allocator's peak while a loop trains, resident bytes included."""
     import tensorflow as tf
 
     from checkmate.tf2 import device as devices
@@ -281,24 +272,21 @@ def peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
     device = devices.training_device()
     tf.config.experimental.reset_memory_stats(device)
     for _ in range(steps):
-        result = step(*batch)  # held into the next step, as a training loop does
+        result = step(*batch)  # in memory during the next step, as in a training loop
         devices.synchronize()
     del result
     return tf.config.experimental.get_memory_info(device)["peak"]
 
 
 def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each model chosen, or for all."""
-    for name in chosen or names():
+    """Yields a row per model, by default of all."""
+    for name in chosen or models():
         yield measure(name, steps)
 
 
 if __name__ == "__main__":
     model, count, *peak = sys.argv[1:]
+    steps = int(count)
     print(
-        json.dumps(
-            train_planned(model, int(count), int(peak[0]))
-            if peak
-            else train_plain(model, int(count))
-        )
+        json.dumps(train_planned(model, steps, int(peak[0])) if peak else train_plain(model, steps))
     )

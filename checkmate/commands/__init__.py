@@ -1,2 +1,2 @@
-"""The sub-commands of `checkmate`, one per file. They read arguments, call the library and print;
-what is true is decided elsewhere."""
+"""The sub-commands of `checkmate`, one per file. They read arguments, call the library and print
+what it returns."""

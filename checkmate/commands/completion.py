@@ -1,4 +1,4 @@
-"""`checkmate completion`: what a shell reads to complete commands and options."""
+"""`checkmate completion`: the script with which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ PROGRAM = "checkmate"
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion_command(shell: str) -> None:
-    """Print completions for a shell.
+@click.pass_context
+def completion_command(context: click.Context, shell: str) -> None:
+    """Print a script that makes SHELL complete checkmate's commands and options.
 
-    What is printed makes SHELL complete the commands and options of checkmate. Example: checkmate
-    completion bash >> ~/.bashrc
+    Example: checkmate completion bash >> ~/.bashrc
     """
-    from checkmate.cli import main
-
     maker = get_completion_class(shell)
     assert maker is not None
-    click.echo(maker(main, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
+    program = context.find_root().command
+    click.echo(maker(program, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())

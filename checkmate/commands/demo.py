@@ -1,13 +1,15 @@
-"""`checkmate demo`: a real model trained plain and within a budget."""
+"""`checkmate demo`: trains a model plain and within a budget."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from checkmate.commands.options import json_option
+from checkmate.bench.demo import LOSS_TOLERANCE, Demo, run_demo
+from checkmate.commands.options import PICTURE, json_option, steps_option
 from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
@@ -18,7 +20,7 @@ from checkmate.units import format_bytes
     "--model",
     default="mobilenet",
     show_default=True,
-    help="A workload: see `checkmate bench steps --help`.",
+    help="Name of a workload of `checkmate/bench/models.py`.",
 )
 @click.option(
     "--budget",
@@ -26,67 +28,41 @@ from checkmate.units import format_bytes
     show_default=True,
     help="Amount of memory, or a share of the plain step's predicted peak.",
 )
+@steps_option(4, "Training steps.")
+@click.option("--report", is_flag=True, help="Also print the planned step's report.")
 @click.option(
-    "--steps", default=4, show_default=True, type=click.IntRange(1), help="Training steps."
-)
-@click.option("--report", is_flag=True, help="Also print what the planned step reports of itself.")
-@click.option(
-    "--picture",
-    type=click.Path(dir_okay=False),
-    help="Draw the measured memory over a step into this .png, .svg or .pdf.",
+    "--picture", type=PICTURE, help="Draw the measured memory over a step: .png, .svg or .pdf."
 )
 @json_option
 def demo_command(
-    model: str, budget: str, steps: int, report: bool, picture: str | None, as_json: bool
+    model: str, budget: str, steps: int, report: bool, picture: Path | None, as_json: bool
 ) -> None:
-    """Train a model plain and under a budget, and compare.
+    """Train a model plain and within a budget, and compare.
 
-    A real model, a few steps, both measured. Each run is a fresh process in which TensorFlow's own
-    allocator counts. Exit status 0 only if the measured peak is within the budget and the losses
-    agree. Where they differ, the plain training runs once more, from weights a last bit off, which
-    tells how much of that is the model's own sensitivity. With --json: model, device, budget_bytes,
-    within_budget, losses_agree, and of the plain, the planned and that third ("moved", or null)
-    training peak_bytes, step_s and losses.
+    Each training runs in its own process, and TensorFlow's allocator measures its memory. If the
+    losses differ, the plain training runs once more, from weights each moved to the next floating
+    point number, which shows the model's sensitivity to rounding.
+
+    Exit status: 0 if the measured peak is within the budget and the losses agree, else 1.
+
+    JSON: model, device, budget_bytes, within_budget, losses_agree, report, and of the trainings
+    plain, planned and moved (the third one, or null) peak_bytes, step_s, losses and in_use.
     """
-    from checkmate import plot
-    from checkmate.bench.demo import LOSS_TOLERANCE, run_demo
-
     with (
         Progress("demo") as progress,
         progress.phase(f"training {model}, plain and within {budget}"),
     ):
         found = run_demo(model, budget, steps, watch=picture is not None)
     if picture:
+        from checkmate import plot
+
         runs = {"plain step": found.plain.in_use, "planned step": found.planned.in_use}
         plot.measured(runs, budget_bytes=found.budget_bytes, name=found.model).save(picture)
     if as_json:
-        print_json(
-            {
-                **asdict(found),
-                "within_budget": found.within_budget,
-                "losses_agree": found.losses_agree,
-            }
-        )
+        verdict = {"within_budget": found.within_budget, "losses_agree": found.losses_agree}
+        print_json({**asdict(found), **verdict})
         sys.exit(0 if found.losses_agree and found.within_budget else 1)
-    rows = [
-        (
-            name,
-            format_bytes(row.peak_bytes),
-            f"{row.step_s:.2f} s",
-            f"{row.losses[0]:.6f}",
-            f"{row.losses[-1]:.6f}",
-        )
-        for name, row in (
-            ("plain", found.plain),
-            (f"budget {format_bytes(found.budget_bytes)}", found.planned),
-        )
-    ]
-    title = f"{found.model}, {steps} training steps on {found.device}"
-    print_table(
-        title, ("", "measured peak", "step time", "first loss", "last loss"), rows, left=("",)
-    )
-    out = console()
-    out.print(found.sentence(), highlight=False, soft_wrap=not out.is_terminal)
+    _print(found, steps)
     if report:
         click.echo(found.report)
     if not found.losses_agree:
@@ -94,3 +70,22 @@ def demo_command(
     if not found.within_budget:
         complain("the measured peak is above the budget.")
     sys.exit(0 if found.losses_agree and found.within_budget else 1)
+
+
+def _print(found: Demo, steps: int) -> None:
+    runs = {"plain": found.plain, f"budget {format_bytes(found.budget_bytes)}": found.planned}
+    rows = [
+        (
+            name,
+            format_bytes(run.peak_bytes),
+            f"{run.step_s:.2f} s",
+            f"{run.losses[0]:.6f}",
+            f"{run.losses[-1]:.6f}",
+        )
+        for name, run in runs.items()
+    ]
+    title = f"{found.model}, {steps} training steps on {found.device}"
+    columns = ("", "measured peak", "step time", "first loss", "last loss")
+    print_table(title, columns, rows, left=("",))
+    out = console()
+    out.print(found.sentence(), highlight=False, soft_wrap=not out.is_terminal)

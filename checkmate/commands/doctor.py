@@ -1,4 +1,4 @@
-"""`checkmate doctor`: what is here, what is missing, and how to get it."""
+"""`checkmate doctor`: which parts of an installation are present or missing, and what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = {
     "numba": "numba",
     "matplotlib": "matplotlib",
 }
-"""Module -> name on the package index, of what everything needs."""
+"""Module -> name on the package index, for the packages that every command needs."""
 
 SOLVERS = {
     "cylp": ("cylp", "milp, lp_rounding, lp_bound"),
@@ -37,7 +37,7 @@ SOLVERS = {
         "milp_scip, milp_highs, milp_cp_sat, retention, lp_bound_glop, lp_bound_pdlp",
     ),
 }
-"""Module of a solver package -> its name on the package index, and the solvers that need it."""
+"""Module of a solver package -> name on the package index, and the solvers that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Finding:
     """One line of the diagnosis.
 
     Attributes:
-      state: "ok"; "missing", when something that everything needs is not there; "note", when
-        something works less well than it could.
+      state: "ok"; "missing" for something that every command needs; "note" for something that only
+        some functions need.
       cure: What to do about it.
     """
 
@@ -61,12 +61,13 @@ class Finding:
 def doctor_command(as_json: bool) -> None:
     """Check this installation.
 
-    Versions, solvers, devices, memory, and whether the allocator reports what is in use.
+    Versions, solvers, devices, memory, and whether the allocator reports the bytes in use.
 
-    Exit status 0 if nothing that is needed is missing, else 1. With --json, one object per line:
-    what, state, found, cure.
+    Exit status: 0 if nothing that is needed is missing, else 1.
+
+    JSON: what, state, found, cure.
     """
-    with Progress("doctor") as progress, progress.phase("looking around"):
+    with Progress("doctor") as progress, progress.phase("checking"):
         findings = list(examine())
     if as_json:
         for finding in findings:
@@ -88,7 +89,7 @@ def doctor_command(as_json: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Looks at one thing after the other."""
+    """Yields the findings, one after the other."""
     yield Finding(
         "Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -106,10 +107,10 @@ def _package(module: str, name: str, state: str, cure: str) -> Finding:
     return Finding(name, "ok", importlib.metadata.version(name))
 
 
-def _attempt(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _attempt(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
-        yield from look()
-    except Exception as error:  # a diagnosis must not break on what it looks for
+        yield from check()
+    except Exception as error:  # a broken installation can raise anything
         yield Finding(what, "missing", f"{type(error).__name__}: {error}", "Reinstall TensorFlow.")
 
 
@@ -136,13 +137,13 @@ def _devices() -> Iterator[Finding]:
             "free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'"
         )
     if devices.allocator_reports(training):
-        yield Finding("allocator", "ok", "tells what is in use: plans are checked by running them")
+        yield Finding("allocator", "ok", "reports the bytes in use: peaks are measured")
     else:
         cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
         yield Finding(
             "allocator",
             "note",
-            "does not tell what is in use: peaks are predicted, not checked",
+            "does not report the bytes in use: peaks are predicted, not measured",
             cure,
         )
 

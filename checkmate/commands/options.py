@@ -1,10 +1,12 @@
-"""Options that commands share, and how their text is read."""
+"""Options that commands share."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,7 @@ from checkmate.units import parse_bytes
 
 
 class NumberFrom(click.FloatRange):
-    """A number that is not below a least one. Unlike a `FloatRange`, which compares only, it
-    refuses nan."""
+    """A number, at least a minimum. Unlike `FloatRange` it refuses nan."""
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
@@ -40,35 +41,89 @@ budget_option = click.option(
     show_default=True,
     metavar="AMOUNT",
     help=(
-        "Memory for everything resident while the step runs: 6GiB, 800MB, or a share of the plain"
-        " step's peak. A list with commas, or again."
+        "All memory in use while the step runs: 6GiB, 800MB, or a share of the plain step's peak."
+        " Separate several with commas, or repeat the option."
     ),
 )
 solver_option = click.option(
-    "--solver", default="auto", show_default=True, type=click.Choice(list(SOLVERS)), metavar="NAME",
-    help=f"How to find the plan: {', '.join(SOLVERS)}.",
-)  # fmt: skip
+    "--solver",
+    default="auto",
+    show_default=True,
+    type=click.Choice(list(SOLVERS)),
+    metavar="NAME",
+    help=f"The solver: {', '.join(SOLVERS)}.",
+)
 time_limit_option = click.option(
     "--time-limit",
     default=60.0,
     show_default=True,
     metavar="SECONDS",
     type=NumberFrom(0),
-    help=(
-        "For each budget; the best plan until then counts. Ctrl-C ends the search sooner, with the"
-        " best plan until then."
-    ),
+    help="For each budget. After it, or after Ctrl-C, the best plan so far is the result.",
 )
 reorder_option = click.option(
     "--reorder",
     is_flag=True,
-    help="Also look for plans that run ops in another order than the graph's.",
+    help="Also search for plans that run ops in another order than the graph's.",
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """The options of `search_options`, as `solve` takes them."""
+
+    solver: str
+    time_limit_s: float
+    reorder: bool
+
+
+def search_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --solver, --time-limit and --reorder to a command, which is given them as `search`."""
+
+    @solver_option
+    @time_limit_option
+    @reorder_option
+    @functools.wraps(command)
+    def with_search(*, solver: str, time_limit: float, reorder: bool, **others: Any) -> None:
+        command(search=SearchOptions(solver, time_limit, reorder), **others)
+
+    return with_search
+
+
+batch_option = click.option(
+    "--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch."
+)
+size_option = click.option(
+    "--size", type=click.IntRange(1), help="Pixels of an image's side, if the model leaves it open."
+)
+optimizer_option = click.option(
+    "--optimizer", default="adam", show_default=True, help="A Keras optimizer."
+)
+
+
+def output_option(
+    text: str, *, default: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option --output, a folder."""
+    folder: Any = click.Path(file_okay=False, path_type=Path)
+    shown = default is not None
+    return click.option(
+        "--output", "-o", default=default, show_default=shown, type=folder, help=text
+    )
+
+
+def steps_option(
+    default: int, text: str, *, minimum: int = 1
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option --steps."""
+    return click.option(
+        "--steps", default=default, show_default=True, type=click.IntRange(minimum), help=text
+    )
+
+
 class FileToWrite(click.Path):
-    """A file that can be written: of one of these kinds, in a folder that exists. Said before
-    anything is computed for it."""
+    """A file to write, with one of these suffixes, in an existing folder. Both are checked before
+    anything is computed."""
 
     def __init__(self, *suffixes: str):
         super().__init__(dir_okay=False, writable=True)
@@ -92,11 +147,10 @@ PICTURE = FileToWrite(".png", ".svg", ".pdf")
 
 
 def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, int]]:
-    """Budgets that were given with commas or by repeating the option, at least one: each as it was
-    written, and its bytes.
+    """Returns the text and the bytes of each budget, given with commas or by repeating the option.
 
-    All are read before the first is worked on: a mistake in the last must not cost the time of the
-    others.
+    All are parsed at once, so that a mistake in the last one is reported before the first is
+    solved.
 
     Args:
       percent_of: The bytes that 100% stands for.
@@ -112,8 +166,8 @@ def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, i
 def numbers(
     kind: Callable[[str], Any],
 ) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Returns what reads an option that is a list of numbers with commas between them; a percent
-    sign may follow each."""
+    """Returns a callback for an option that is a comma-separated list of numbers; a percent sign
+    may follow each."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str) -> list[Any]:
         try:
@@ -129,10 +183,11 @@ def numbers(
 def listed(
     known: Collection[str], also: tuple[str, ...] = ()
 ) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
-    """Returns what reads an option that is a list of names with commas between them.
+    """Returns a callback for an option that is a comma-separated list of names.
 
     Args:
-      also: What a name may begin with that is not known.
+      known: The names; "all" stands for all of them.
+      also: Prefixes of other names that are allowed.
     """
 
     def read(

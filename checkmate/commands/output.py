@@ -1,12 +1,10 @@
-"""What `solve`, `plan` and `show` share: how results are told as JSON and as a table, and which
-exit status they mean.
+"""Results of `solve`, `plan` and `show` as JSON and as tables.
 
 `--json` prints one JSON object per line and budget, with at least the keys `KEYS`. Bytes are whole
-numbers, `seconds` is how long the search took, `cost` and `bound` are in the unit of the graph's
-costs, `overhead` is the plan's cost over that of the plain step, and `gap` is cost / bound - 1.
-What does not exist is null: without a plan that is cost, overhead, gap and peak_bytes. `status` is
-a name of `SolveStatus`, and `bound_covers` says of which plans the bound speaks. Exit status: 0
-where every budget has a plan, 1 where one has none, 2 where the command cannot be understood.
+numbers, `seconds` is the time of the search, `cost` and `bound` are in the unit of the graph's
+costs, `overhead` is the plan's cost divided by the plain step's, and `gap` is cost / bound - 1.
+Without a plan, cost, overhead, gap and peak_bytes are null. `status` is a name of `SolveStatus`;
+`bound_covers` names the plans for which the bound holds.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from checkmate.commands.options import each_budget
+from checkmate.commands.options import SearchOptions, each_budget
 from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
@@ -45,11 +43,10 @@ KEYS = (
     "seconds",
     "solver",
 )
-"""Of the JSON of every plan, in this order."""
+"""The keys of the JSON of every plan, in this order."""
 
 COLUMNS = ("peak", "extra time", "gap", "recomputed")
-"""Of the tables of plans."""
-
+"""The columns of every table of plans."""
 
 WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
     InfeasibleBudgetError: SolveStatus.INFEASIBLE,
@@ -60,13 +57,13 @@ WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of one budget of one graph.
+    """The result for one budget of one graph.
 
     Attributes:
-      budget: As it was asked for.
-      facts: The values of `KEYS`, for people and scripts.
-      plan: None where there is none; then `message` says why.
-      file: Where the plan was written.
+      budget: The text of the option.
+      facts: The values of `KEYS`.
+      plan: None if there is none; then `message` says why.
+      file: The plan's file, if it was written.
     """
 
     budget: str
@@ -79,38 +76,25 @@ class Found:
 def solve_each(
     graph: DFGraph,
     budgets: Iterable[str],
+    search: SearchOptions,
     *,
-    solver: str,
-    time_limit_s: float,
-    reorder: bool,
     folder: Path | None,
     graph_file: str,
     save: Callable[..., None] = save_plan,
 ) -> list[Found]:
-    """Plans `graph` for each budget, and writes each plan to `folder` if there is one, by
+    """Solves `graph` for each budget. If there is a folder, each plan is written to it by
     `save(plan, path, graph=, **facts)`.
 
-    Ctrl-C ends the search for a budget with the best plan so far, and leaves out the budgets after
-    it.
+    Ctrl-C ends the search for a budget with the best plan so far; later budgets are left out.
     """
     found = []
     plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
     for budget, budget_bytes in each_budget(budgets, percent_of=plain_peak):
         with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
-            one = _solve_one(
-                graph,
-                budget,
-                budget_bytes,
-                progress,
-                solver=solver,
-                time_limit_s=time_limit_s,
-                reorder=reorder,
-            )
+            one = _solve_one(graph, budget, budget_bytes, search, progress)
         if one.plan is not None and folder is not None:
-            file = (
-                folder
-                / f"{Path(graph_file).name.split('.', 1)[0]}-{re.sub('[^0-9A-Za-z.]', '', budget.replace('%', 'pct'))}.plan.json"
-            )
+            amount = re.sub("[^0-9A-Za-z.]", "", budget.replace("%", "pct"))
+            file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{amount}.plan.json"
             save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
             one = Found(one.budget, one.facts, one.plan, one.message, file)
         found.append(one)
@@ -120,23 +104,21 @@ def solve_each(
 
 
 def _solve_one(
-    graph: DFGraph, budget: str, budget_bytes: int, progress: Progress, *, solver: str, **how: Any
+    graph: DFGraph, budget: str, budget_bytes: int, search: SearchOptions, progress: Progress
 ) -> Found:
     lowest = floor(graph).bytes
     started = time.monotonic()
     try:
-        result = solve(graph, budget_bytes, solver=solver, on_progress=progress.improved, **how)
+        result = solve(graph, budget_bytes, on_progress=progress.improved, **asdict(search))
     except (InfeasibleBudgetError, NoPlanFoundError, KeyboardInterrupt) as error:
         status = next(status for kind, status in WITHOUT_A_PLAN.items() if isinstance(error, kind))
-        facts: dict[str, Any] = dict.fromkeys(KEYS) | {"status": status.name}
-        facts |= {
+        facts: dict[str, Any] = dict.fromkeys(KEYS) | {
+            "status": status.name,
             "budget_bytes": budget_bytes,
             "floor_bytes": max(lowest, getattr(error, "floor_bytes", 0)),
-        }
-        facts |= {
             "bound": getattr(error, "bound", None),
             "seconds": time.monotonic() - started,
-            "solver": solver,
+            "solver": search.solver,
         }
         return Found(
             budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}."
@@ -171,7 +153,7 @@ def _finite(value: Any) -> Any:
 def print_found(
     graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
 ) -> None:
-    """Prints what was found for each budget, and to people `more`, a line each."""
+    """Prints the result for each budget; without `as_json` also the lines `more`."""
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     if as_json:
         for one in found:
@@ -191,7 +173,7 @@ def print_found(
 
 
 def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
-    """A row per budget, and what a budget can be at all."""
+    """Prints a row per budget, and the range of budgets that make sense."""
     title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
     out, lowest = console(), max(one.facts["floor_bytes"] for one in found)
@@ -206,9 +188,7 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
             if any(one.facts.get("bound_covers") == "given order" for one in found)
             else "in any order of ops"
         )
-        out.print(
-            f"The gap is how much another plan {order} could be faster, at most.", highlight=False
-        )
+        out.print(f"The gap bounds how much faster another plan {order} could be.", highlight=False)
     if found[-1].plan is not None and found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
         out.print("Interrupted: the last plan is the best found until then.", highlight=False)
     for one in found:
@@ -219,13 +199,10 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
 def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
     """A row of the table."""
     facts = one.facts
-    budget = (
-        one.budget
-        if facts["budget_bytes"] is None
-        else (
-            f"{format_bytes(facts['budget_bytes'])}{f' ({one.budget})' if '%' in one.budget else ''}"
-        )
-    )
+    budget = one.budget
+    if facts["budget_bytes"] is not None:
+        share = f" ({one.budget})" if "%" in one.budget else ""
+        budget = format_bytes(facts["budget_bytes"]) + share
     seconds = f"{facts['seconds']:.1f} s" if facts["seconds"] is not None else "?"
     if one.plan is None:
         proven = (facts["bound"] or 0) / (graph.total_cost or 1) - 1
@@ -250,7 +227,7 @@ def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
 
 
 def proof(facts: dict[str, Any]) -> str:
-    """How good the plan is known to be, in few words."""
+    """Returns what is proven of the plan's cost, in a few words."""
     found = gap(facts)
     if not found:
         return "nothing"
@@ -263,14 +240,13 @@ def proof(facts: dict[str, Any]) -> str:
 
 
 def gap(facts: dict[str, Any]) -> str:
-    """How much faster another plan could be at most: "none" where that is proven, "" where nothing
-    is known."""
+    """Returns the gap as text: "none" for an optimal plan, "" if no bound is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
         return "none"
-    # Rounded up: a bound must not look better than it is.
+    # Rounded up, so that the text does not claim more than the bound.
     return "" if facts["gap"] is None else f"{math.ceil(facts['gap'] * 1e4) / 1e4:.2%}"
 
 
 def status_of(found: list[Found]) -> int:
-    """The exit status: 1 where a budget has no plan."""
+    """Returns the exit status: 1 if a budget has no plan."""
     return int(any(one.plan is None for one in found))

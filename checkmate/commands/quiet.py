@@ -1,4 +1,4 @@
-"""Loading TensorFlow without what its libraries write to standard error on the way."""
+"""Loading TensorFlow without the messages that its libraries write to standard error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 QUIET = "3"
-"""The value of TF_CPP_MIN_LOG_LEVEL that asks for silence. What TensorFlow's libraries say before
-they read it, this does not stop."""
+"""The value of TF_CPP_MIN_LOG_LEVEL for silence. It does not stop messages that TensorFlow's
+libraries write before they read it."""
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keeps what is written to the file descriptor of standard error, and shows it only where
-    loading fails or silence was not asked for.
+    """Captures the file descriptor of standard error, and prints what was captured if the block
+    fails. Does nothing unless TF_CPP_MIN_LOG_LEVEL is `QUIET`.
 
-    Python's own standard error, and so the progress line, goes on to the terminal.
+    Python's own `sys.stderr`, and so the progress line, still goes to the terminal.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != QUIET:
         yield

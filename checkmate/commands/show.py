@@ -1,4 +1,4 @@
-"""`checkmate show`: a graph, a plan, or several plans of one graph, as a table and as pictures."""
+"""`checkmate show`: a graph, a plan, or several plans of one graph, as tables and pictures."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from checkmate.commands.options import FileToWrite, json_option
-from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
-from checkmate.commands.table import console, print_json, print_table
-from checkmate.core.files import PLAN_FORMAT, load_plan, read_json
+from checkmate.commands.output import KEYS, Found
+from checkmate.commands.show_tables import (
+    graph_facts,
+    graph_rows,
+    plan_rows,
+    print_graph,
+    print_plan,
+    print_plans,
+)
+from checkmate.commands.table import print_json
+from checkmate.core.files import PLAN_FORMAT, load_plan
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import read_json
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import PlanFileError
-from checkmate.plot.layer_names import layer_names
 from checkmate.units import format_bytes
 
 PICTURES = ("memory", "matrices", "layers", "curve")
@@ -25,10 +32,10 @@ PICTURES = ("memory", "matrices", "layers", "curve")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Files that belong together: one graph, and the plans of it.
+    """One graph, and its plans.
 
     Attributes:
-      plans: Each with what its file says of it, and the judge's peak and cost.
+      plans: Each with the facts in its file, and with peak and cost as replayed.
     """
 
     graph: DFGraph = field(repr=False)
@@ -47,7 +54,7 @@ class Shown:
     "--graph",
     "graph_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The plans' graph; found beside them by default.",
+    help="The plans' graph; by default the file that the plans name.",
 )
 @click.option(
     "--picture",
@@ -62,21 +69,27 @@ class Shown:
 )
 @json_option
 def show_command(
-    files: tuple[Path, ...], graph_file: Path | None, picture: str | None, png: Path | None, svg: Path | None, html: Path | None, most: int, as_json: bool
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    graph_file: Path | None,
+    picture: str | None,
+    most: int,
+    as_json: bool,
+    **written: Path | None,
+) -> None:
     """Show graphs and plans, as tables and pictures.
 
-    FILE is a graph, a plan, or several plans of one graph. TensorFlow is not needed. Exit status 0,
-    or 2 if a file cannot be read or does not belong.
+    FILE is a graph, a plan, or several plans of one graph. TensorFlow is not needed.
+
+    Exit status: 0, or 2 if a file cannot be read or is of another graph.
 
     Example: checkmate show resnet50-b64-60pct.plan.json --html plan.html
     """
     shown = read(files, graph_file)
     if picture in ("matrices", "layers") and not shown.plans:
-        raise click.UsageError(f"--picture {picture} is of a plan; {files[0]} is a graph.")
-    for path in filter(None, (png, svg)):
+        raise click.UsageError(f"--picture {picture} shows a plan; {files[0]} is a graph.")
+    for path in filter(None, (written["png"], written["svg"])):
         draw(shown, picture or ("curve" if len(shown.plans) > 1 else "memory")).save(path)
-    if html:
+    if html := written["html"]:
         html.write_text(page(shown), encoding="utf-8")
     if as_json:
         for facts in [one.facts for one in shown.plans] or [graph_facts(shown.graph)]:
@@ -86,13 +99,13 @@ def show_command(
     elif len(shown.plans) == 1:
         print_plan(shown.graph, shown.plans[0], most)
     else:
-        print_plans(shown)
-    for written in filter(None, (png, svg, html)):
-        click.echo(f"Written: {written}", err=True)
+        print_plans(shown.graph, shown.plans)
+    for path in filter(None, written.values()):
+        click.echo(f"Written: {path}", err=True)
 
 
 def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
-    """Reads a graph file, or plan files and the graph they name or are given.
+    """Reads a graph file, or plan files and their graph: `graph_file`, or the one that they name.
 
     Raises:
       PlanFileError: A file is neither, the graph is not found, or a plan is of another graph.
@@ -120,7 +133,7 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
 
 
 def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -> Found:
-    """A plan with what its file says; what the judge can say, it says anew."""
+    """A plan with the facts in its file; those that `replay` returns are not taken from there."""
     plan = load_plan(file, graph=graph)
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
@@ -177,8 +190,8 @@ def page(shown: Shown) -> str:
     from checkmate import plot
 
     if not shown.plans:
-        return plot.page(shown.graph, facts=_rows(shown.graph))
-    one, rows = shown.plans[0], _rows(shown.graph)
+        return plot.page(shown.graph, facts=graph_rows(shown.graph))
+    one, rows = shown.plans[0], graph_rows(shown.graph)
     plain = format_bytes(graph_facts(shown.graph)["plain_peak_bytes"])
     lead = (
         f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for"
@@ -189,132 +202,5 @@ def page(shown: Shown) -> str:
         one.plan,
         budget_bytes=one.facts["budget_bytes"],
         lead=lead,
-        facts=[*rows, *_plan_rows(one)],
+        facts=[*rows, *plan_rows(one)],
     )
-
-
-def graph_facts(graph: DFGraph) -> dict[str, Any]:
-    """What is printed of a graph as JSON: name, ops, cost, and the bytes that are fixed, that the
-    plain step needs, that any plan needs."""
-    lowest = floor(graph)
-    plain = replay(graph, Plan.keep_all(graph)).peak_bytes
-    facts = {
-        "name": graph.name,
-        "ops": len(graph),
-        "cost": graph.total_cost,
-        "fixed_bytes": graph.fixed_bytes,
-        "plain_peak_bytes": plain,
-    }
-    return {**facts, "floor_bytes": lowest.bytes, "binding_op": graph.ops[lowest.op].name}
-
-
-def _rows(graph: DFGraph) -> list[tuple[str, str]]:
-    facts = graph_facts(graph)
-    return [
-        ("ops", str(len(graph))),
-        ("resident", f"{format_bytes(facts['fixed_bytes'])} (variables, optimizer, batch)"),
-        ("the plain step needs", format_bytes(facts["plain_peak_bytes"])),
-        (
-            "no plan below",
-            (
-                f"{format_bytes(facts['floor_bytes'])}, because of"
-                f" {layer_names(graph)[graph.index(facts['binding_op'])]}"
-            ),
-        ),
-    ]
-
-
-def _plan_rows(one: Found) -> list[tuple[str, str]]:
-    facts, again = one.facts, one.plan.recomputed if one.plan else {}
-    budget = [("budget", format_bytes(facts["budget_bytes"]))] if facts["budget_bytes"] else []
-    solver = (
-        [("found by", f"{facts['solver']} in {facts['seconds']:.1f} s")]
-        if facts["solver"] and facts["seconds"] is not None
-        else []
-    )
-    return [
-        *budget,
-        ("the planned step needs", format_bytes(facts["peak_bytes"])),
-        (
-            "extra time",
-            (
-                f"{facts['overhead'] - 1:+.2%}, for {sum(again.values())} evaluations more of"
-                f" {len(again)} ops"
-            ),
-        ),
-        ("proven", proof(facts)),
-        *solver,
-    ]
-
-
-def print_graph(graph: DFGraph, most: int) -> None:
-    """What a graph is, and its layers with the most memory."""
-    out = console()
-    _print_rows(out, f"Graph of {graph.name or 'a step'}", _rows(graph))
-    _print_layers(out, graph, None, most)
-
-
-def print_plan(graph: DFGraph, one: Found, most: int) -> None:
-    """What a plan does, and to which layers."""
-    assert one.plan is not None
-    out = console()
-    _print_rows(out, f"Plan of {graph.name or 'a step'}", [*_rows(graph), *_plan_rows(one)])
-    _print_layers(out, graph, one.plan, most)
-
-
-def print_plans(shown: Shown) -> None:
-    """A row per plan."""
-    rows = []
-    for one in sorted(
-        shown.plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])
-    ):
-        budget, *others, _ = cells(shown.graph, one)
-        rows.append((budget, one.facts["solver"] or "", *others, str(one.file or "")))
-    print_table(
-        f"Plans of {shown.graph.name or 'a step'}",
-        ("budget", "solver", *COLUMNS, "file"),
-        rows,
-        left=("solver", "file"),
-    )
-
-
-def _print_rows(out: Any, title: str, rows: list[tuple[str, str]]) -> None:
-    out.print(title, style="bold", highlight=False)
-    table = Table.grid(padding=(0, 2))
-    for key, value in rows:
-        table.add_row(f"  {key}", value)
-    out.print(table)
-
-
-def _print_layers(out: Any, graph: DFGraph, plan: Plan | None, most: int) -> None:
-    """The layers with the most memory, and what a plan does to them."""
-    from checkmate.plot.usage import layers
-
-    rows = [
-        row
-        for row in layers(graph, plan or Plan.keep_all(graph))
-        if row.plain_bytes or row.evaluations
-    ]
-    shown = sorted(rows, key=lambda row: -(abs(row.saved_bytes) + row.kept_bytes))[:most]
-    cells_of_rows = []
-    for row in shown:
-        again = (str(row.evaluations), f"{row.cost:.2%}") if row.evaluations else ("", "")
-        cells_of_rows.append(
-            (
-                row.name or "(no layer)",
-                *map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes)),
-                *again,
-            )
-        )
-    columns = ("layer", "plain step", "kept", "saved", "evaluations more", "extra time")[
-        : None if plan else 2
-    ]
-    cells_of_rows = [row[: len(columns)] for row in cells_of_rows]
-    print_table(
-        "Forward values in memory when the backward pass begins",
-        columns,
-        cells_of_rows,
-        left=("layer",),
-    )
-    if len(rows) > len(shown):
-        out.print(f"{len(rows) - len(shown)} layers more; --most shows them.", highlight=False)

@@ -1,4 +1,4 @@
-"""`checkmate simulate`: dynamic rematerialization of an op log or a graph, on paper."""
+"""`checkmate simulate`: simulates dynamic rematerialization of an op log or a graph."""
 
 from __future__ import annotations
 
@@ -21,58 +21,87 @@ from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
 GRID = tuple(f"{share}%" for share in range(100, 10, -10))
-"""Budgets of a picture, as the paper's evaluation has them."""
+"""The default budgets of a picture."""
+
+COLUMNS = (
+    "heuristic",
+    "budget",
+    "status",
+    "extra time",
+    "peak",
+    "evictions",
+    "recomputed",
+    "time",
+)
 
 
 @click.command("simulate")
 @click.argument("file", metavar="LOG|GRAPH", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--budget", "-b", "budgets", multiple=True, metavar="AMOUNT",
-    help="Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. A list with commas, or again. Default: 50%; with "
-    "--plot 100% to 20%.",
-)  # fmt: skip
+    "--budget",
+    "-b",
+    "budgets",
+    multiple=True,
+    metavar="AMOUNT",
+    help=(
+        "Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. Separate"
+        " several with commas, or repeat the option. Default: 50%; with --plot 100% to 20%."
+    ),
+)
 @click.option(
     "--heuristic",
     "-e",
     "heuristics",
     metavar="NAMES",
     callback=listed(HEURISTICS),
-    help=f"{', '.join(HEURISTICS)}; several with commas, or all. Default: dtr_eq; with --plot all.",
+    help=(
+        f"Separated by commas: {', '.join(HEURISTICS)}; or all. Default: dtr_eq; with --plot all."
+    ),
 )
 @click.option(
-    "--deallocation", type=click.Choice([policy.value for policy in Deallocation]), default=Deallocation.EAGER.value, show_default=True,
-    help="When nothing refers to a value any more: ignore that, evict it at once, or drop it for good.",
-)  # fmt: skip
+    "--deallocation",
+    type=click.Choice([policy.value for policy in Deallocation]),
+    default=Deallocation.EAGER.value,
+    show_default=True,
+    help="When a value has no reference left: ignore that, evict it at once, or banish it.",
+)
 @click.option(
-    "--overhead-limit", default=2.0, show_default=True, type=NumberFrom(1),
-    help="Times the plain cost at which a run is given up as thrashed.",
-)  # fmt: skip
+    "--overhead-limit",
+    default=2.0,
+    show_default=True,
+    type=NumberFrom(1),
+    help="A run that costs this many times the plain program is stopped as thrashed.",
+)
 @click.option(
-    "--sample", is_flag=True, help="Look at about the square root of what could be evicted."
+    "--sample", is_flag=True, help="Compare a sample of the evictable values, about sqrt(n) of n."
 )
 @click.option(
     "--smallest",
     default=0.0,
     show_default=True,
     type=NumberFrom(0),
-    help="Leave out values below this share of the mean size.",
+    help="Ignore values below this share of the mean size.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, help="Of --sample and of the heuristic random."
+    "--seed", default=0, show_default=True, help="Seed of --sample and of the heuristic random."
 )
-@click.option("--plot", type=PICTURE, help="Draw cost against budget into this .png, .svg or .pdf.")
+@click.option("--plot", type=PICTURE, help="Draw cost against budget: .png, .svg or .pdf.")
 @json_option
 def simulate_command(
-    file: str, budgets: tuple[str, ...], heuristics: list[str] | None, plot: Path | None, as_json: bool,
-    sample: bool, smallest: float, seed: int, **options: Any,
-) -> None:  # fmt: skip
-    """Run DTR on paper, on an op log or a graph.
+    file: str,
+    budgets: tuple[str, ...],
+    heuristics: list[str] | None,
+    plot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Simulate DTR on an op log or a graph.
 
-    LOG is an op log (JSON lines of DTR's format), GRAPH a graph file. It is run under a budget,
-    evicting and recomputing as DTR would.
+    LOG is an op log (JSON lines in DTR's format), GRAPH a graph file. The simulation evicts and
+    recomputes values within the budget as DTR does.
 
-    Exit status 0 if every run ends within its budget, 1 if one ran out of memory or thrashed (with
-    --plot, 0), 2 if the command or the file cannot be understood.
+    Exit status: 0 if every run ends within its budget, 1 if one runs out of memory or thrashes
+    (with --plot, 0), 2 if the command or the file is not valid.
 
     Example: checkmate simulate resnet.log -b 50%,30% -e dtr_eq,lru
     """
@@ -81,7 +110,8 @@ def simulate_command(
     asked = each_budget(
         budgets or (GRID if plot else ("50%",)), percent_of=program.plain_peak_bytes
     )
-    runs = list(_runs(program, asked, names, {**options, "search": Search(sample, smallest, seed)}))
+    search = Search(*(options.pop(name) for name in ("sample", "smallest", "seed")))
+    runs = list(_runs(program, asked, names, {**options, "search": search}))
     if as_json:
         for run in runs:
             print_json(facts_of(run))
@@ -106,7 +136,7 @@ def _runs(
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:
-    """The fields of a `DTRRun` and its overhead, for scripts."""
+    """Returns the fields of a `DTRRun` and its overhead, as JSON values."""
     facts = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "plan"}
     return {
         **facts,
@@ -120,16 +150,6 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
     title = (
         f"DTR of {program.name or 'the program'}; without a budget its peak is"
         f" {format_bytes(program.plain_peak_bytes)}"
-    )
-    columns = (
-        "heuristic",
-        "budget",
-        "status",
-        "extra time",
-        "peak",
-        "evictions",
-        "recomputed",
-        "took",
     )
     rows = []
     for run in runs:
@@ -146,7 +166,7 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
                 f"{run.seconds:.2f} s",
             )
         )
-    print_table(title, columns, rows, left=("heuristic", "status"))
+    print_table(title, COLUMNS, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
         complain(runs[0].message)
 

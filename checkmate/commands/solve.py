@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from checkmate.commands.options import (
+    SearchOptions,
     budget_option,
     json_option,
-    reorder_option,
-    solver_option,
-    time_limit_option,
+    output_option,
+    search_options,
 )
 from checkmate.commands.output import print_found, solve_each, status_of
 from checkmate.core.graph import DFGraph
@@ -22,22 +22,13 @@ from checkmate.core.graph import DFGraph
 @click.command("solve")
 @click.argument("graph_file", metavar="GRAPH", type=click.Path(exists=True, dir_okay=False))
 @budget_option
-@solver_option
-@time_limit_option
-@reorder_option
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write plan files to.",
-)
+@search_options
+@output_option("Folder to write plan files to.")
 @json_option
 def solve_command(
     graph_file: str,
     budgets: tuple[str, ...],
-    solver: str,
-    time_limit: float,
-    reorder: bool,
+    search: SearchOptions,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -45,22 +36,15 @@ def solve_command(
 
     GRAPH is a JSON file as `checkmate plan` or `DFGraph.save` writes it.
 
-    Exit status 0 if every budget has a plan, 1 if one has none, 2 if the command cannot be
-    understood.
+    Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the file is
+    not valid.
 
     Example: checkmate solve resnet50.graph.json -b 80%,60%,40%
     """
     graph = DFGraph.load(graph_file)
     if output:
         output.mkdir(parents=True, exist_ok=True)
-    found = solve_each(
-        graph,
-        budgets,
-        solver=solver,
-        time_limit_s=time_limit,
-        reorder=reorder,
-        folder=output,
-        graph_file=os.path.relpath(graph_file, output or "."),
-    )
+    relative = os.path.relpath(graph_file, output or ".")
+    found = solve_each(graph, budgets, search, folder=output, graph_file=relative)
     print_found(graph, found, as_json=as_json, graph_file=graph_file)
     sys.exit(status_of(found))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 160
-"""Columns of what goes to a file or a pipe; a table that needs more takes more."""
+"""Width of tables in a file or a pipe, in characters; a table that needs more takes more."""
 
 ANY_WIDTH = 10_000
 
@@ -22,13 +23,13 @@ Row = TypeVar("Row")
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal, or wide enough for a file."""
+    """Returns standard output, as wide as the terminal; `PIPED_WIDTH` for a file or a pipe."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
 
 
 def complain(sentence: str) -> None:
-    """Says on standard error what went wrong; in a terminal no word is broken."""
+    """Prints an error on standard error; in a terminal no word is broken."""
     out = Console(stderr=True)
     if out.is_terminal:
         out.print(Text(f"checkmate: {sentence}"))
@@ -37,18 +38,18 @@ def complain(sentence: str) -> None:
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    """One line of JSON."""
+    """Prints one line of JSON."""
     click.echo(json.dumps(facts))
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
 ) -> None:
-    """Prints a row per line, or, where a terminal is too narrow for that, a paragraph per row.
-    Cells are never broken.
+    """Prints a row per line, or a paragraph per row if the terminal is too narrow. Cells are never
+    broken.
 
     Args:
-      left: Columns of text; the others are aligned on the right, as figures are.
+      left: Columns of text, aligned on the left; the others are numbers, aligned on the right.
     """
     rows = [list(row) + [""] * (len(columns) - len(row)) for row in rows]
     table = Table(
@@ -95,20 +96,26 @@ def _print_paragraphs(
         out.print(head.append("\n  ".join(paragraph), style="not bold"), soft_wrap=True)
 
 
-def stream(
-    rows: Iterable[Row], title: str, columns: Sequence[str], cells: Callable[[Row], Sequence[str]], *,
-    as_json: bool, left: Collection[str] = (), facts: Callable[[Row], Any] = lambda row: row,
-) -> list[Row]:  # fmt: skip
-    """Prints rows that take their time: as JSON each at once, else as a table at the end. Ctrl-C
-    ends it with the rows so far.
+@dataclass(frozen=True, slots=True)
+class RowTable(Generic[Row]):
+    """How rows are printed.
 
-    Args:
+    Attributes:
       cells: From a row to its text under `columns`.
+      left: Columns of text, as in `print_table`.
       facts: From a row to its JSON object.
-
-    Returns:
-      The rows.
     """
+
+    title: str
+    columns: Sequence[str]
+    cells: Callable[[Row], Sequence[str]]
+    left: Collection[str] = ()
+    facts: Callable[[Row], Any] = lambda row: row
+
+
+def stream(rows: Iterable[Row], table: RowTable[Row], *, as_json: bool) -> list[Row]:
+    """Prints rows that take their time: as JSON each at once, else as a table at the end. After
+    Ctrl-C the rows so far are printed. Returns the rows."""
     done: list[Row] = []
     interrupted = False
     try:
@@ -116,12 +123,12 @@ def stream(
             for row in rows:
                 done.append(row)
                 if as_json:
-                    print_json(facts(row))
-                status.update(" ".join(filter(None, cells(row))))
+                    print_json(table.facts(row))
+                status.update(" ".join(filter(None, table.cells(row))))
     except KeyboardInterrupt:
         interrupted = True
     if not as_json and done:
-        print_table(title, columns, [cells(row) for row in done], left=left)
+        print_table(table.title, table.columns, map(table.cells, done), left=table.left)
     if interrupted:
         raise click.Abort
     return done

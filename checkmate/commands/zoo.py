@@ -1,4 +1,4 @@
-"""`checkmate zoo`: plans made ahead of time, in a folder where scripts find them."""
+"""`checkmate zoo`: plans made in advance, in a folder where scripts find them."""
 
 from __future__ import annotations
 
@@ -9,90 +9,62 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import json_option
+from checkmate.bench.zoo import APPLICATIONS
+from checkmate.commands.options import (
+    batch_option,
+    json_option,
+    optimizer_option,
+    output_option,
+    size_option,
+)
 from checkmate.commands.quiet import quietly
-from checkmate.commands.table import stream
+from checkmate.commands.table import RowTable, stream
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes
-
-MODELS = (
-    "MobileNet",
-    "MobileNetV2",
-    "MobileNetV3Small",
-    "MobileNetV3Large",
-    "ResNet50",
-    "ResNet50V2",
-    "DenseNet121",
-    "EfficientNetB0",
-    "EfficientNetV2B0",
-    "InceptionV3",
-    "Xception",
-    "VGG16",
-    "VGG19",
-    "ConvNeXtTiny",
-    "NASNetMobile",
-)
-"""What is planned where nothing is named."""
 
 COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made in", "file")
 
 
 @click.command("zoo")
 @click.argument("models", nargs=-1)
-@click.option(
-    "--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch."
-)
-@click.option(
-    "--size",
-    type=click.IntRange(1),
-    help="Pixels of an image's side, where the model does not say.",
-)
+@batch_option
+@size_option
 @click.option(
     "--budget",
     "-b",
     default="60%",
     show_default=True,
     metavar="AMOUNT",
-    help="As it will be asked for: 6GiB, or a share.",
+    help="The budget that the script will give: 6GiB, or a share.",
 )
-@click.option("--optimizer", default="adam", show_default=True, help="A Keras optimizer.")
+@optimizer_option
 @click.option(
-    "--for", "door", default="compile", show_default=True, type=click.Choice(["compile", "fit", "both"]),
-    help="For `checkmate.tf2.compile`, or for `fit` after `checkmate.tf2.rematerialize`.",
-)  # fmt: skip
-@click.option(
-    "--output",
-    "-o",
-    default="plans",
+    "--for",
+    "door",
+    default="compile",
     show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder.",
+    type=click.Choice(["compile", "fit", "both"]),
+    help="For `checkmate.tf2.compile`, or for `fit` after `checkmate.tf2.rematerialize`.",
 )
+@output_option("The folder.", default="plans")
 @json_option
 def zoo_command(
-    models: tuple[str, ...],
-    batch: int,
-    size: int | None,
-    budget: str,
-    optimizer: str,
-    door: str,
-    output: Path,
-    as_json: bool,
+    models: tuple[str, ...], door: str, output: Path, as_json: bool, **training: Any
 ) -> None:
-    """Plan models ahead of time, into a folder.
+    """Plan models in advance, into a folder.
 
-    MODELS are what `checkmate plan` takes: names of keras.applications (by default fifteen of
-    them), .keras files, module:function. A script on a machine like this finds its plan there, and
-    plans no more:
+    MODELS are names of keras.applications (fifteen of them by default), .keras files, or
+    module:function, as in `checkmate plan`. A script on a machine like this one loads its plan from
+    the folder instead of searching for it:
 
     checkmate.tf2.compile(model, loss, "adam", images, labels, budget="60%", plan="plans")
 
-    It must ask for the same budget, in the same words, with the same shapes and kind of optimizer.
-    What a step stores for its metrics is part of it, too: plans for `fit` are for models compiled
-    with a loss and an optimizer only. A plan that is there already is kept. Where the allocator
-    reports, each plan is run a few times on made-up data, and what it took is in its file.
+    The script must give the same text as budget, and the same shapes and type of optimizer. Metrics
+    are part of a step: plans for `fit` are for models compiled with a loss and an optimizer only.
+    Existing plans are kept. If the allocator reports its memory, each plan is run a few times on
+    made-up data, and the measured peak is written to its file.
 
-    Exit status 1 if one has no plan.
+    Exit status: 1 if a model has no plan.
 
     JSON: model, for, budget, budget_bytes, predicted_bytes, peak_bytes, overhead, recomputed,
     seconds, file; or error.
@@ -101,34 +73,21 @@ def zoo_command(
     """
     doors = ("compile", "fit") if door == "both" else (door,)
     rows = (
-        _planned(name, each, batch, size, budget, optimizer, output)
-        for name in models or MODELS
-        for each in doors
+        _planned(output, name, each, training) for name in models or APPLICATIONS for each in doors
     )
-    done = stream(
-        rows, f"Plans in {output}", COLUMNS, _cells, as_json=as_json, left=("model", "file")
-    )
+    table = RowTable(f"Plans in {output}", COLUMNS, _cells, ("model", "file"))
+    done = stream(rows, table, as_json=as_json)
     sys.exit(int(any("error" in row for row in done)))
 
 
-def _planned(
-    name: str, door: str, batch: int, size: int | None, budget: str, optimizer: str, folder: Path
-) -> dict[str, Any]:
+def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> dict[str, Any]:
     with quietly():
         from checkmate.tf2.models import plan_into
 
     started = time.perf_counter()
-    row: dict[str, Any] = {"model": name, "for": door, "budget": budget}
+    row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
     try:
-        step = plan_into(
-            folder,
-            name,
-            fit=door == "fit",
-            batch=batch,
-            size=size,
-            budget=budget,
-            optimizer=optimizer,
-        )
+        step = plan_into(folder, name, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}
     report = step.report()

@@ -1,2 +1,2 @@
-"""What the problem and the answer are: graph, schedule, plan, and the judge. Standard library and
-NumPy only."""
+"""The problem and the answer: graph, schedule, plan, and the judge. Standard library and NumPy
+only; networkx inside two functions."""

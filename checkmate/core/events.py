@@ -1,9 +1,9 @@
-"""From the nodes of a step, which run one after another, to the requests and releases that the
-allocator sees; and back from a log of those.
+"""From the nodes of a step, which run one after another, to the allocator's requests and releases;
+and from a log of those back to footprints.
 
-TensorFlow counts who holds a buffer. A buffer is given back when the last node that reads it, or a
-view of it, has run. A kernel writes its output over an input of the same size that nobody else
-holds, where it is one of those that do.
+TensorFlow counts references to buffers. A buffer is released when the last node that reads it, or a
+view of it, has run. A kernel that can run in place writes its output to the buffer of an input of
+the same size that no other node holds.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from checkmate.core.footprint import Footprint, Kind, Node, Request
 Tensor = tuple[str, int]
 
 Log = Iterable[tuple[str | None, int, int, bool]]
-"""(node that asked or None for a release, address, bytes, whether it is for an output), in order of
-time."""
+"""(node that made the request, or None for a release; address; bytes; whether the memory is for an
+output), in order of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The nodes of a step in the order in which they run, and the tensors that it returns."""
+    """The nodes of a step in the order in which they run, and the tensors that the step returns."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Tensor, ...]
 
     def events(self, footprints: Mapping[str, Footprint]) -> Events:
-        """Returns what a run of the step asks the allocator for, and gives back.
+        """Returns the requests and releases of one run of the step.
 
         Args:
           footprints: As `learn` returns them; a node without one has its expected footprint.
@@ -50,11 +50,11 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a step asks for and gives back.
+    """The requests and releases of a step.
 
     Attributes:
-      steps: (buffer, bytes asked for), or (buffer, 0) where it is given back.
-      results: The buffers that are left, which the caller holds.
+      steps: (buffer, bytes) for a request, (buffer, 0) for a release.
+      results: The buffers of the results, which are not released.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -66,9 +66,9 @@ class LoggedRequest:
     """A request of a kernel as the allocator logged it.
 
     Attributes:
-      is_output: Whether TensorFlow says that it is memory for an output.
-      until: How many requests the kernel had made when it was given back, where no other kernel had
-        asked for memory by then; else None.
+      is_output: Whether TensorFlow logged the memory as an output's.
+      until: How many requests the kernel had made when the memory was released; None if another
+        kernel had requested memory by then.
     """
 
     bytes: int
@@ -94,12 +94,11 @@ def bursts(log: Log) -> dict[str, list[LoggedRequest]]:
 
 
 def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> dict[str, Footprint]:
-    """Returns the footprints of a program's kernels from the requests that they made in a run of
-    it: by `Node.name`, and by `Node.key` for evaluations that another plan has and this one has
-    not.
+    """Returns the footprints of a program's kernels from the requests that they made in one run:
+    by `Node.name`, and by `Node.key` for evaluations that only other plans have.
 
-    Evaluations of one op differ where one of them runs within another kernel. An input that was
-    written over in one may be in all.
+    Evaluations of one op differ if one of them runs within another kernel. If one evaluation ran in
+    place, all of them may.
     """
     found: dict[str, Footprint] = {}
     in_place: dict[str, bool | None] = {}
@@ -126,11 +125,11 @@ def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> di
 
 
 class _Executor:
-    """Who holds which buffer while the nodes of a program run."""
+    """Counts the references to buffers while the nodes of a program run."""
 
     def __init__(self, program: Program):
         self.events: list[tuple[int, int]] = []
-        self.buffers: dict[Tensor, int | None] = {}  # None for what is resident
+        self.buffers: dict[Tensor, int | None] = {}  # None: resident
         self._numbers = count()
         self._sizes: dict[int, int] = {}
         self._holders: Counter[int] = Counter()
@@ -154,14 +153,14 @@ class _Executor:
             self._drop(buffer)
 
     def seen(self, node: Node, logged: Sequence[LoggedRequest]) -> Footprint:
-        """Returns the footprint of a node that is about to run, by the requests that it made."""
+        """Returns the footprint of a node that runs next, from the requests that it made."""
         outputs: dict[int, int] = {}  # request -> output
         for k, size in enumerate(node.output_bytes):
             fitting = [
                 j for j, each in enumerate(logged) if each.bytes == size and j not in outputs
             ]
-            # What TensorFlow says is for an output, in order; else what outlives the kernel, of
-            # several the last.
+            # Requests that TensorFlow logged as outputs, in order; else one that outlives the
+            # kernel, the last of several.
             best = min(
                 fitting,
                 key=lambda j: (
@@ -185,8 +184,7 @@ class _Executor:
             if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
                 in_place = in_place or k not in outputs.values()
             elif size and k not in outputs.values() and in_place is None:
-                # It asked for nothing, and there was nothing to write over: another kernel makes
-                # it, or none.
+                # No request and no buffer to take: another kernel allocates the output, or none.
                 in_place = False
         return Footprint(requests, in_place)
 
@@ -231,7 +229,7 @@ class _Executor:
     def _host(
         self, inputs: list[int | None], size: int, taken: Iterable[int | None] = ()
     ) -> int | None:
-        """The first input of this size that nobody else holds."""
+        """The first input of this size that no other node holds."""
         taken = set(taken)
         fitting = (
             b
@@ -241,7 +239,7 @@ class _Executor:
         return next(fitting, None)
 
     def _shared(self, inputs: list[int | None], size: int) -> int | None:
-        """The largest input, of whose memory an output of this size is a part; None where that is
+        """The largest input, if an output of this size is part of its memory; None if that is
         resident."""
         large = [b for b in inputs if b is not None and self._sizes[b] >= size]
         return max(large, key=self._sizes.__getitem__, default=None)
@@ -253,7 +251,7 @@ class _Executor:
         return buffer
 
     def _make(self, tensor: Tensor, buffer: int | None) -> int:
-        """Notes where a tensor lies, and returns how often it will be read."""
+        """Records the buffer of a tensor, and returns how many nodes will read it."""
         self.buffers[tensor] = buffer
         readers = self._readers[tensor]
         if buffer is not None:
@@ -261,7 +259,7 @@ class _Executor:
         return readers
 
     def _drop(self, buffer: int | None) -> None:
-        """One reader less."""
+        """Removes one reference."""
         if buffer is not None:
             self._holders[buffer] -= 1
             if not self._holders[buffer]:

@@ -1,5 +1,5 @@
-"""Footprint: what one run of a kernel asks the allocator for, in order. Node: a kernel in the order
-in which a step runs."""
+"""Footprint: the memory that one run of a kernel requests, in order. Node: a kernel in the order in
+which a step runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Request:
     """One request of a kernel.
 
     Attributes:
-      bytes: What is asked for.
-      output: The output that it is memory for; None for a workspace.
-      until: How many requests the kernel has made when it gives a workspace back; None where that
-        is when the kernel ends.
+      bytes: Bytes requested.
+      output: The output that the memory is for; None for a workspace.
+      until: How many requests the kernel has made when it releases a workspace; None if it does so
+        when it ends.
     """
 
     bytes: int
@@ -25,13 +25,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a kernel asks for.
+    """The requests of a kernel.
 
     Attributes:
-      requests: In order. An output that none of them is for lies in the memory of an input, or is
-        made by another kernel.
-      in_place: Whether the kernel writes an output over an input that nobody else holds; None where
-        that was not seen.
+      requests: In order. An output without a request lies in the memory of an input, or another
+        kernel allocates it.
+      in_place: Whether an output takes the buffer of an input that no other op holds; None if that
+        was not observed.
     """
 
     requests: tuple[Request, ...]
@@ -41,9 +41,9 @@ class Footprint:
 class Kind(Enum):
     """What a node does to memory.
 
-    KERNEL: asks for memory for its outputs, and for workspaces. VIEW: its k-th output lies in the
-    memory of its k-th input, or of its first where it has fewer. RESIDENT: its outputs are in
-    memory before the step and after it: variables, arguments, constants.
+    KERNEL: requests memory for its outputs, and for workspaces. VIEW: its k-th output lies in the
+    memory of its k-th input, or of its first if it has fewer. RESIDENT: its outputs are in memory
+    before the step and after it: variables, arguments, constants.
     """
 
     KERNEL = "kernel"
@@ -59,12 +59,12 @@ class Node:
       name: Unique. Its k-th output is the tensor (name, k).
       key: Nodes with the same key are evaluations of one op, and have one footprint.
       kind: See `Kind`.
-      reads: The tensors that it reads, by node name and output.
-      output_bytes: Of each output.
-      workspace_bytes: What the kernel takes beyond them, where no footprint tells.
-      in_place: Whether it may write an output over an input of the same size, where no footprint
-        tells.
-      shares: Whether its output may be a part of an input's memory.
+      reads: The tensors that the node reads, by node name and output.
+      output_bytes: Bytes of each output.
+      workspace_bytes: Additional bytes that the kernel needs, if it has no footprint.
+      in_place: Whether an output may take the buffer of an input of the same size, if the node has
+        no footprint.
+      shares: Whether an output may be a part of an input's memory.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Node:
     shares: bool = False
 
     def expected(self) -> Footprint:
-        """Returns the footprint that the node is expected to have before it was seen: outputs, then
-        the workspace."""
+        """Returns the footprint that is assumed before one is observed: outputs, then the
+        workspace."""
         workspace = (Request(self.workspace_bytes),) if self.workspace_bytes else ()
         outputs = tuple(Request(size, output=k) for k, size in enumerate(self.output_bytes) if size)
         return Footprint((*outputs, *workspace), self.in_place)

@@ -1,79 +1,20 @@
-"""DFGraph: the dataflow graph of one training step, the problem that every solver is given."""
+"""DFGraph: the dataflow graph of one training step, the problem that solvers solve."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from checkmate.core.graph_files import read_graph, write_graph
+from checkmate.core.networkx_graphs import make_digraph, read_digraph
+from checkmate.core.op import Op, whole_bytes
 from checkmate.errors import GraphError
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation and the one value it makes.
-
-    Args:
-      name: Unique in its graph.
-      deps: Indices of the ops whose values it reads, without repeats. All of them must be in memory
-        while it runs.
-      cost: What one evaluation costs, in the graph's unit (seconds when profiled).
-      output_bytes: Size of its value. Several outputs count as one value that lives and dies
-        together.
-      workspace_bytes: Memory it uses only while it runs, beyond its inputs and its value.
-      is_backward: It belongs to the backward pass or to the optimizer's update.
-      recomputable: It may run more than once. False for what has state or must not be repeated.
-      control_deps: Ops that must have run before its first evaluation, though their values need not
-        be in memory any more.
-      overwrites: Ops that must have run before, and may not run again after, its first evaluation:
-        it changes a variable that they read.
-      kind: What sort of op it is ("Conv2D"); for people and for reports, never for a decision of a
-        solver.
-      in_place: The deps whose memory its value may take over (forwarding a buffer), one of them at
-        a time and only where a plan frees that dep right after the op has run. Each is at least as
-        large as the op's value.
-    """
-
-    name: str
-    deps: tuple[int, ...] = ()
-    cost: float = 1.0
-    output_bytes: int = 0
-    workspace_bytes: int = 0
-    is_backward: bool = False
-    recomputable: bool = True
-    control_deps: tuple[int, ...] = ()
-    overwrites: tuple[int, ...] = ()
-    kind: str = ""
-    in_place: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for key in ("deps", "control_deps", "overwrites", "in_place"):
-            indices = tuple(int(i) for i in getattr(self, key))
-            if len(set(indices)) != len(indices):
-                raise GraphError(
-                    f"Op {self.name!r} lists an op twice in {key}: {indices}. List each once."
-                )
-            object.__setattr__(self, key, indices)
-        object.__setattr__(
-            self, "control_deps", tuple(i for i in self.control_deps if i not in self.deps)
-        )
-        for d in self.in_place:
-            if d not in self.deps:
-                raise GraphError(
-                    f"Op {self.name!r} has op {d} in in_place, but does not read it: deps are"
-                    f" {self.deps}. List deps only."
-                )
-        if not _is_cost(self.cost):
-            raise GraphError(
-                f"Op {self.name!r} has cost {self.cost!r}. A cost is a finite number, zero or more."
-            )
-        for key in ("output_bytes", "workspace_bytes"):
-            object.__setattr__(
-                self, key, _whole_bytes(getattr(self, key), f"Op {self.name!r} has {key}")
-            )
 
 
 @dataclass(frozen=True)
@@ -84,7 +25,7 @@ class DFGraph:
     Args:
       ops: The operations. Their order is the order of their first evaluation in the plain step.
       outputs: Ops whose values must be in memory at the end.
-      fixed_bytes: What is resident all the time: variables, optimizer slots, the input batch,
+      fixed_bytes: Bytes resident all the time: variables, optimizer slots, the input batch,
         constants.
       name: For people.
 
@@ -106,7 +47,7 @@ class DFGraph:
         object.__setattr__(self, "outputs", tuple(sorted({int(i) for i in self.outputs})))
         if not self.ops:
             raise GraphError("A graph needs at least one op; this one has none.")
-        object.__setattr__(self, "fixed_bytes", _whole_bytes(self.fixed_bytes, "fixed_bytes is"))
+        object.__setattr__(self, "fixed_bytes", whole_bytes(self.fixed_bytes, "fixed_bytes is"))
         _check_totals(self)
         seen: set[str] = set()
         for i, op in enumerate(self.ops):
@@ -201,22 +142,19 @@ class DFGraph:
                 return i
         raise GraphError(f"No op of this graph is called {name!r}.")
 
-    def save(self, path) -> None:
-        """Writes the graph as JSON; `DFGraph.load` reads it back equal."""
-        from checkmate.core.files import save_graph
-
-        save_graph(self, path)
-
-    @classmethod
-    def load(cls, path) -> DFGraph:
-        """Reads a graph from a JSON file. Raises `PlanFileError` when it is none, `GraphError` when
-        it is no legal one."""
-        from checkmate.core.files import load_graph
-
-        return load_graph(path)
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the graph as JSON; `DFGraph.load` reads it back equal. An existing file is
+        replaced whole or not at all. Raises `PlanFileError` if the file cannot be written."""
+        write_graph(path, self.ops, self.outputs, self.fixed_bytes, self.name)
 
     @classmethod
-    def from_networkx(cls, digraph, *, fixed_bytes: int = 0, name: str = "") -> DFGraph:
+    def load(cls, path: str | os.PathLike) -> DFGraph:
+        """Reads a graph from a JSON file, which may be gzipped. Raises `PlanFileError` if the file
+        cannot be read or has another format, `GraphError` if it describes no legal graph."""
+        return cls(*read_graph(path))
+
+    @classmethod
+    def from_networkx(cls, digraph: Any, *, fixed_bytes: int = 0, name: str = "") -> DFGraph:
         """Makes a graph of a `networkx.DiGraph`.
 
         Node attributes are the fields of `Op` (cost, output_bytes, ...) and `output=True`; the node
@@ -224,71 +162,17 @@ class DFGraph:
         insertion. An edge with `control=True` becomes a control dependency. Raises `GraphError` on
         a cycle.
         """
-        import networkx as nx
+        return cls(*read_digraph(digraph), fixed_bytes, name)
 
-        position = {node: k for k, node in enumerate(digraph)}
-        try:
-            order = list(nx.lexicographical_topological_sort(digraph, key=position.__getitem__))
-        except nx.NetworkXUnfeasible as error:
-            cycle = [str(edge[0]) for edge in nx.find_cycle(digraph)]
-            raise GraphError(
-                f"The graph has a cycle through {cycle}; a training step has none."
-            ) from error
-        number = {node: i for i, node in enumerate(order)}
-        ops = []
-        for node in order:
-            attributes = dict(digraph.nodes[node])
-            attributes.pop("output", None)
-            before: dict[bool, list[int]] = {True: [], False: []}
-            for producer, _, data in digraph.in_edges(node, data=True):
-                before[bool(data.get("control"))].append(number[producer])
-            for key in ("overwrites", "in_place"):
-                attributes[key] = tuple(sorted(number[other] for other in attributes.get(key, ())))
-            try:
-                ops.append(
-                    Op(
-                        str(node),
-                        tuple(sorted(before[False])),
-                        control_deps=tuple(sorted(before[True])),
-                        **attributes,
-                    )
-                )
-            except TypeError as error:
-                raise GraphError(
-                    f"Node {node!r} has an attribute that no Op has: {error}."
-                ) from error
-        outputs = tuple(number[node] for node in order if digraph.nodes[node].get("output"))
-        return cls(tuple(ops), outputs, fixed_bytes, name)
-
-    def to_networkx(self):
-        """Returns a `networkx.DiGraph` with a node per op (its name) that `from_networkx` reads
+    def to_networkx(self) -> Any:
+        """Returns a `networkx.DiGraph` with a node per op, named after it. `from_networkx` reads it
         back."""
-        import networkx as nx
-
-        digraph = nx.DiGraph(name=self.name, fixed_bytes=self.fixed_bytes)
-        for i, op in enumerate(self.ops):
-            digraph.add_node(
-                op.name,
-                cost=op.cost,
-                output_bytes=op.output_bytes,
-                workspace_bytes=op.workspace_bytes,
-                is_backward=op.is_backward,
-                recomputable=op.recomputable,
-                overwrites=tuple(self.ops[d].name for d in op.overwrites),
-                kind=op.kind,
-                in_place=tuple(self.ops[d].name for d in op.in_place),
-                output=i in self.outputs,
-            )
-            digraph.add_edges_from(
-                (self.ops[d].name, op.name, {"control": True}) for d in op.control_deps
-            )
-            digraph.add_edges_from((self.ops[d].name, op.name) for d in op.deps)
-        return digraph
+        return make_digraph(self.ops, self.outputs, name=self.name, fixed_bytes=self.fixed_bytes)
 
 
 def ancestors(deps: Iterable[Iterable[int]]) -> list[int]:
-    """Returns for each op the set of ops it depends on, directly or not, as the bits of an int (bit
-    i = op i)."""
+    """Returns for each op the ops that it depends on, directly or not, as the bits of an int (bit i
+    = op i)."""
     closure: list[int] = []
     for direct in deps:
         bits = 0
@@ -296,22 +180,6 @@ def ancestors(deps: Iterable[Iterable[int]]) -> list[int]:
             bits |= closure[d] | 1 << d
         closure.append(bits)
     return closure
-
-
-def _whole_bytes(value, what: str) -> int:
-    try:
-        if value == int(value) and value >= 0:
-            return int(value)
-    except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
-        pass
-    raise GraphError(f"{what} {value!r}. It must be a whole number of bytes, zero or more.")
-
-
-def _is_cost(cost: object) -> bool:
-    try:
-        return isinstance(cost, (int, float, np.number)) and math.isfinite(cost) and bool(cost >= 0)
-    except OverflowError:  # Python's whole numbers can be larger than any other
-        return False
 
 
 def _check_totals(graph: DFGraph) -> None:

@@ -1,5 +1,5 @@
-"""Plan: the order in which ops are evaluated and their values freed. Every solver's answer, and all
-that an executor needs."""
+"""Plan: the order in which ops are evaluated and their values freed. Solvers return plans, and
+executors need nothing else."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.schedule import Schedule
 from checkmate.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Evaluate op `op`, for the first time or again; its value is in memory from here."""
+    """Evaluate op `op`, for the first time or again; from this step its value is in memory."""
 
     op: int
 
@@ -31,11 +30,11 @@ Step: TypeAlias = Compute | Free
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps in the order they happen.
+    """Steps in the order in which they run.
 
-    No value is computed while it is in memory, and none is freed that is not: that much holds for
-    every Plan. Whether it is legal for a graph, and what it needs, only `replay` says. A plan may
-    reorder ops; that makes it more general than R and S.
+    In every Plan, no value is computed while it is in memory, and none is freed that is not.
+    `replay` checks whether a plan is legal for a graph, and how much memory it needs. A plan may
+    reorder ops, so plans are more general than R and S.
 
     Raises:
       PlanError: A step computes a value that is in memory or frees one that is not.
@@ -65,8 +64,8 @@ class Plan:
         return f"Plan({len(self.computed)} evaluations, {len(self.steps)} steps)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: ops from top to bottom in the order of evaluation, those that run
-        again in orange."""
+        """A picture for notebooks: evaluations from left to right, ops from top to bottom,
+        recomputations in orange."""
         first, again, seen = "", "", set()
         for k, i in enumerate(self.computed):
             mark = f"M{k} {i}h1"
@@ -91,7 +90,7 @@ class Plan:
 
     @property
     def recomputed(self) -> dict[int, int]:
-        """For each op that runs more than once, how many times more."""
+        """For each op that runs more than once, the number of its recomputations."""
         counts: dict[int, int] = {}
         for i in self.computed:
             counts[i] = counts.get(i, -1) + 1
@@ -103,8 +102,8 @@ class Plan:
         use.
 
         A value lives from one evaluation of its op to the last use before the next one. A repeated
-        evaluation that nobody uses is left out. The values of `graph.outputs` stay to the end. So
-        an op runs in place (`Op.in_place`) wherever it can in this order.
+        evaluation without a use is left out. The values of `graph.outputs` stay to the end. Ops run
+        in place (`Op.in_place`) wherever this order allows it.
 
         Args:
           order: Op indices, with repeats. Each op of the graph at least once.
@@ -149,8 +148,8 @@ class Plan:
 
 
 def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
-    """Drops evaluations that are neither an op's first, nor read, nor an output's last; from the
-    end, as dropping cascades."""
+    """Drops evaluations that are neither an op's first, nor read, nor an output's last. Runs from
+    the end, since a dropped evaluation can leave others without a use."""
     first: dict[int, int] = {}
     for position, i in enumerate(order):
         if not 0 <= i < len(graph):
@@ -158,7 +157,7 @@ def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
                 f"Position {position} names op {i}; the graph has ops 0 to {len(graph) - 1}."
             )
         first.setdefault(i, position)
-    wanted = set(graph.outputs)  # ops whose value somebody later in the order still asks for
+    wanted = set(graph.outputs)  # ops whose value is read later in the order
     kept: list[int] = []
     for position in range(len(order) - 1, -1, -1):
         i = order[position]
@@ -168,36 +167,3 @@ def _without_unused_repeats(graph: DFGraph, order: Sequence[int]) -> list[int]:
             kept.append(i)
     kept.reverse()
     return kept
-
-
-def lower(graph: DFGraph, schedule: Schedule) -> Plan:
-    """Returns the plan of a schedule: stage by stage, within a stage in topological order, freed
-    after the last use.
-
-    A value that S retains and nobody uses again is freed at once, so the plan never needs more
-    memory than the schedule says.
-
-    Args:
-      schedule: R and S of shape (T, n) with n = len(graph).
-
-    Raises:
-      PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained
-        nor computed.
-    """
-    R, S = schedule.R, schedule.S
-    if R.shape[1] != len(graph):
-        raise PlanError(
-            f"The schedule has {R.shape[1]} columns and the graph {len(graph)} ops. It belongs to"
-            " another graph."
-        )
-    order = []
-    for t in range(R.shape[0]):
-        for i in map(int, R[t].nonzero()[0]):
-            for d in graph.deps[i]:
-                if not (R[t, d] or S[t, d]):
-                    raise PlanError(
-                        f"In stage {t} op {i} {graph.ops[i].name!r} runs, but its input {d}"
-                        f" {graph.ops[d].name!r} is neither retained nor computed."
-                    )
-            order.append(i)
-    return Plan.from_order(graph, order)

@@ -1,15 +1,14 @@
-"""The judge: `replay` says whether a plan is legal for a graph, what it costs and how many bytes it
-needs.
+"""The judge: `replay` checks that a plan is legal for a graph, and returns its cost and its memory.
 
-This is the one definition of memory in the project. At every step the bytes in use are
+This is the only definition of memory in the project. At every step the bytes in use are
 
     graph.fixed_bytes + output_bytes of every value in memory + workspace_bytes of the op that runs.
 
-An op's inputs and its value are in memory together while it runs, unless it is computed *in place*:
-where one of the Free steps that directly follow the op's Compute step frees an input whose memory
-its value may take over (`Op.in_place`), the value lies in that memory, and its bytes count from
-that Free step on, instead of the input's. Nothing else is counted: no fragmentation, no rounding
-beyond what the graph's sizes already contain.
+An op's inputs and its value are in memory together while the op runs, unless it runs *in place*: if
+one of the Free steps directly after the op's Compute step frees an input whose memory the value may
+take over (`Op.in_place`), the value takes that memory, and its bytes count from that Free step on,
+instead of the input's. Nothing else is counted: no fragmentation, no rounding beyond what the
+graph's sizes already contain.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from checkmate.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """What `replay` found.
+    """The result of `replay`.
 
     Attributes:
       bytes_after_step: (steps,) int64, bytes in use after each step, fixed bytes included,
         workspace not.
       peak_bytes: The most bytes in use at any moment, workspace included.
       peak_step: Index of the step that reaches it.
-      fixed_bytes: The graph's resident bytes, contained in all figures here.
+      fixed_bytes: The graph's resident bytes, contained in all other figures.
       cost: Sum of the costs of all evaluations, in the graph's unit.
     """
 
@@ -46,8 +45,8 @@ class MemoryTimeline:
 
 
 def taken_over(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
-    """Returns the input whose memory the value of the op computed at step k takes over; None where
-    the op is not computed in place."""
+    """Returns the input whose memory the value of the op computed at step k takes over; None if the
+    op does not run in place."""
     allowed = graph.in_place[steps[k].op]
     if allowed:
         for position in range(k + 1, len(steps)):
@@ -60,17 +59,12 @@ def taken_over(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
 
 
 class BytesInUse:
-    """Follows the steps of a legal plan and says by how much each changes the bytes in use, value
-    by value.
-
-    Args:
-      graph: The problem.
-      steps: The steps of the plan, which are told one after another.
-    """
+    """Follows the steps of a legal plan and returns by how much each step changes the bytes in use,
+    value by value."""
 
     def __init__(self, graph: DFGraph, steps: Sequence[Step]):
         self._graph, self._steps = graph, steps
-        self._guest: dict[int, int] = {}  # value -> the value that lies in its memory
+        self._guest: dict[int, int] = {}  # op -> the op whose value took its memory
 
     def changes(self, k: int) -> list[tuple[int, int]]:
         """Returns (op, change of the bytes counted for its value) for step k; steps must be asked
@@ -86,98 +80,122 @@ class BytesInUse:
             guest = self._guest.pop(i)
             return [(i, -ops[i].output_bytes), (guest, ops[guest].output_bytes)]
         for host, guest in self._guest.items():
-            if guest == i:  # freed before the input in whose memory it lies
+            if guest == i:  # freed before the input whose memory it took
                 del self._guest[host]
                 return []
         return [(i, -ops[i].output_bytes)]
 
 
 def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
-    """Runs a plan on paper.
+    """Simulates a plan step by step.
 
     Returns:
       Peak, cost and the bytes in use after every step.
 
     Raises:
       PlanError: The plan is not legal for this graph: an op runs without its inputs, before an op
-        it must follow, again though it must not, or after an op that overwrote what it reads; an op
-        never runs; an output is not there at the end.
+        it must follow, again although it must not, or after an op that overwrote what it reads; an
+        op never runs; an output is not in memory at the end.
 
     Example:
       >>> from checkmate import DFGraph, Op, Plan, replay
-      >>> chain = DFGraph((Op("a", output_bytes=3), Op("b", (0,), output_bytes=4)), outputs=(1,), fixed_bytes=10)
+      >>> ops = (Op("a", output_bytes=3), Op("b", (0,), output_bytes=4))
+      >>> chain = DFGraph(ops, outputs=(1,), fixed_bytes=10)
       >>> replay(chain, Plan.keep_all(chain)).peak_bytes  # 10 + 3 + 4
       17
     """
     ops = graph.ops
-    bytes_in_use = BytesInUse(graph, plan.steps)
-    live: set[int] = set()
-    done: set[int] = set()
-    expired: dict[int, int] = {}  # op that may not run again -> the op that overwrote what it reads
+    bytes_in_use, rules = BytesInUse(graph, plan.steps), _Rules(graph)
     in_use = peak = graph.fixed_bytes
     peak_step = 0
     bytes_after_step = np.empty(len(plan.steps), dtype=np.int64)
-    costs = []
     for k, step in enumerate(plan.steps):
-        i = step.op
+        rules.check(k, step)
+        in_use += sum(change for _, change in bytes_in_use.changes(k))
+        if isinstance(step, Compute) and in_use + ops[step.op].workspace_bytes > peak:
+            peak, peak_step = in_use + ops[step.op].workspace_bytes, k
+        bytes_after_step[k] = in_use
+    rules.check_end()
+    bytes_after_step.setflags(write=False)
+    cost = math.fsum(ops[i].cost for i in plan.computed)
+    return MemoryTimeline(bytes_after_step, peak, peak_step, graph.fixed_bytes, cost)
+
+
+class _Rules:
+    """Checks the steps of a plan, one after another, against the rules of its graph."""
+
+    def __init__(self, graph: DFGraph):
+        self._graph = graph
+        self._live: set[int] = set()
+        self._done: set[int] = set()
+        self._expired: dict[int, int] = {}  # op -> the op that overwrote what it reads
+
+    def check(self, k: int, step: Step) -> None:
+        """Raises `PlanError` if step k is not legal after the steps before it."""
+        ops, i = self._graph.ops, step.op
         if not 0 <= i < len(ops):
             raise PlanError(
                 f"Step {k} names op {i}; the graph has ops 0 to {len(ops) - 1}. The plan belongs to"
                 " another graph."
             )
-        op = ops[i]
-        if isinstance(step, Compute):
-            if i not in done:
-                for d in (*op.control_deps, *op.overwrites):
-                    if d not in done:
-                        raise PlanError(
-                            f"Step {k} runs op {i} {op.name!r} before op {d} {ops[d].name!r}, which"
-                            " it must follow."
-                        )
-                expired.update((d, i) for d in op.overwrites)
-                done.add(i)
-            elif not op.recomputable:
-                raise PlanError(f"Step {k} runs op {i} {op.name!r} again; it may run only once.")
-            elif i in expired:
-                raise PlanError(
-                    f"Step {k} runs op {i} {op.name!r} again after op {expired[i]}"
-                    f" {ops[expired[i]].name!r} overwrote what it reads."
-                )
-            for d in op.deps:
-                if d not in live:
-                    raise PlanError(
-                        f"Step {k} runs op {i} {op.name!r}, but its input {d} {ops[d].name!r} is"
-                        " not in memory."
-                    )
-            live.add(i)
-            costs.append(op.cost)
+        if isinstance(step, Free):
+            self._live.remove(i)
+            return
+        if i in self._done:
+            self._check_again(k, i)
         else:
-            live.remove(i)
-        in_use += sum(change for _, change in bytes_in_use.changes(k))
-        if isinstance(step, Compute) and in_use + op.workspace_bytes > peak:
-            peak, peak_step = in_use + op.workspace_bytes, k
-        bytes_after_step[k] = in_use
-    if len(done) < len(ops):
-        i = next(i for i in range(len(ops)) if i not in done)
-        raise PlanError(
-            f"{len(ops) - len(done)} ops never run, the first is op {i} {ops[i].name!r}. Every op"
-            " must run at least once."
-        )
-    for i in graph.outputs:
-        if i not in live:
-            raise PlanError(f"Output {i} {ops[i].name!r} is not in memory at the end.")
-    bytes_after_step.setflags(write=False)
-    return MemoryTimeline(bytes_after_step, peak, peak_step, graph.fixed_bytes, math.fsum(costs))
+            self._check_first(k, i)
+        for d in ops[i].deps:
+            if d not in self._live:
+                raise PlanError(
+                    f"Step {k} runs op {i} {ops[i].name!r}, but its input {d} {ops[d].name!r} is"
+                    " not in memory."
+                )
+        self._live.add(i)
+
+    def _check_first(self, k: int, i: int) -> None:
+        ops = self._graph.ops
+        for d in (*ops[i].control_deps, *ops[i].overwrites):
+            if d not in self._done:
+                raise PlanError(
+                    f"Step {k} runs op {i} {ops[i].name!r} before op {d} {ops[d].name!r}, which it"
+                    " must follow."
+                )
+        self._expired.update((d, i) for d in ops[i].overwrites)
+        self._done.add(i)
+
+    def _check_again(self, k: int, i: int) -> None:
+        ops = self._graph.ops
+        if not ops[i].recomputable:
+            raise PlanError(f"Step {k} runs op {i} {ops[i].name!r} again; it may run only once.")
+        if i in self._expired:
+            raise PlanError(
+                f"Step {k} runs op {i} {ops[i].name!r} again after op {self._expired[i]}"
+                f" {ops[self._expired[i]].name!r} overwrote what it reads."
+            )
+
+    def check_end(self) -> None:
+        """Raises `PlanError` if an op never ran, or an output is not in memory."""
+        ops = self._graph.ops
+        if len(self._done) < len(ops):
+            i = next(i for i in range(len(ops)) if i not in self._done)
+            raise PlanError(
+                f"{len(ops) - len(self._done)} ops never run, the first is op {i} {ops[i].name!r}."
+                " Every op must run at least once."
+            )
+        for i in self._graph.outputs:
+            if i not in self._live:
+                raise PlanError(f"Output {i} {ops[i].name!r} is not in memory at the end.")
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """No plan of this graph needs less than `bytes`, because op `op` with what must be in memory
-    around it needs that much.
+    """A lower bound on the memory of any plan: op `op`, with the values that must be in memory
+    while it runs, needs `bytes`.
 
     Attributes:
-      held: The ops whose values are in memory then: `op` itself, unless it may be computed in
-        place, its inputs, and what may not be recomputed and is still needed.
+      held: The ops whose values are in memory then: `op` itself, unless it may run in place, its
+        inputs, and values that may not be recomputed and are still needed.
     """
 
     bytes: int
@@ -186,14 +204,13 @@ class Floor:
 
 
 def floor(graph: DFGraph) -> Floor:
-    """Returns a budget below which no plan exists, in whatever order ops run, with the op that
-    binds.
+    """Returns a budget below which no plan exists, in any order of ops, with the op that binds.
 
     While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
-    its workspace, and every value that may not be recomputed, was needed to get here (an ancestor
-    of v) and is still needed (an output, or read by a descendant of v). Its value does not count
-    where it may take over the memory of an input that need not stay: one that is not among the
-    values just named. It is a lower bound: the least feasible budget can be higher.
+    its workspace, and every value that may not be recomputed, was needed by v (an ancestor of v)
+    and is still needed (an output, or read by a descendant of v). The value of v does not count if
+    it may take over the memory of an input that is not among the values just named. The least
+    feasible budget can be higher than this bound.
     """
     n = len(graph)
     above = ancestors(graph.deps)

@@ -1,4 +1,5 @@
-"""Schedule: the paper's matrices R and S, the stage-wise form of a plan."""
+"""Schedule: the paper's matrices R and S, the stage-wise form of a plan; `lower` makes a plan of
+it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Compute, Plan
 from checkmate.errors import PlanError
 
 
@@ -61,16 +64,13 @@ class Schedule:
         )
 
     @classmethod
-    def from_plan(cls, graph, plan) -> Schedule | None:
-        """Returns R and S of a plan whose first evaluations come in index order, or None where no
-        stage-wise form exists.
+    def from_plan(cls, graph: DFGraph, plan: Plan) -> Schedule | None:
+        """Returns R and S of a plan, or None if the plan has no stage-wise form.
 
-        Stage t ends with the first evaluation of op t. None when first evaluations are in another
-        order, or an op runs twice, or in another than topological order, within one stage: R and S
-        cannot say that.
+        Stage t ends with the first evaluation of op t. There is no such form if first evaluations
+        are not in index order, or if within one stage an op runs twice or ops are not in
+        topological order.
         """
-        from checkmate.core.plan import Compute
-
         n = len(graph)
         R, S = np.zeros((n, n), bool), np.zeros((n, n), bool)
         live = np.zeros(n, bool)
@@ -87,19 +87,52 @@ class Schedule:
                 stage, latest = stage + 1, -1
                 if stage < n:
                     S[stage] = live
-        # Frees right after a stage's last op belong to that stage: what the next stages never read
-        # is not retained.
-        return cls(R, _used_only(graph, R, S)) if stage == n else None
+        # Frees directly after a stage's last op belong to that stage: values that later stages
+        # never read are not retained.
+        return cls(R, S & retained(graph, R)) if stage == n else None
 
 
-def _used_only(graph, R: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Clears the retained values that no later stage reads before they are computed again."""
-    S = S.copy()
-    wanted = np.zeros(len(graph), bool)
-    wanted[list(graph.outputs)] = True
+def lower(graph: DFGraph, schedule: Schedule) -> Plan:
+    """Returns the plan of a schedule: stage by stage, within a stage in topological order, each
+    value freed after its last use.
+
+    A value that S retains although no later op reads it is freed at once, so the plan never needs
+    more memory than the schedule.
+
+    Args:
+      schedule: R and S of shape (T, n) with n = len(graph).
+
+    Raises:
+      PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained
+        nor computed.
+    """
+    R, S = schedule.R, schedule.S
+    if R.shape[1] != len(graph):
+        raise PlanError(
+            f"The schedule has {R.shape[1]} columns and the graph {len(graph)} ops. It belongs to"
+            " another graph."
+        )
+    order = []
+    for t in range(R.shape[0]):
+        for i in map(int, R[t].nonzero()[0]):
+            for d in graph.deps[i]:
+                if not (R[t, d] or S[t, d]):
+                    raise PlanError(
+                        f"In stage {t} op {i} {graph.ops[i].name!r} runs, but its input {d}"
+                        f" {graph.ops[d].name!r} is neither retained nor computed."
+                    )
+            order.append(i)
+    return Plan.from_order(graph, order)
+
+
+def retained(graph: DFGraph, R: np.ndarray) -> np.ndarray:
+    """Returns the least S that R needs: values that a later evaluation, or the end, reads before
+    they are recomputed."""
+    S = np.zeros(R.shape, bool)
+    needed = np.isin(np.arange(len(graph)), graph.outputs)
     for t in range(len(R) - 1, -1, -1):
         for i in R[t].nonzero()[0][::-1]:
-            wanted[i] = False
-            wanted[list(graph.deps[i])] = True
-        S[t] &= wanted
+            needed[i] = False
+            needed[list(graph.deps[i])] = True
+        S[t] = needed
     return S

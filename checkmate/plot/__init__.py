@@ -1,5 +1,5 @@
-"""Pictures of graphs and plans, without TensorFlow: what memory does, what a plan changes, and what
-it costs."""
+"""Pictures of graphs and plans, without TensorFlow: memory over a step, what a plan changes, and
+its cost."""
 
 from checkmate.plot.bars import batch_sizes, layers
 from checkmate.plot.curves import Point, budget_curve

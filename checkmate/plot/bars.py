@@ -17,21 +17,20 @@ from checkmate.plot.picture import (
     SERIES,
     Picture,
     byte_scale,
-    new_figure,
-    settings,
+    drawing,
+    finished,
     shorten,
 )
 
 MOST_LAYERS = 24
-"""How many bars are drawn at most, beside that of all the others."""
+"""The most bars that are drawn, without the one for all other layers."""
 
 MOST_GROUPS = 2
-"""How many times as many groups there may be: half of them among the others tells more than groups
-twice as large."""
+"""Groups of layers may be up to this many times `most`; the smallest are then drawn as one bar."""
 
 SMALLEST_BAR = 0.003
-"""Bars shorter than this share of the longest, of layers that are not computed again, are among the
-others."""
+"""Layers without recomputations whose bar is shorter than this share of the longest are drawn as
+one bar."""
 
 _SUMMED = ("ops", "kept_bytes", "plain_bytes", "evaluations", "cost")
 
@@ -39,66 +38,68 @@ _SUMMED = ("ops", "kept_bytes", "plain_bytes", "evaluations", "cost")
 def layers(
     graph: DFGraph, plan: Plan, *, plain: Plan | None = None, most: int = MOST_LAYERS
 ) -> Picture:
-    """Draws what layers keep for the backward pass, what the plan saves there, and the time it
-    spends on computing their values again.
+    """Draws for each layer the bytes kept for the backward pass, the bytes saved by the plan, and
+    the time to recompute its values.
 
-    A model of many layers is drawn in groups of those whose names begin alike.
+    If there are many layers, those whose names begin alike are drawn as groups.
 
     Args:
-      plain: The plan of the step as it was written; by default every op once, in the order of the
-        graph.
-      most: How many bars at most; all others are one more, so that bars always sum to the whole
-        step.
+      plain: The plan of the plain step; by default every op once, in the order of the graph.
+      most: The most bars. All other layers are drawn as one more, so that bars sum to the step.
     """
     rows = chosen(usage.layers(graph, plan, plain=plain), most)
+    with drawing(1.4 + 0.2 * len(rows), 1, 2, sharey=True, width_ratios=(2, 1)) as (
+        figure,
+        (left, right),
+    ):
+        _draw_memory(left, rows)
+        _draw_time(right, rows)
+        title = f"Layers of {graph.name or 'the graph'}"
+        return finished(figure, title, ncols=3, handlelength=1.4)
+
+
+def _draw_memory(axis: Any, rows: list[usage.LayerUse]) -> None:
     y = np.arange(len(rows))
     unit, size = byte_scale(
         max((row.kept_bytes + max(0, row.saved_bytes) for row in rows), default=0)
     )
     kept = np.array([row.kept_bytes / size for row in rows])
     saved = np.array([max(0, row.saved_bytes) / size for row in rows])
+    axis.barh(y, kept, color=COLOURS["forward"], label="kept for the backward pass")
+    bars = axis.barh(
+        y,
+        saved,
+        left=kept,
+        color="white",
+        edgecolor=COLOURS["recomputed"],
+        hatch="////",
+        label="saved by the plan",
+    )
+    for bar, width in zip(bars, saved, strict=True):
+        bar.set_linewidth(0.8 if width else 0)  # no outline of a bar without width
+    axis.set_yticks(y, [shorten(row.name, 30) for row in rows])
+    axis.invert_yaxis()
+    axis.set(
+        xlabel=f"forward values in memory, {unit}", title="memory when the backward pass begins"
+    )
+    axis.set_xlim(0, 1.04 * max((kept + saved).max(initial=0), 1e-9))
+
+
+def _draw_time(axis: Any, rows: list[usage.LayerUse]) -> None:
     spent = np.array([100 * row.cost for row in rows])
-    with settings():
-        figure, (left, right) = new_figure(
-            1.4 + 0.2 * len(rows), 1, 2, sharey=True, width_ratios=(2, 1)
-        )
-        left.barh(y, kept, color=COLOURS["forward"], label="kept for the backward pass")
-        bars = left.barh(
-            y,
-            saved,
-            left=kept,
-            color="white",
-            edgecolor=COLOURS["recomputed"],
-            hatch="////",
-            label="saved by the plan",
-        )
-        for bar, width in zip(bars, saved, strict=True):
-            bar.set_linewidth(0.8 if width else 0)  # the outline of nothing is a line, too
-        right.barh(
-            y, spent, color=COLOURS["recomputed"], label="time to recompute, number of evaluations"
-        )
-        for k, row in enumerate(rows):
-            if row.evaluations:
-                right.annotate(f" {row.evaluations}", (spent[k], k), va="center", fontsize=8)
-        left.set_yticks(y, [shorten(row.name, 30) for row in rows])
-        left.invert_yaxis()
-        left.set(
-            xlabel=f"forward values in memory, {unit}", title="memory when the backward pass begins"
-        )
-        right.set(xlabel="extra time, % of the plain step", title="recomputed")
-        left.set_xlim(0, 1.04 * max((kept + saved).max(initial=0), 1e-9))
-        right.margins(x=0.25)
-        right.set_xlim(left=0, right=None if spent.any() else 1)
-        figure.legend(loc="outside lower center", ncols=3, handlelength=1.4)
-        figure.suptitle(
-            shorten(f"Layers of {graph.name or 'the graph'}", 90), fontsize=11, fontweight="bold"
-        )
-    return Picture(figure)
+    label = "time to recompute, number of evaluations"
+    axis.barh(np.arange(len(rows)), spent, color=COLOURS["recomputed"], label=label)
+    for k, row in enumerate(rows):
+        if row.evaluations:
+            axis.annotate(f" {row.evaluations}", (spent[k], k), va="center", fontsize=8)
+    axis.set(xlabel="extra time, % of the plain step", title="recomputed")
+    axis.margins(x=0.25)
+    axis.set_xlim(left=0, right=None if spent.any() else 1)
 
 
 def chosen(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
-    """At most `most` rows and one for all the others, in the order of the forward pass: layers, or
-    groups of them whose names begin alike."""
+    """Returns at most `most` rows and one for all others, in the order of the forward pass: layers,
+    or groups of layers whose names begin alike."""
     rows = [row for row in rows if row.kept_bytes or row.plain_bytes or row.evaluations]
     if len(rows) > most:
         rows = _grouped(rows, most)
@@ -113,7 +114,7 @@ def chosen(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
 
 
 def _grouped(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
-    """Layers by the first words of their names, as many words as leave few enough groups."""
+    """Groups layers by the first words of their names; as many words as give few enough groups."""
     for words in (3, 2, 1):
         groups: dict[tuple[str, ...], list[usage.LayerUse]] = {}
         for row in rows:
@@ -133,21 +134,19 @@ def _summed(name: str, rows: list[usage.LayerUse]) -> usage.LayerUse:
 def batch_sizes(
     largest: Mapping[str, Mapping[str, int]], *, title: str = "Largest batch that fits"
 ) -> Picture:
-    """Draws the largest batch of each model under each method, and how many times that of the first
-    method it is.
+    """Draws the largest batch of each model with each method, and its ratio to the first method's.
 
     Args:
-      largest: Model -> method -> largest batch; 0 where not even one example fits. All models have
-        the same methods.
+      largest: Model -> method -> largest batch, 0 if no batch fits. All models have the same
+        methods.
     """
     methods = list(next(iter(largest.values()), {}))
     if not methods or any(list(row) != methods for row in largest.values()):
         raise CheckmateError(
-            "Batch sizes are drawn for the same methods, in the same order, of at least one model."
+            "Batch sizes are drawn for at least one model; all have the same methods, in one order."
         )
     width = 0.8 / len(methods)
-    with settings():
-        figure, axis = new_figure(3.6)
+    with drawing(3.6) as (figure, axis):
         for k, method in enumerate(methods):
             x = np.arange(len(largest)) + (k - (len(methods) - 1) / 2) * width
             axis.bar(
@@ -158,20 +157,18 @@ def batch_sizes(
                 label=method,
             )
             for place, row in zip(x, largest.values(), strict=True):
-                _say(axis, place, row[method], row[methods[0]] if k else 0)
+                _annotate(axis, place, row[method], row[methods[0]] if k else 0)
         axis.set_xticks(range(len(largest)), [shorten(model, 24) for model in largest])
         axis.tick_params(axis="x", length=0)
-        beside = max(0, 4 - len(largest)) / 2  # bars of one or two models stay bars
-        axis.set_xlim(-0.5 - beside, len(largest) - 0.5 + beside)
+        margin = max(0, 4 - len(largest)) / 2  # keeps the bars of one or two models narrow
+        axis.set_xlim(-0.5 - margin, len(largest) - 0.5 + margin)
         axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("examples")
         axis.margins(y=0.16)
-        figure.legend(loc="outside lower center", ncols=len(methods), handlelength=1.2)
-        figure.suptitle(title, fontsize=11, fontweight="bold")
-    return Picture(figure)
+        return finished(figure, title, ncols=len(methods), handlelength=1.2)
 
 
-def _say(axis: Any, x: float, batch: int, baseline: int) -> None:
+def _annotate(axis: Any, x: float, batch: int, baseline: int) -> None:
     text = f"{batch}\n{batch / baseline:.1f}x" if baseline else str(batch)
     axis.annotate(
         text,

@@ -1,11 +1,10 @@
-"""Which layer of the model each op belongs to, read from the names that frameworks give to ops. For
-reports, never for a solver.
+"""The layer of the model that each op belongs to, derived from the names of ops, for reports.
 
-TensorFlow names an op by the scopes it was made in: "model/dense/MatMul" in the forward pass,
-"gradient_tape/model/dense/MatMul_1" behind it. Keras opens a scope per layer, and the names it
-makes unique get a number at the end, so that the layers "conv" and "conv_1" can appear as "conv_1"
-and "conv_1_2". All names of a graph are therefore read together: where every scope below the model
-ends in a number, and without it they are still told apart, the number is none of the layer's own.
+TensorFlow names an op after the scopes in which it was made: "model/dense/MatMul" in the forward
+pass, "gradient_tape/model/dense/MatMul_1" for its gradient. Keras opens a scope per layer, and
+makes names unique by a number at the end, so that the layers "conv" and "conv_1" can appear as
+"conv_1" and "conv_1_2". All names of a graph are therefore read together: if every scope of the
+model ends in a number, and the names stay different without it, the number was added by Keras.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ _GRADIENT_SCOPES = ("gradient_tape", "gradients")
 _NUMBER = re.compile(r"_\d+$")
 
 Path = tuple[str, ...]
-"""Scopes from the outermost in; of an op, its own name is the last part."""
+"""Scopes, outermost first; the last part of an op's path is its own name."""
 
 
 def layer_names(graph: DFGraph) -> tuple[str, ...]:
-    """Returns for each op the layer it belongs to: "conv2_block1_1_bn", "attention/softmax" for a
-    layer in a layer, "" for none.
+    """Returns the layer of each op: "conv2_block1_1_bn", "attention/softmax" for a layer in a
+    layer, "" for none.
 
-    An op of the backward pass belongs to the layer whose gradient it computes. One that was made
-    outside of every scope of the forward pass, such as the sum of two gradients, belongs to the
-    layer of the last op it reads. A forward op outside of every scope is a layer of its own.
+    An op of the backward pass belongs to the layer whose gradient it computes. One outside all
+    scopes of the forward pass, such as the sum of two gradients, belongs to the layer of the last
+    op that it reads. A forward op outside all scopes is a layer of its own.
     """
     scopes = _Scopes([_parts(op.name) for op in graph.ops if not op.is_backward])
     names: list[str] = []
@@ -65,35 +64,34 @@ class _Scopes:
         return bool(self._scopes)
 
     def knows(self, path: Path) -> bool:
-        """It is a forward op or a scope of one."""
+        """Whether the path is a forward op or a scope of one."""
         return path in self._known
 
     def forward_path(self, name: str) -> Path:
-        """The path of a backward op; of one named "PREFIX_" before what a forward op or scope is
-        called, without the prefix."""
+        """Returns the path of a backward op, without a prefix "PREFIX_" of a forward op's name."""
         path, stem = _parts(name), _parts(name.split("_", 1)[-1])
         return stem if not self.knows(path[:1]) and self.knows(stem[:1]) else path
 
     def innermost(self, path: Path) -> Path:
-        """The deepest scope of the forward pass that an op is in; () for none."""
+        """Returns the deepest scope of the forward pass that contains an op; () for none."""
         found: Path = next(
             (path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in self._scopes),
             (),
         )
-        # A layer whose forward ops are named after the next one.
+        # A layer whose forward ops have the names of another layer.
         if len(found) == 1 and found[0] in self._models and len(path) > 2:
             return path[:2]
         return found
 
     def layer(self, scope: Path) -> str:
-        """The layer that a scope belongs to; a scope outside of models, such as a loss or an
-        optimizer, is one itself."""
+        """Returns the layer of a scope; a scope outside models, such as a loss or an optimizer, is
+        a layer itself."""
         if scope[0] not in self._models or len(scope) == 1:
             bare = _bare(scope[0])
             return bare if sum(_bare(other) == bare for other in self._outermost) == 1 else scope[0]
         if scope[0] not in self._numbered:
             return scope[1]
-        # Deeper scopes are layers where they have a number; of kernels, the first use has none.
+        # Deeper scopes are layers if they have a number; the first use of a kernel has none.
         return "/".join([_bare(scope[1]), *map(_bare, takewhile(_NUMBER.search, scope[2:]))])
 
 
@@ -104,7 +102,7 @@ def _parts(name: str) -> Path:
 
 
 def _all_numbered(model: str, layers: set[str]) -> bool:
-    """Every scope ends in a number, and the names stay apart without it."""
+    """Whether every scope ends in a number, and the names stay different without it."""
     return all(map(_NUMBER.search, (model, *layers))) and len(
         {_bare(name) for name in layers}
     ) == len(layers)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.plot.picture import COLOURS, Picture, new_figure, settings, shorten
-from checkmate.plot.usage import part_of, stages
+from checkmate.plot.picture import COLOURS, Picture, drawing, finished
+from checkmate.plot.usage import backward_start, stages
+
+_TURN: dict[str, Any] = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
+"""The line where the backward pass begins."""
 
 
 def matrices(graph: DFGraph, plan: Plan) -> Picture:
     """Draws which op runs in which stage (R) and which value is retained into which stage (S).
 
     Stage t, a row, ends with the t-th op that runs for the first time. In R the first evaluations
-    are the diagonal, and everything off it is a recomputation. A plan in another order than the
-    graph's has its columns in its own order.
+    are the diagonal; all others are recomputations. Columns are in the order of first evaluations,
+    which may differ from the graph's order.
 
     Source: Checkmate (Jain et al., MLSys 2020), section 4.2 and figure 7.
     """
@@ -25,30 +29,17 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
     n = len(found.order)
     again = found.R.copy()
     np.fill_diagonal(again, False)
-    turn = next((k for k, i in enumerate(found.order) if part_of(graph.ops[i]) == "backward"), None)
-    with settings():
-        figure, (left, right) = new_figure(4.4, 1, 2, sharey=True)
+    turn = backward_start(graph, found.order)
+    with drawing(4.4, 1, 2, sharey=True) as (figure, (left, right)):
         _image(left, found.S, COLOURS["forward"], n)
         dot = max(1.6, 72 * 3.1 / n)  # points; the matrices are about 3.1 inches wide
-        right.plot(
-            *2 * [np.arange(n)],
-            linestyle="none",
-            marker="s",
-            markersize=dot,
-            markeredgewidth=0,
-            color=COLOURS["resident"],
-        )
-        size = 1.2 * dot if dot < 6 else dot  # few and small, they are easy to overlook
-        right.plot(
-            *again.nonzero()[::-1],
-            linestyle="none",
-            marker="s",
-            markersize=size,
-            markeredgewidth=0,
-            color=COLOURS["recomputed"],
-        )
+        _squares(right, [np.arange(n)] * 2, dot, COLOURS["resident"])
+        # Small dots are drawn larger, so that single ones are seen.
+        size = 1.2 * dot if dot < 6 else dot
+        _squares(right, again.nonzero()[::-1], size, COLOURS["recomputed"])
         left.set_title(f"S: {int(found.S.sum()):,} values retained")
         right.set_title(f"R: {int(again.sum()):,} recomputations")
+        left.set_ylabel("stage")
         for axis in (left, right):
             axis.set(
                 xlabel="op, by first evaluation",
@@ -59,35 +50,15 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
             axis.spines[:].set_visible(True)
             axis.spines[:].set_linewidth(0.6)
             if turn is not None:
-                axis.axhline(turn - 0.5, color="black", linewidth=0.8, linestyle=":")
-                axis.axvline(turn - 0.5, color="black", linewidth=0.8, linestyle=":")
-        left.set_ylabel("stage")
-        figure.legend(
-            handles=[
-                *_patches(
-                    {
-                        "forward": "retained",
-                        "resident": "first evaluation",
-                        "recomputed": "recomputation",
-                    }
-                ),
-                _line(turn),
-            ],
-            loc="outside lower center",
-            ncols=4,
-            handlelength=1.4,
-        )
-        figure.suptitle(
-            shorten(f"Plan of {graph.name or 'the graph'}, {n} ops", 90),
-            fontsize=11,
-            fontweight="bold",
-        )
-    return Picture(figure)
+                axis.axhline(turn - 0.5, **_TURN)
+                axis.axvline(turn - 0.5, **_TURN)
+        title = f"Plan of {graph.name or 'the graph'}, {n} ops"
+        return finished(figure, title, _legend(turn), ncols=4, handlelength=1.4)
 
 
 def _image(axis: Any, matrix: np.ndarray, colour: str, n: int) -> None:
-    """Draws the true cells. Of a matrix finer than the picture's dots, each dot is the paler the
-    fewer of its cells are true."""
+    """Draws the true cells. If a matrix has more cells than the picture has dots, a dot's opacity
+    grows with the share of its cells that are true."""
     step = max(1, -(-n // 500))
     size = -(-n // step)
     padded = np.zeros((size * step, size * step), bool)
@@ -103,20 +74,24 @@ def _image(axis: Any, matrix: np.ndarray, colour: str, n: int) -> None:
     )
 
 
-def _patches(names: dict[str, str]) -> list[Any]:
+def _squares(axis: Any, places: Sequence[np.ndarray], size: float, colour: str) -> None:
+    axis.plot(
+        *places,
+        linestyle="none",
+        marker="s",
+        markersize=size,
+        markeredgewidth=0,
+        color=colour,
+    )
+
+
+def _legend(turn: int | None) -> dict[str, Any]:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    return [Patch(color=COLOURS[key], label=label) for key, label in names.items()]
-
-
-def _line(turn: int | None) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D(
-        [],
-        [],
-        color="black",
-        linewidth=0.8,
-        linestyle=":",
-        label="backward pass begins" if turn is not None else "",
-    )
+    return {
+        "retained": Patch(color=COLOURS["forward"]),
+        "first evaluation": Patch(color=COLOURS["resident"]),
+        "recomputation": Patch(color=COLOURS["recomputed"]),
+        "backward pass begins" if turn is not None else "": Line2D([], [], **_TURN),
+    }

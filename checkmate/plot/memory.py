@@ -1,5 +1,5 @@
-"""Memory over the step: the plain step and the planned one beside each other, on one scale, under
-the budget."""
+"""Predicted memory over a step: the plain step and the planned one, on one scale, with the
+budget."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from checkmate.plot.picture import (
     LABELS,
     Picture,
     byte_scale,
-    new_figure,
-    settings,
+    draw_budget,
+    drawing,
+    finished,
+    mark_peak,
     shorten,
 )
 from checkmate.plot.usage import PARTS, Usage, usage
@@ -29,16 +31,13 @@ def memory(
     budget_bytes: int | None = None,
     plain: Plan | None = None,
 ) -> Picture:
-    """Draws the bytes in use while a step runs, by what they are, with the op that sets the peak.
+    """Draws the bytes in use while a step runs, by kind, with the op that sets the peak. Time is
+    the cost of ops, as a share of the plain step's.
 
     Args:
-      plan: The plan to show beside the plain step; without one only the plain step is drawn.
+      plan: The plan to draw next to the plain step; None for the plain step alone.
       budget_bytes: Where to draw the budget line.
-      plain: The plan of the step as it was written; by default every op once, in the order of the
-        graph.
-
-    Returns:
-      The picture. Time is in the graph's own costs, as a share of the plain step's.
+      plain: The plan of the plain step; by default every op once, in the order of the graph.
     """
     shown = [("plain step", usage(graph, plain or Plan.keep_all(graph)))]
     if plan is not None:
@@ -46,42 +45,26 @@ def memory(
     most = max(found.timeline.peak_bytes for _, found in shown)
     unit, size = byte_scale(max(most, budget_bytes or 0))
     widths = [found.starts[-1] for _, found in shown]
-    with settings():
-        figure, axes = new_figure(
-            3.7, 1, len(shown), sharey=True, squeeze=False, width_ratios=widths
-        )
+    with drawing(3.7, 1, len(shown), sharey=True, squeeze=False, width_ratios=widths) as (
+        figure,
+        axes,
+    ):
         for axis, (title, found) in zip(axes[0], shown, strict=True):
             _draw(axis, title, found, size, budget_bytes)
             axis.set_ylim(0, 1.18 * max(most, budget_bytes or 0) / size)
             if budget_bytes:
-                axis.axhline(
-                    budget_bytes / size,
-                    color=COLOURS["budget"],
-                    linestyle=(0, (5, 2)),
-                    linewidth=1.4,
-                    label=f"budget {format_bytes(budget_bytes)}",
-                )
+                draw_budget(axis, budget_bytes, size)
         axes[0, 0].set_ylabel(f"memory in use, {unit}")
         drawn = {
             label: handle
             for axis in axes[0]
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        handles = {label: drawn.pop(label) for label in LABELS.values() if label in drawn} | drawn
-        figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside lower center",
-            ncols=len(handles),
-            handlelength=1.4,
-            columnspacing=1.4,
+        legend = {label: drawn.pop(label) for label in LABELS.values() if label in drawn} | drawn
+        title = f"Memory over one training step of {graph.name or 'the graph'}"
+        return finished(
+            figure, title, legend, ncols=len(legend), handlelength=1.4, columnspacing=1.4
         )
-        figure.suptitle(
-            shorten(f"Memory over one training step of {graph.name or 'the graph'}", 90),
-            fontsize=11,
-            fontweight="bold",
-        )
-    return Picture(figure)
 
 
 def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | None) -> None:
@@ -105,20 +88,10 @@ def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | 
             below = above
     k, peak = found.peak, found.timeline.peak_bytes
     middle = (x[k] + x[k + 1]) / 2
-    side = "right" if middle > x[-1] / 2 else "left"
-    axis.plot(middle, peak / size, marker="v", color="black", markersize=6, clip_on=False)
     layer = found.layers[int(found.ops[k])] or found.binding_op.name
-    # The words stay clear of the line.
-    words_at = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak
-    axis.annotate(
-        f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}",
-        (middle, words_at / size),
-        xytext=(-8 if side == "right" else 8, 3),
-        textcoords="offset points",
-        ha=side,
-        va="bottom",
-        fontsize=8.5,
-    )
+    text = f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}"
+    gap = -8 if middle > x[-1] / 2 else 8
+    mark_peak(axis, (middle, peak), text, budget_bytes=budget_bytes, scale=size, gap=gap)
     axis.set_xlim(0, x[-1])
     axis.set_title(title)
     axis.set_xlabel("time, % of the plain step")

@@ -1,5 +1,4 @@
-"""One page of HTML that shows a plan and answers to the mouse: it holds all it needs and loads
-nothing."""
+"""An interactive HTML page of a plan, in one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import COLOURS, LABELS
-from checkmate.plot.usage import PARTS, Stages, Usage, layers, part_of, stages, usage
+from checkmate.plot.usage import PARTS, Stages, Usage, backward_start, layers, stages, usage
 
 
 def page(
@@ -29,19 +28,15 @@ def page(
     lead: str = "",
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Returns an HTML page: memory over the step, R and S, and layers, each telling what the mouse
-    points at.
+    """Returns an HTML page: memory over the step, R and S, and layers, with details of what the
+    mouse points at. The page loads nothing from anywhere.
 
     Args:
-      plan: The plan to show; without one, only the memory of the plain step is.
+      plan: The plan to show; None for the memory of the plain step alone.
       budget_bytes: Where to draw the budget line.
-      plain: The plan of the step as it was written; by default every op once, in the order of the
-        graph.
-      lead: A sentence under the title.
-      facts: Rows of a table under it.
-
-    Returns: The page's text. It is some 100 bytes for each op and each evaluation long, and makes
-      no request of any kind.
+      plain: The plan of the plain step; by default every op once, in the order of the graph.
+      lead: A sentence below the title.
+      facts: Rows of a table below it.
     """
     title = title or f"Training step of {graph.name or 'a graph'}"
     rows = "".join(
@@ -58,9 +53,8 @@ def page(
         lead=f'<p class="lead">{html.escape(lead)}</p>' if lead else "",
         facts=f'<table class="facts">{rows}</table>' if rows else "",
         recomputed=COLOURS["recomputed"],
-        data=data.replace("</", "<\\/").replace(
-            "<!--", "<\\u0021--"
-        ),  # what would end or change the script element
+        # Texts that would end or change the script element.
+        data=data.replace("</", "<\\/").replace("<!--", "<\\u0021--"),
     )
 
 
@@ -123,7 +117,7 @@ def _matrix_data(graph: DFGraph, found: Stages) -> dict[str, Any]:
     for column in found.S.T:
         edges = np.diff(column, prepend=False, append=False).nonzero()[0].tolist()
         retained.append([list(span) for span in zip(edges[::2], edges[1::2], strict=True)])
-    turn = next((k for k, i in enumerate(found.order) if part_of(graph.ops[i]) == "backward"), None)
+    turn = backward_start(graph, found.order)
     again = [[int(t), int(i)] for t, i in zip(*found.R.nonzero(), strict=True) if t != i]
     return {"order": list(found.order), "retained": retained, "again": again, "turn": turn}
 

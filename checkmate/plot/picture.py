@@ -1,16 +1,19 @@
-"""Picture: a drawn figure that can be saved and shown; the colours and units that all pictures
-share."""
+"""Picture: a figure that can be saved and shown; what all pictures share: colours, units, legends,
+budget lines."""
 
 from __future__ import annotations
 
 import base64
 import io
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checkmate.errors import CheckmateError
+from checkmate.units import format_bytes
 
 COLOURS = {
     "resident": "#b8bcc2",
@@ -22,8 +25,8 @@ COLOURS = {
     "budget": "#1a1a1a",
     "impossible": "#e4e4e4",
 }
-"""Colour by what is drawn: from the palette of Okabe and Ito (2008), the green darker, so that all
-differ in lightness as well."""
+"""What is drawn -> its colour: the palette of Okabe and Ito (2008) with a darker green, so that all
+differ in lightness too."""
 
 LABELS = {
     "resident": "resident",
@@ -33,19 +36,19 @@ LABELS = {
     "update": "updates",
     "workspace": "workspace",
 }
-"""What the parts of `usage.PARTS` are called in a legend."""
+"""The parts of `usage.PARTS` -> their text in a legend."""
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1a1a")
-"""Colours of solvers and baselines, in the order they are given; each also has its own marker."""
+"""Colours of solvers, methods and runs in the order given; `MARKERS` has their markers."""
 
 MARKERS = "os^Dv*P"
 
 WIDTH = 8.3
-"""Inches. At 100 dots per inch this is as wide as a page of a code host shows a picture; the
-smallest letters are then 8 points."""
+"""Width in inches: at 100 dots per inch as wide as code hosts show a picture. The smallest letters
+have 8 points."""
 
 _DPI = 144
-"""Dots per inch in notebooks and pages: sharp on screens of that kind, and some 50 kB a picture."""
+"""Dots per inch in notebooks and pages."""
 
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -65,17 +68,17 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure of Matplotlib's, ready to save; a notebook shows it by itself.
+    """A figure of Matplotlib, which can be saved; notebooks show it.
 
     Attributes:
-      figure: The `matplotlib.figure.Figure`, for changes of your own.
+      figure: The `matplotlib.figure.Figure`, which the caller may change.
     """
 
     figure: Any
 
     def save(self, path: str | os.PathLike, *, dpi: int = 200) -> None:
-        """Writes the picture as PNG, SVG or PDF, by the end of the file's name. Raises
-        `CheckmateError` for any other."""
+        """Writes the picture as PNG, SVG or PDF, by the file's suffix. Raises `CheckmateError` for
+        any other suffix."""
         ending = Path(path).suffix.lower().removeprefix(".")
         if ending not in ("png", "svg", "pdf"):
             raise CheckmateError(
@@ -84,7 +87,7 @@ class Picture:
         Path(path).write_bytes(self._rendered(ending, dpi))
 
     def html(self) -> str:
-        """Returns an <img> tag with the picture in it, for pages that must not load anything."""
+        """Returns an <img> tag that contains the picture, for pages that load nothing."""
         data = base64.b64encode(self._rendered("png", _DPI)).decode()
         return (
             f'<img style="max-width:100%" alt="{self.figure.get_suptitle()}"'
@@ -105,11 +108,8 @@ class Picture:
 
 
 def show_in_notebook(text: str, picture: Picture | None) -> None:
-    """Shows HTML and a picture as two outputs of a notebook's cell: hosts of notebooks drop
-    pictures from within HTML, and never a PNG.
-
-    For `_ipython_display_` only, which IPython calls.
-    """
+    """Shows HTML and a picture as two outputs of a notebook's cell, since hosts of notebooks remove
+    pictures inside HTML. For `_ipython_display_` only, which IPython calls."""
     from IPython.display import HTML, display
 
     display(HTML(text))
@@ -117,26 +117,87 @@ def show_in_notebook(text: str, picture: Picture | None) -> None:
         display(picture)
 
 
-def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
-    """Returns a figure of the common width and its axes. Nothing global is touched: the caller's
-    own Matplotlib stays as it is."""
+@contextmanager
+def drawing(height: float, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[Any]:
+    """Yields a new figure of the common width and its axes, within the common settings. The
+    caller's own settings of Matplotlib do not change.
+
+    Args:
+      height: Inches.
+      options: As for `matplotlib.figure.Figure.subplots`.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        return figure, figure.subplots(rows, columns, **options)
+        yield figure, figure.subplots(rows, columns, **options)
 
 
-def settings() -> Any:
-    """The context in which everything is drawn."""
-    import matplotlib
+def finished(
+    figure: Any, title: str, legend: Mapping[str, Any] | None = None, **options: Any
+) -> Picture:
+    """Adds a title and a legend below the axes.
 
-    return matplotlib.rc_context(_SETTINGS)
+    Args:
+      legend: Label -> what it stands for; by default everything that was drawn with a label.
+      options: As for `matplotlib.figure.Figure.legend`.
+    """
+    entries = () if legend is None else (legend.values(), legend.keys())
+    figure.legend(*entries, loc="outside lower center", **options)
+    figure.suptitle(shorten(title, 90), fontsize=11, fontweight="bold")
+    return Picture(figure)
+
+
+def series(k: int) -> dict[str, Any]:
+    """Returns colour and marker of the k-th solver, method or run."""
+    return {
+        "color": SERIES[k % len(SERIES)],
+        "marker": MARKERS[k % len(MARKERS)],
+        "markersize": 5.5,
+    }
+
+
+def draw_budget(axis: Any, budget_bytes: int, scale: float) -> None:
+    """Draws the budget as a dashed horizontal line."""
+    axis.axhline(
+        budget_bytes / scale,
+        color=COLOURS["budget"],
+        linestyle=(0, (5, 2)),
+        linewidth=1.4,
+        label=f"budget {format_bytes(budget_bytes)}",
+    )
+
+
+def mark_peak(
+    axis: Any, at: tuple[float, int], text: str, *, budget_bytes: int | None, scale: float, gap: int
+) -> None:
+    """Marks a peak at (x, bytes), and writes a text next to it, clear of the budget line.
+
+    Args:
+      gap: Points between the mark and the text; negative for a text on the left.
+    """
+    x, peak = at
+    axis.plot(x, peak / scale, marker="v", color="black", markersize=6, clip_on=False)
+    height = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak
+    axis.annotate(
+        text,
+        (x, height / scale),
+        xytext=(gap, 3),
+        textcoords="offset points",
+        ha="left" if gap > 0 else "right",
+        va="bottom",
+        fontsize=8.5,
+    )
+
+
+def percent(overhead: float | None) -> float:
+    """Returns the extra cost in percent; 0 for None."""
+    return 100 * ((overhead or 1.0) - 1)
 
 
 def byte_scale(most: float) -> tuple[str, float]:
-    """The unit in which an axis up to `most` bytes reads best, and its bytes."""
+    """Returns the unit for an axis up to `most` bytes, and the bytes of the unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if most >= size:
             return unit, float(size)

@@ -1,33 +1,33 @@
-"""What the pictures draw, as numbers: memory evaluation by evaluation, stages, layers. No drawing
-here, and no figures but the judge's.
+"""The numbers that pictures draw: memory evaluation by evaluation, stages, layers.
 
-A plan evaluates ops one after another. While evaluation k runs, the memory in use is what `replay`
-counts: fixed bytes, every value in memory, and the workspace of the op. Here the same bytes are
-told apart by what they are. While an op runs in place, the memory that its value takes over counts
-as what the input is.
+While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
+memory, and the workspace of the op. Here the same bytes are split by kind. While an op runs in
+place, the memory that its value takes over counts as the input's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import BytesInUse, MemoryTimeline, replay
 from checkmate.plot.layer_names import layer_names
 
 PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
-"""What bytes can be: always there; the value of a forward op; such a value computed again; of the
-backward pass; of an update; scratch."""
+"""Kinds of bytes: always in memory; values of forward ops; such values recomputed; values of the
+backward pass; values of updates; workspace of the op that runs."""
 
 
 def part_of(op: Op) -> str:
-    """Returns "forward", "backward" or "update": the phase of a training step that an op belongs
-    to."""
+    """Returns the phase of the training step that an op belongs to: "forward", "backward" or
+    "update"."""
     if not op.is_backward:
         return "forward"
     return (
@@ -37,6 +37,11 @@ def part_of(op: Op) -> str:
     )
 
 
+def backward_start(graph: DFGraph, ops: Sequence[int]) -> int | None:
+    """Returns the position of the first op of the backward pass; None if there is none."""
+    return next((k for k, i in enumerate(ops) if part_of(graph.ops[i]) == "backward"), None)
+
+
 @dataclass(frozen=True)
 class Usage:
     """A plan of a graph, replayed.
@@ -44,11 +49,11 @@ class Usage:
     Attributes:
       ops: (m,) int, the op of each evaluation.
       again: (m,) bool, whether the op ran before.
-      starts: (m + 1,) float, cost spent before each evaluation, and at the end; the plain step is
-        1. Where ops cost nothing, their number.
+      starts: (m + 1,) float, cost before each evaluation, and at the end, in plain steps. If all
+        ops cost nothing, each counts the same.
       bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to
         the memory in use.
-      timeline: The judge's.
+      timeline: The result of `replay`.
     """
 
     graph: DFGraph
@@ -62,12 +67,8 @@ class Usage:
     @property
     def peak(self) -> int:
         """The evaluation that sets the peak."""
-        return (
-            sum(
-                isinstance(step, Compute) for step in self.plan.steps[: self.timeline.peak_step + 1]
-            )
-            - 1
-        )
+        until = self.plan.steps[: self.timeline.peak_step + 1]
+        return sum(isinstance(step, Compute) for step in until) - 1
 
     @property
     def binding_op(self) -> Op:
@@ -81,12 +82,9 @@ class Usage:
 
     @property
     def turn(self) -> int:
-        """The evaluation that begins the backward pass: the first of an op of it; where there is
-        none, the one that sets the peak."""
-        first = next(
-            (k for k, i in enumerate(self.ops) if part_of(self.graph.ops[int(i)]) == "backward"),
-            None,
-        )
+        """The evaluation that begins the backward pass; the one that sets the peak if there is no
+        backward pass."""
+        first = backward_start(self.graph, self.ops.tolist())
         return self.peak if first is None else first
 
     def live_at(self, evaluation: int) -> list[int]:
@@ -105,7 +103,7 @@ class Usage:
 
 
 def usage(graph: DFGraph, plan: Plan) -> Usage:
-    """Replays a plan and tells its bytes apart. Raises `PlanError` when the plan is not legal for
+    """Replays a plan and splits its bytes by kind. Raises `PlanError` if the plan is not legal for
     the graph."""
     timeline = replay(graph, plan)
     part = [PARTS.index(part_of(op)) for op in graph.ops]
@@ -134,15 +132,15 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """What a plan does to one layer. Bytes are those of its forward values when the backward pass
-    begins.
+    """What a plan changes for one layer. Bytes are those of its forward values in memory when the
+    backward pass begins.
 
     Attributes:
-      ops: How many ops of the graph it has.
-      kept_bytes: What is in memory for the backward pass.
-      plain_bytes: What the plain step has in memory there.
-      evaluations: How many evaluations there are beyond the first of each op.
-      cost: What those cost, as a share of the plain step.
+      ops: Number of its ops.
+      kept_bytes: Bytes in memory.
+      plain_bytes: Bytes in memory in the plain step.
+      evaluations: Number of recomputations.
+      cost: Cost of the recomputations, as a share of the plain step's.
     """
 
     name: str
@@ -154,19 +152,18 @@ class LayerUse:
 
     @property
     def saved_bytes(self) -> int:
-        """What the plan does not keep; negative where it keeps what the plain step had freed."""
+        """The bytes that the plan does not keep; negative if it keeps more than the plain step."""
         return self.plain_bytes - self.kept_bytes
 
 
 def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[LayerUse]:
-    """What a plan keeps and computes again, layer by layer, in the order of the forward pass.
+    """Returns what a plan keeps and recomputes, layer by layer, in the order of the forward pass.
 
-    The kept bytes of all layers, with the fixed bytes, are the memory in use when the backward pass
+    The kept bytes of all layers and the fixed bytes sum to the memory in use when the backward pass
     begins.
 
     Args:
-      plain: The plan of the step as it was written; by default every op once, in the order of the
-        graph.
+      plain: The plan of the plain step; by default every op once, in the order of the graph.
     """
     planned, before = usage(graph, plan), usage(graph, plain or Plan.keep_all(graph))
     total, names = graph.total_cost or 1.0, planned.layers
@@ -219,7 +216,7 @@ def stages(graph: DFGraph, plan: Plan) -> Stages:
         if not isinstance(step, Compute):
             live[place] = False
             continue
-        if stage == len(begun):  # what was freed since the stage before ended is not retained
+        if stage == len(begun):  # values freed after the stage before are not retained
             S[stage] = live
             begun.append(evaluation)
         R[stage, place] = live[place] = True

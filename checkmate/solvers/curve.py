@@ -1,15 +1,15 @@
-"""solve_curve(): what each budget costs, from one set of plans and bounds, and how low the budget
-can go.
+"""`solve_curve`: the cost of plans for several budgets, and the smallest budget that has a plan.
 
-A plan with a peak of p bytes is an answer for every budget from p up, and a bound for one budget
-holds for every smaller one. So plans are passed on upwards and bounds downwards: a larger budget
-never costs more, even where single searches end with a gap.
+A plan with a peak of p bytes fits every budget from p up, and a bound for one budget holds for
+every smaller one. So all budgets share the plans and bounds: a larger budget never costs more, even
+if single searches end with a gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -21,7 +21,7 @@ from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
 
 CLOSE = 0.005
-"""The search for the least budget ends when it is known to this share of itself."""
+"""The search for the smallest budget ends when it is known to this share of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Curve:
 
     Attributes:
       graph: The problem.
-      results: One judged answer for each budget asked for, by budget, smallest first. Costs never
-        rise from one to the next, bounds neither.
-      lowest: The answer whose plan has the lowest peak of all that were found, whatever the budget.
-      floor_bytes: No plan needs less than this; it is proven. For plans in the graph's order of
-        first evaluations.
+      results: One result per budget, smallest budget first. Neither costs nor bounds rise from one
+        to the next.
+      lowest: The result whose plan has the lowest peak of all that were found.
+      floor_bytes: Proven lower bound on the peak of plans in the graph's order of first
+        evaluations.
     """
 
     graph: DFGraph = field(repr=False)
@@ -44,14 +44,13 @@ class Curve:
 
     @property
     def smallest_bytes(self) -> int:
-        """The lowest peak of any plan found, fixed bytes included: the smallest budget known to
-        have a plan."""
+        """The lowest peak of any plan found, fixed bytes included."""
         assert self.lowest.peak_bytes is not None  # it was chosen for its plan
         return self.lowest.peak_bytes
 
     def within(self, budget_bytes: int) -> SolveResult | None:
-        """The plan of the lowest peak as an answer for a budget that may be another one; None where
-        it does not fit."""
+        """Returns the plan of the lowest peak as a result for any budget; None if it does not
+        fit."""
         if self.smallest_bytes > budget_bytes:
             return None
         bound = (
@@ -68,8 +67,7 @@ class Curve:
         )
 
     def at(self, budget: Bytes) -> SolveResult | None:
-        """The answer for the largest budget that was asked for and is not above `budget`; None
-        where all are."""
+        """Returns the result of the largest budget that is not above `budget`; None if all are."""
         budget_bytes = parse_bytes(budget, percent_of=_plain_peak(self.graph))
         return next(
             (result for result in reversed(self.results) if result.budget_bytes <= budget_bytes),
@@ -85,47 +83,40 @@ def solve_curve(
     time_limit_s: float = 10,
     find_smallest: bool = False,
 ) -> Curve:
-    """Solves one graph for many budgets, so that a larger budget never costs more.
+    """Solves one graph for several budgets, so that a larger budget never costs more.
 
     Args:
-      budgets: Amounts of memory as `solve` takes them, in any order; at least one.
+      budgets: Amounts of memory as in `solve`, in any order; at least one.
       solver: As in `solve`.
       time_limit_s: Wall-clock seconds for each budget.
-      find_smallest: Also look for the least budget that has a plan, by bisection; takes as long as
-        several budgets.
+      find_smallest: Also search for the smallest budget that has a plan, by bisection.
 
-    Returns: A judged answer for each budget. A budget without one has status INFEASIBLE (proven) or
-      NOT_FOUND. After Ctrl-C the answers are made of what was found until then, with status
-      INTERRUPTED where that has a plan; before there is anything, KeyboardInterrupt is raised.
+    Returns:
+      A result for each budget. Without a plan its status is INFEASIBLE (proven) or NOT_FOUND. After
+      Ctrl-C the results contain what was found until then, with status INTERRUPTED if there is a
+      plan; before the first result, KeyboardInterrupt is raised.
 
     Raises:
-      BudgetError: There is no budget, or one that cannot be understood.
+      BudgetError: There is no budget, or one that cannot be parsed.
       SolverUnavailableError, SolverFailedError: As in `solve`.
 
     Example:
       >>> from checkmate import DFGraph, Op, solve_curve
-      >>> graph = DFGraph((Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1)), outputs=(3,))
-      >>> [result.cost for result in solve_curve(graph, [9, 8, 10]).results]  # 8 bytes: a makes room for c and runs again for d
-      [5.0, 4.0, 4.0]
+      >>> ops = (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1))
+      >>> graph = DFGraph(ops, outputs=(3,))  # in 8 bytes, a is freed before c and runs again for d
+      >>> tuple(result.cost for result in solve_curve(graph, [9, 8, 10]).results)
+      (5.0, 4.0, 4.0)
     """
     plain_peak = _plain_peak(graph)
-    amounts = sorted(
-        {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}, reverse=True
-    )
-    if not amounts:
+    asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
+    if not asked:
         raise BudgetError("A curve needs at least one budget; none was given.")
-    results = _searched(graph, amounts, solver, time_limit_s)
-    proven = max(
-        [
-            floor(graph).bytes,
-            *(r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE),
-        ]
-    )
+    results = _searched(graph, sorted(asked, reverse=True), solver, time_limit_s)
+    impossible = [r.budget_bytes for r in results if r.status is SolveStatus.INFEASIBLE]
+    proven = max([floor(graph).bytes, *(budget_bytes + 1 for budget_bytes in impossible)])
     found = [result for result in results if result.plan]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
-        lowest = min(
-            (result.timeline.peak_bytes for result in found if result.timeline), default=plain_peak
-        )
+        lowest = min((r.timeline.peak_bytes for r in found if r.timeline), default=plain_peak)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
     found.append(solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0))
@@ -138,8 +129,8 @@ def solve_curve(
 def _searched(
     graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float
 ) -> list[SolveResult]:
-    """An answer for each budget. After Ctrl-C no more is searched: the other budgets have the plain
-    step, or nothing of their own."""
+    """Returns a result for each budget. After Ctrl-C there is no further search: the other budgets
+    get the plain step, or no plan."""
     results: list[SolveResult] = []
     interrupted = False
     for budget_bytes in amounts:
@@ -166,8 +157,8 @@ def _searched(
 
 
 def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:
-    """Each answer, largest budget first, with the best plan that fits it and the best bound that
-    holds for it."""
+    """Returns each result, largest budget first, with the best plan that fits it and the best bound
+    that holds for it."""
     shared, given, anyway = [], 0.0, 0.0  # bounds for plans in the graph's order, and in any
     for result in results:
         given = max(given, result.bound, result.given_order_bound or 0.0)
@@ -182,11 +173,12 @@ def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveR
             none = (
                 SolveStatus.NOT_FOUND if result.status is SolveStatus.INTERRUPTED else result.status
             )
-            shared.append(
-                replace(
-                    result, status=none, bound=given, bound_covers=covers, given_order_bound=given
-                )
-            )
+            bounds: dict[str, Any] = {
+                "bound": given,
+                "bound_covers": covers,
+                "given_order_bound": given,
+            }
+            shared.append(replace(result, status=none, **bounds))
             continue
         cost, _, k = min(fitting)
         best, stats = found[k], replace(result.stats, found_by=_found_elsewhere(found[k]).found_by)
@@ -222,27 +214,17 @@ def _found_elsewhere(result: SolveResult) -> SolveStats:
 def _bisect(
     graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
 ) -> tuple[list[SolveResult], int]:
-    """Plans of ever lower peak, and the least budget that is not proven to have none."""
+    """Returns plans of lower and lower peaks, and the smallest budget that is not proven to have
+    none."""
     found, hopeless = [], proven
     while lowest - hopeless > CLOSE * lowest:
+        middle = (lowest + hopeless) // 2
         try:
-            result = solve(
-                graph,
-                (lowest + hopeless) // 2,
-                solver=solver,
-                time_limit_s=time_limit_s / 4,
-                throw=False,
-            )
-            # That ends the search below this budget: not for a moment in which the machine did
-            # other work, or loaded what a search needs.
-            if result.status is SolveStatus.NOT_FOUND:
-                result = solve(
-                    graph,
-                    (lowest + hopeless) // 2,
-                    solver=solver,
-                    time_limit_s=time_limit_s,
-                    throw=False,
-                )
+            # No smaller budget is tried after "not found", so that takes all of the time.
+            for seconds in (time_limit_s / 4, time_limit_s):
+                result = solve(graph, middle, solver=solver, time_limit_s=seconds, throw=False)
+                if result.status is not SolveStatus.NOT_FOUND:
+                    break
         except KeyboardInterrupt:
             break
         if result.timeline is not None:

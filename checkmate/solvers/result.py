@@ -1,4 +1,4 @@
-"""SolveResult: what a solver found, what is proven about it, and how to say so in a sentence."""
+"""SolveResult: a solver's plan, what is proven about it, and a sentence that says so."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from checkmate.core.schedule import Schedule
 from checkmate.units import format_bytes
 
 OrderSpace = Literal["given order", "any order"]
-"""The plans that a bound speaks of, by the order of their first evaluations."""
-
+"""The plans for which a bound holds, by the order of their first evaluations."""
 
 LEAST_SHOWN = 1e-4
-"""Share down to which a gap is shown as a figure."""
+"""Smaller gaps are shown as "less than" this share."""
 
 
 class SolveStatus(Enum):
-    """The five ways a search can end. The value is the sentence for people."""
+    """How a search ended. The value is a sentence for people."""
 
     OPTIMAL = (
         "The plan is within the budget and proven to be the cheapest of those that the bound"
         " covers."
     )
-    FEASIBLE = (
-        "The plan is within the budget; the gap says how far from the cheapest it can be at most."
-    )
+    FEASIBLE = "The plan is within the budget; the gap bounds how much cheaper another plan can be."
     INFEASIBLE = "It is proven that no plan fits the budget."
     NOT_FOUND = "No plan within the budget was found, and none was proven impossible."
     INTERRUPTED = "The search was interrupted; the plan is the best found until then."
@@ -42,16 +39,16 @@ class SolveStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SolveStats:
-    """How the answer came about.
+    """How the result was found.
 
     Attributes:
-      solver: Name of the solver that was asked.
+      solver: Name of the solver.
       seconds: Wall-clock time of the search.
-      found_by: Which part of the solver found the plan, or "".
-      proven_by: Which part proved the bound.
-      best_peak_bytes: The lowest peak of any plan tried, also when it is above the budget; None
-        when none was.
-      history: (seconds, cost or None, bound) each time one of them improved.
+      found_by: The part of the solver that found the plan, or "".
+      proven_by: The part that proved the bound.
+      best_peak_bytes: The lowest peak of any plan tried, within the budget or not; None if none was
+        tried.
+      history: (seconds, cost or None, bound) at each improvement of cost or bound.
     """
 
     solver: str
@@ -64,22 +61,21 @@ class SolveStats:
 
 @dataclass(frozen=True, slots=True)
 class SolveResult:
-    """A judged answer.
+    """The result of a solver; `replay` has checked its plan.
 
     Attributes:
       status: How the search ended.
       graph: The problem.
-      budget_bytes: The budget asked for, which counts `graph.fixed_bytes`.
-      plan: Present when the status says so; then `timeline.peak_bytes <= budget_bytes`.
-      timeline: The judge's replay of the plan.
-      bound: No plan within this budget, of those that `bound_covers`, costs less (graph's cost
-        unit).
-      stats: How it was found.
-      bound_covers: "any order", or "given order": plans that evaluate ops for the first time in the
-        graph's order. A plan in another order can then be cheaper than an optimal one. With
+      budget_bytes: The budget, which includes `graph.fixed_bytes`.
+      plan: Present if `status.has_plan`; then `timeline.peak_bytes <= budget_bytes`.
+      timeline: The result of `replay`.
+      bound: Lower bound on the cost of plans within the budget, of those that `bound_covers`, in
+        the graph's unit.
+      stats: How the result was found.
+      bound_covers: "any order", or "given order" for plans that evaluate ops for the first time in
+        the graph's order; a plan in another order can then be cheaper than an optimal one. With
         `solve(..., reorder=True)` it is "any order".
-      given_order_bound: No plan that keeps the graph's order costs less. A plan that does cost less
-        was only possible in another order.
+      given_order_bound: Lower bound on the cost of plans that keep the graph's order.
     """
 
     status: SolveStatus
@@ -99,12 +95,12 @@ class SolveResult:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The plan's peak as the judge counts it, fixed bytes included."""
+        """The plan's peak as `replay` counts it, fixed bytes included."""
         return self.timeline.peak_bytes if self.timeline else None
 
     @property
     def gap(self) -> float | None:
-        """cost / bound - 1: by what share the plan can be dearer than the cheapest one, at most."""
+        """cost / bound - 1: the most by which the plan can exceed the cheapest one, as a share."""
         if self.timeline is None:
             return None
         return max(0.0, self.timeline.cost / self.bound - 1) if self.bound > 0 else 0.0
@@ -118,8 +114,7 @@ class SolveResult:
 
     @property
     def beats_given_order(self) -> bool:
-        """Re-ordering paid: the plan is cheaper than what is proven to be needed in the graph's own
-        order."""
+        """Whether the plan is cheaper than any plan in the graph's own order."""
         return (
             self.cost is not None
             and self.given_order_bound is not None
@@ -132,12 +127,11 @@ class SolveResult:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The paper's R and S of the plan, or None where the plan has no stage-wise form."""
+        """The paper's R and S of the plan, or None if the plan has no stage-wise form."""
         return Schedule.from_plan(self.graph, self.plan) if self.plan else None
 
     def _ipython_display_(self) -> None:
-        """What a notebook shows: the sentence, and the memory over the step beside that of the
-        plain one."""
+        """Shows the sentence and a picture of memory over the step in a notebook."""
         from checkmate.plot import memory
         from checkmate.plot.picture import show_in_notebook
 
@@ -148,7 +142,7 @@ class SolveResult:
 
     @property
     def _above(self) -> str:
-        """How far the plan may be from the cheapest one, never rounded to nothing."""
+        """The gap as text, never rounded to zero."""
         gap = self.gap or 0.0
         if self.status is SolveStatus.OPTIMAL or not gap:
             return "not above"

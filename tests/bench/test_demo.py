@@ -60,8 +60,8 @@ def test_beside_losses_that_differ_stands_what_a_last_bit_makes_of_them(calls, l
     found = CliRunner().invoke(main, ["demo", "--budget", "50%"])
     assert found.exit_code == 1
     assert (
-        "DIFFERENT losses: by up to 2.0e-02, and its own by 1.0e-02 when weights begin a last"
-        " bit off" in found.output
+        "DIFFERENT losses: by up to 2.0e-02; the plain step's own differ by up to 1.0e-02 if each"
+        " weight starts one bit off" in found.output
     )
     assert [arguments for arguments in calls if "--moved" in arguments] == [
         ["--moved", "mobilenet", "4"]

@@ -144,7 +144,8 @@ def test_a_token_of_the_decoder_does_not_see_those_after_it(tensorflow):
 
     predictions = {}
     for causal in (False, True):
-        work = transformer(batch=1, length=6, width=16, heads=2, depth=1, words=20, causal=causal)
+        variant = "causal" if causal else ""
+        work = transformer(batch=1, length=6, width=64, depth=1, words=20, variant=variant)
         tokens = np.array(work.inputs)
         before = work.model(tokens).numpy()
         tokens[0, 3] = (tokens[0, 3] + 1) % 20

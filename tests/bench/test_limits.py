@@ -9,9 +9,14 @@ def row(
     model="net", budget_bytes=100, peak_bytes=98, overhead=1.1, predicted_bytes=97, recomputed=3
 ):
     return {
-        "model": model, "budget": "50%", "budget_bytes": budget_bytes, "peak_bytes": peak_bytes,
-        "overhead": overhead, "predicted_bytes": predicted_bytes, "recomputed": recomputed,
-    }  # fmt: skip
+        "model": model,
+        "budget": "50%",
+        "budget_bytes": budget_bytes,
+        "peak_bytes": peak_bytes,
+        "overhead": overhead,
+        "predicted_bytes": predicted_bytes,
+        "recomputed": recomputed,
+    }
 
 
 def test_a_broken_budget_is_counted_and_shown():

@@ -1,5 +1,4 @@
-"""What `bench rivals` puts beside each other: cut in the right places, with the numbers of the
-model, and said as it is."""
+"""`bench rivals`: its rows, and the segments of "remat by hand"."""
 
 import numpy as np
 import pytest

@@ -39,8 +39,11 @@ def test_each_worker_is_compared_with_itself(monkeypatch):
     # A cluster of its own each time.
     assert len(Worker.started) == 8 and len(set(Worker.started)) == 8
     assert [(row["optimized"], row["worker"], round(row["difference"], 6)) for row in rows] == [
-        (True, 0, 0), (True, 1, 0.001), (False, 0, 0), (False, 1, 0.001),
-    ]  # fmt: skip
+        (True, 0, 0),
+        (True, 1, 0.001),
+        (False, 0, 0),
+        (False, 1, 0.001),
+    ]
     assert workers.cells(rows[0]) == ("on", "0", "nothing", "100.0", "60.0", "70.0", "7")
     assert workers.cells(rows[3])[:3] == ("off", "1", "1.0e-03")
 

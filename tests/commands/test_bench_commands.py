@@ -141,11 +141,13 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("bench", "solvers", "--shares", "half"), "no list of numbers"), (("bench", "layered", "0"), "0 is not in the range"),
-        (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"), (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
+        (("bench", "solvers", "--shares", "half"), "no list of numbers"),
+        (("bench", "layered", "0"), "0 is not in the range"),
+        (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"),
+        (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
         (("bench", "dtr", "--shares", "x"), "no list of numbers"),
     ],
-)  # fmt: skip
+)
 def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
     found = invoke(*arguments)
     assert found.exit_code == 2

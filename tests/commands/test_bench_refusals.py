@@ -20,10 +20,15 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("changed", "holds"),
     [
-        ({}, True), ({"here": False}, False), ({"peak_bytes": 61}, False), ({"peak_bytes": 49}, False), ({"refused": "not found", "least_bytes": None}, True),
-        ({"error": "No plan fits 60 B."}, False), ({"named_bytes": None}, True),
+        ({}, True),
+        ({"here": False}, False),
+        ({"peak_bytes": 61}, False),
+        ({"peak_bytes": 49}, False),
+        ({"refused": "not found", "least_bytes": None}, True),
+        ({"error": "No plan fits 60 B."}, False),
+        ({"named_bytes": None}, True),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_holds_where_what_it_says_works(changed, holds):
     assert refusals.holds({**REFUSED, "peak_bytes": 55, **changed}) == holds
 

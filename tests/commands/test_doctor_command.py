@@ -60,4 +60,4 @@ def test_doctor_survives_what_it_finds(monkeypatch):
 def test_doctor_looks_at_the_device(tensorflow):
     states = {finding.what: finding for finding in doctor._devices()}
     assert set(states) == {"training device", "free memory", "allocator"}
-    assert "checked" in states["allocator"].found
+    assert "measured" in states["allocator"].found

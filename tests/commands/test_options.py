@@ -14,16 +14,23 @@ from checkmate.solvers.solve import SOLVERS
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("show", "--png", "picture.txt"), "does not end in .png"), (("show", "--svg", "no/such/folder/a.svg"), "There is no folder 'no/such/folder'"),
-        (("show", "--html", "page.png"), "does not end in .html"), (("simulate", "--plot", "a.gif"), "does not end in .png or .svg or .pdf"),
-        (("simulate", "-e", "dtr,magic"), "There is no 'magic'. There are dtr,"), (("solve", "--time-limit", "-1"), "-1.0 is not in the range"),
-        (("solve", "--time-limit", "nan"), "'nan' is no number"), (("simulate", "--overhead-limit", "nan"), "'nan' is no number"),
-        (("simulate", "--overhead-limit", "-1"), "-1.0 is not in the range"), (("simulate", "--smallest", "nan"), "'nan' is no number"),
-        (("simulate", "--smallest", "-1"), "-1.0 is not in the range"), (("solve", "-b", "70%,1e30"), "got '1e30'"),
-        (("solve", "--json", "-b", "70%,lots"), "Cannot read 'lots'"), (("simulate", "-b", "70%,1e30"), "got '1e30'"),
+        (("show", "--png", "picture.txt"), "does not end in .png"),
+        (("show", "--svg", "no/such/folder/a.svg"), "There is no folder 'no/such/folder'"),
+        (("show", "--html", "page.png"), "does not end in .html"),
+        (("simulate", "--plot", "a.gif"), "does not end in .png or .svg or .pdf"),
+        (("simulate", "-e", "dtr,magic"), "There is no 'magic'. There are dtr,"),
+        (("solve", "--time-limit", "-1"), "-1.0 is not in the range"),
+        (("solve", "--time-limit", "nan"), "'nan' is no number"),
+        (("simulate", "--overhead-limit", "nan"), "'nan' is no number"),
+        (("simulate", "--overhead-limit", "-1"), "-1.0 is not in the range"),
+        (("simulate", "--smallest", "nan"), "'nan' is no number"),
+        (("simulate", "--smallest", "-1"), "-1.0 is not in the range"),
+        (("solve", "-b", "70%,1e30"), "got '1e30'"),
+        (("solve", "--json", "-b", "70%,lots"), "Cannot read 'lots'"),
+        (("simulate", "-b", "70%,1e30"), "got '1e30'"),
         (("solve", "-o", "/proc/nothing"), "Cannot read or write /proc/nothing"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_written_is_said_before_the_work_and_is_status_2(
     graph_file, monkeypatch, arguments, said
 ):

@@ -13,7 +13,8 @@ from checkmate.core.files import load_plan
 MODELS = """
 import keras
 def small():
-    layers = [keras.Input((16,)), *(keras.layers.Dense(64, activation="relu", name=f"dense{k}") for k in range(6)), keras.layers.Dense(4)]
+    wide = [keras.layers.Dense(64, activation="relu", name=f"dense{k}") for k in range(6)]
+    layers = [keras.Input((16,)), *wide, keras.layers.Dense(4)]
     return keras.Sequential(layers, name="small"), "mse"
 def with_batch():
     model, loss = small()
@@ -54,9 +55,11 @@ def test_plan_says_what_it_wrote_and_what_to_do_next(models):
     found = invoke("plan", "some_models:small", "-b", "95%,90%,1B", *QUICK[:-1])
     name = "some-models-small-b512"
     for line in (
-        f"Written: {name}-95pct.plan.json", f"Written: {name}.graph.json", f"See one:  checkmate show {name}-90pct.plan.json --html plan.html",
+        f"Written: {name}-95pct.plan.json",
+        f"Written: {name}.graph.json",
+        f"See one:  checkmate show {name}-90pct.plan.json --html plan.html",
         f'Run one:  checkmate.tf2.compile(..., plan="{name}-90pct.plan.json")',
-    ):  # fmt: skip
+    ):
         assert line in found.stdout.splitlines()
     assert "See one" not in invoke("plan", "some_models:small", "-b", "1B", *QUICK[:-1]).stdout
 
@@ -109,10 +112,13 @@ def test_plan_takes_a_keras_file(models):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("resnet05", "Did you mean ResNet50"), ("missing.keras", "There is no file missing.keras"), ("some_models:nothing", "nothing"),
-        ("no_such_module:model", "no_such_module"), ("some_models:wrong", "must return (model, loss)"),
+        ("resnet05", "Did you mean ResNet50"),
+        ("missing.keras", "There is no file missing.keras"),
+        ("some_models:nothing", "nothing"),
+        ("no_such_module:model", "no_such_module"),
+        ("some_models:wrong", "must return (model, loss)"),
     ],
-)  # fmt: skip
+)
 def test_plan_says_what_is_wrong_with_a_model(models, model, said):
     found = invoke("plan", model, *QUICK)
     assert found.exit_code == 2

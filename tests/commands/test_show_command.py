@@ -29,7 +29,7 @@ def test_show_a_plan(plan_files):
     found = invoke("show", plan_files[0])
     assert found.exit_code == 0
     recomputed = load_plan(plan_files[0], graph=GRAPH).recomputed
-    assert f"{sum(recomputed.values())} evaluations more" in found.stdout
+    assert f"{sum(recomputed.values())} recomputations of" in found.stdout
     assert "f1" in found.stdout
     (facts,) = lines_of_json(invoke("show", plan_files[0], "--json").stdout)
     assert set(KEYS) <= set(facts)

@@ -10,7 +10,8 @@ import checkmate
 from checkmate import DFGraph, floor, replay, solve
 from checkmate.commands.output import KEYS
 from checkmate.commands.table import PIPED_WIDTH
-from checkmate.core.files import load_plan, read_json
+from checkmate.core.files import load_plan
+from checkmate.core.json_files import read_json
 
 
 def test_solve_prints_the_documented_keys(graph_file):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, GraphError, Op, Plan, PlanError, PlanFileError
-from checkmate.core.files import fingerprint, load_graph, load_plan, save_graph, save_plan
+from checkmate.core.files import fingerprint, load_plan, save_plan
 
 
 @given(graph=graphs(max_ops=10))
@@ -265,7 +265,7 @@ def test_no_such_file(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "plan.json"
     graph = training_chain(2)
-    save_graph(graph, path)
+    graph.save(path)
     before = path.read_text()
     with pytest.raises(TypeError):
         save_plan(Plan.keep_all(graph), path, graph=graph, note=object())
@@ -277,18 +277,27 @@ def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(
         PlanFileError, match=r"Cannot write .*nowhere/graph.json: No such file or directory"
     ):
-        save_graph(training_chain(2), tmp_path / "nowhere" / "graph.json")
+        training_chain(2).save(tmp_path / "nowhere" / "graph.json")
 
 
 @pytest.mark.parametrize(
     "field, value",
-    [("recomputable", "false"), ("backward", 2), ("output", "no"), ("control_deps", "0"), ("overwrites", [0.5]), ("cost", True), ("bytes", False),
-     ("name", None), ("op", {"kind": "relu"})],
-)  # fmt: skip
+    [
+        ("recomputable", "false"),
+        ("backward", 2),
+        ("output", "no"),
+        ("control_deps", "0"),
+        ("overwrites", [0.5]),
+        ("cost", True),
+        ("bytes", False),
+        ("name", None),
+        ("op", {"kind": "relu"}),
+    ],
+)
 def test_fields_of_another_type_are_not_read_as_something_else(field, value, tmp_path):
     nodes = [
         {"name": "a", "cost": 1, "bytes": 1},
         {"name": "b", "cost": 1, "bytes": 1} | {field: value},
     ]
     with pytest.raises(PlanFileError, match=f"{field} is "):
-        load_graph(write(tmp_path / "g.json", {"nodes": nodes, "edges": [[0, 1]]}))
+        DFGraph.load(write(tmp_path / "g.json", {"nodes": nodes, "edges": [[0, 1]]}))

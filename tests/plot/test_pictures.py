@@ -1,8 +1,10 @@
 """Each picture is drawn from a stored graph and plan, and what it draws is read back from it."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,14 +315,21 @@ def test_no_plan_no_cost_no_name():
 def test_drawing_needs_no_tensorflow_and_changes_no_settings(stored, tmp_path):
     graph, _ = stored
     graph.save(tmp_path / "graph.json")
-    script = (
-        "import sys, matplotlib, checkmate\nbefore ="
-        f" dict(matplotlib.rcParams)\ncheckmate.plot.memory(checkmate.DFGraph.load({str(tmp_path / 'graph.json')!r})).save({str(tmp_path / 'a.png')!r})\nprint([name"
-        " for name in ('tensorflow', 'keras') if name in sys.modules], dict(matplotlib.rcParams)"
-        " == before)"
-    )
+    script = """
+import sys, matplotlib, checkmate
+before = dict(matplotlib.rcParams)
+graph = checkmate.DFGraph.load("graph.json")
+checkmate.plot.memory(graph).save("a.png")
+loaded = [name for name in ("tensorflow", "keras") if name in sys.modules]
+print(loaded, dict(matplotlib.rcParams) == before)
+"""
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(checkmate.__file__).parents[1])},
     )
     assert done.stdout.split("\n")[0] == "[] True"
 

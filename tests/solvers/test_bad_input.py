@@ -212,7 +212,7 @@ def test_interval_engine_that_breaks(monkeypatch):
 
     monkeypatch.setattr(ortools_intervals, "solve", breaks)
     monkeypatch.setattr(engines, "FEW_VALUES", 100)
-    monkeypatch.setattr(engines, "_apart", lambda: False)
+    monkeypatch.setattr(engines, "needs_process", lambda: False)
     with pytest.raises(SolverFailedError, match="out of luck"):
         solve(training_chain(6), "70%", solver=Retention(start_share=0))
 

@@ -466,7 +466,7 @@ def test_a_folder_for_plans_that_cannot_be_one(tmp_path, monkeypatch):
         )
         planned(batch()[0], plan="/dev/null")
     monkeypatch.setattr(
-        "checkmate.core.files.tempfile.mkstemp",
+        "checkmate.core.json_files.tempfile.mkstemp",
         lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     assert planned(batch()[0], plan=tmp_path / "folder").plan is not None and not list(

@@ -27,7 +27,7 @@ def zoo_model(name, **sizes):
     import keras
 
     from checkmate.bench import zoo
-    from checkmate.bench.zoo_programs import Task
+    from checkmate.bench.zoo_models.batches import Task
     from checkmate.tf2.compile import training_step
 
     keras.utils.set_random_seed(0)

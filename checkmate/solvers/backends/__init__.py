@@ -1,2 +1,2 @@
-"""Adapters to solver packages. They see matrices, never graphs, and import their package when they
+"""Adapters to solver packages. They take matrices, not graphs, and import their package when they
 are called."""

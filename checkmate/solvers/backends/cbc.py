@@ -1,18 +1,20 @@
 """CBC (integer) and CLP (relaxation) through CyLP.
 
-CyLP cannot hand CBC a start or wall-clock limits. A start becomes a row that asks for nothing
-worse, and CBC's own limit, which counts CPU seconds, is backed by an interrupt signal from
-`engines.solve_matrices`, on which CBC stops and keeps its best x. CLP has no limit here; it is
-ended from outside.
+CyLP passes CBC neither a start nor a wall-clock limit. A start becomes a row that bounds the
+objective. CBC's own limit counts CPU seconds; in addition `engines.solve_matrices` sends an
+interrupt signal, on which CBC stops and keeps its best x. CLP has no limit here; its process is
+killed when time is over.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
 
-# What CBC says when it ended without a proof, by `CyCbcModel.status`.
+# Values of `CyCbcModel.status` if there is no x.
 INFEASIBLE = ("relaxation infeasible", "problem proven infeasible")
 
 
@@ -23,16 +25,13 @@ def solve(
     simplex = _load(problem, start)
     if engine == "clp":
         status = simplex.initialSolve()
-        if status == "optimal":
-            x = np.array(simplex.primalVariableSolution)
-            return Answer(
-                AnswerStatus.OPTIMAL,
-                x,
-                problem.dual_bound(np.array(simplex.dualConstraintSolution)),
-            )
-        return Answer(
-            AnswerStatus.INFEASIBLE if status == "primal infeasible" else AnswerStatus.UNKNOWN
-        )
+        if status == "primal infeasible":
+            return Answer(AnswerStatus.INFEASIBLE)
+        if status != "optimal":
+            return Answer(AnswerStatus.UNKNOWN)
+        x = np.array(simplex.primalVariableSolution)
+        bound = problem.dual_bound(np.array(simplex.dualConstraintSolution))
+        return Answer(AnswerStatus.OPTIMAL, x, bound)
     simplex.copyInIntegerInformation(problem.integer.astype(np.uint8))
     model = simplex.getCbcModel()
     model.logLevel = 0
@@ -40,7 +39,7 @@ def solve(
     model.solve()
     if model.status in INFEASIBLE:
         return Answer(AnswerStatus.INFEASIBLE)
-    # The sentinel of a search that never had a bound is an enormous number of either sign.
+    # A search without a bound reports a very large number of either sign.
     bound = model.bestPossibleObjValue if abs(model.bestPossibleObjValue) < 1e30 else -np.inf
     if model.solutionCount == 0:
         return Answer(AnswerStatus.UNKNOWN, None, bound)
@@ -50,14 +49,14 @@ def solve(
     )
 
 
-def _load(problem: MatrixProblem, start: np.ndarray | None):
+def _load(problem: MatrixProblem, start: np.ndarray | None) -> Any:
     from cylp.cy import CyClpSimplex, CyCoinPackedMatrix
 
     if start is not None:
         problem = problem.no_worse_than(start)
     rows, columns = problem.shape
     row = np.repeat(np.arange(rows), np.diff(problem.start))
-    # CLP takes the matrix's shape from its entries: a zero in the corner gives it the right one.
+    # CLP derives the matrix's shape from its entries, so a zero is added in the last corner.
     entries = (
         np.append(row, rows - 1).astype(np.int32),
         np.append(problem.column, columns - 1).astype(np.int32),

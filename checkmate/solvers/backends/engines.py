@@ -1,12 +1,12 @@
-"""The door to the solver packages: an engine's name and a matrix problem in, an answer or one of
-the library's errors out.
+"""Calls solver packages: from an engine's name and a matrix problem to an answer, or to one of the
+library's errors.
 
-Problems of some size are solved in a process of their own. That is what keeps an engine to its
-wall-clock limit whatever it is busy with, lets Ctrl-C through, and turns a crash of the package
-into an error. Small ones are solved here: they end before a process would have started, and what
-they make of Ctrl-C is put right after them. None is where packages do not bear each other: CP-SAT,
-HiGHS, GLOP or PDLP of OR-tools 9.15 beside TensorFlow 2.21 ends the process, and OR-tools and
-highspy cannot be imported into one, whichever comes first.
+Large problems are solved in a process of their own. So every engine keeps its wall-clock limit,
+Ctrl-C works, and a crash of the package becomes an error. Small problems are solved in this
+process, which takes less time than a new one; afterwards the handler of Ctrl-C is restored. All
+problems are solved in processes of their own if packages conflict: CP-SAT, HiGHS, GLOP or PDLP of
+OR-tools 9.15 with TensorFlow 2.21 loaded ends the process, and OR-tools and highspy cannot be
+imported into one process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailabl
 from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
-# engine -> (package, backend module). The backend imports the package inside its function.
 ENGINES: dict[str, tuple[str, str]] = {
     "cbc": ("cylp", "checkmate.solvers.backends.cbc"),
     "clp": ("cylp", "checkmate.solvers.backends.cbc"),
@@ -40,35 +39,37 @@ ENGINES: dict[str, tuple[str, str]] = {
     "glop": ("ortools", "checkmate.solvers.backends.ortools"),
     "pdlp": ("ortools", "checkmate.solvers.backends.ortools"),
 }
+"""Engine -> package, and the module that imports it in a function."""
+
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
 
 OBJECTIVE = 1e4
-"""What costs that are shares of 1 are multiplied by for integer programs: engines have gaps of
-their own, which do not shrink with the objective. Without this, CBC's bound is 3.5e-6 above the
+"""Factor of the objective of integer programs, whose costs are shares of 1: engines have absolute
+gaps, which do not shrink with the objective. Without the factor, CBC's bound is 3.5e-6 above the
 optimum of the graph in `pytest tests/solvers/test_bad_input.py -k small_costs`."""
 
 LONGEST_S = 1e6
-"""Seconds that stand for no limit: not all engines know infinity."""
+"""Seconds that stand for no limit: not all engines accept infinity."""
 
 FEW_VALUES = 8
-"""Values up to which a problem of intervals is."""
+"""Values up to which a problem of intervals is solved in this process."""
 
 
 def solve_matrices(
     problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None = None
 ) -> Answer:
-    """Solves `problem` with the package behind `engine`, on one thread.
+    """Solves `problem` with the package of `engine`, on one thread.
 
     Args:
       engine: One of `ENGINES`.
-      time_limit_s: Wall-clock seconds. An engine that is not back after a tenth more (and a second)
-        is ended, and its answer lost.
-      start: A feasible x. Engines that can, begin with it; it is the answer where they find none.
+      time_limit_s: Wall-clock seconds. After a tenth more, and a second, the engine is killed, and
+        there is no answer.
+      start: A feasible x. Engines that can, start from it; it is the answer if they find none.
 
     Raises:
       SolverUnavailableError: The engine is not known or its package is not installed.
-      SolverFailedError: The package broke; its own error is chained where there is one.
+      SolverFailedError: The package failed; its own error is chained, if any.
     """
     if engine not in ENGINES:
         raise SolverUnavailableError(f"There is no engine {engine!r}. Known: {', '.join(ENGINES)}.")
@@ -121,7 +122,7 @@ def solve_intervals(
 
 
 def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str) -> Any:
-    """What the backend answers, or None where there was no time; whatever breaks becomes one of the
+    """Returns the backend's answer, or None if time ran out. Any exception becomes one of the
     library's errors."""
     package, module = backend
     engine, time_limit_s = question["engine"], min(question["time_limit_s"], LONGEST_S)
@@ -130,10 +131,9 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         importlib.import_module(package)
         if time_limit_s <= 0:
             return None
-        here = small and not _apart()
-        return (
-            _ask_here(module, question) if here else _ask_in_child(module, question, time_limit_s)
-        )
+        if small and not needs_process():
+            return _ask_here(module, question)
+        return _ask_in_child(module, question, time_limit_s)
     except ImportError as error:
         names = ", ".join(installed_engines()) or "none"
         raise SolverUnavailableError(
@@ -150,23 +150,20 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
 
 
 def installed_engines() -> tuple[str, ...]:
-    """The engines whose package is installed."""
+    """Returns the engines whose package is installed."""
     return tuple(engine for engine, (package, _) in ENGINES.items() if _is_installed(package))
 
 
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # somebody has put None in its place
+    except ValueError:  # sys.modules has None for it
         return False
 
 
-def _apart() -> bool:
-    """True where engines must stay out of this process.
-
-    TensorFlow is loaded, highspy is there to be imported some day, or Ctrl-C cannot be given back
-    to Python after them.
-    """
+def needs_process() -> bool:
+    """Whether engines need a process of their own: TensorFlow is loaded, highspy could be imported
+    later, or the handler of Ctrl-C cannot be restored after them."""
     interruptible = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is not None
@@ -179,8 +176,8 @@ def _ask(module: str, question: dict) -> Any:
 
 
 def _ask_here(module: str, question: dict) -> Any:
-    """Asks in this process. CBC and OR-tools leave a handler of Ctrl-C behind that swallows it, or
-    none, so that it ends the process."""
+    """Asks in this process. CBC and OR-tools replace the handler of Ctrl-C by one that ignores it,
+    or by none, so it is restored."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         return _ask(module, question)
@@ -189,8 +186,8 @@ def _ask_here(module: str, question: dict) -> Any:
 
 
 def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
-    """Asks in a new process; None when it did not answer in time. Its own session, so that the
-    terminal's Ctrl-C comes here and not there."""
+    """Asks in a new process; returns None if it did not answer in time. The process has its own
+    session, so that only this process receives the terminal's Ctrl-C."""
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     command = [
@@ -210,7 +207,7 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
             )
         except subprocess.TimeoutExpired:
             late = True
-            # CBC stops on it and keeps its best x; the others are about to stop by themselves.
+            # CBC stops on this signal and keeps its best x; the others stop soon by themselves.
             child.send_signal(signal.SIGINT)
             try:
                 output, errors = child.communicate(timeout=0.1 * time_limit_s + 1)
@@ -235,15 +232,15 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
 
 
 def answer_parent() -> None:
-    """What the child does: reads a question from standard input and writes the answer, or the
-    error, to standard output."""
+    """Runs in the child: reads a question from standard input and writes the answer, or the error,
+    to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print what they like
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print to standard output
     try:
         answer = _ask(*pickle.loads(sys.stdin.buffer.read()))
     except Exception as error:
         answer = error
     pickle.dump(answer, pipe)
     pipe.flush()
-    os._exit(0)  # the packages' own shutdown is not waited for
+    os._exit(0)  # does not wait for the packages' own shutdown

@@ -1,5 +1,4 @@
-"""What a solver package is asked and what it answers: a linear problem and a solution as plain
-arrays."""
+"""A linear problem and its solution as arrays: the input and output of solver packages."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from enum import Enum
 import numpy as np
 
 LP_ENGINES = ("clp", "glop", "pdlp")
-"""Engines that solve the relaxation: they do not look at `MatrixProblem.integer`."""
+"""Engines that solve the relaxation: they ignore `MatrixProblem.integer`."""
 
 ROUNDING = 1e-10
-"""What computing a bound in floating point can add to it, where costs are shares of 1."""
+"""The most that floating point can add to a bound, if costs are shares of 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,7 @@ class MatrixProblem:
         return len(self.row_lower), len(self.cost)
 
     def violation(self, x: np.ndarray) -> float:
-        """The most by which x breaks a row or a bound; integrality is not looked at."""
+        """Returns the most by which x violates a row or a bound; integrality is not checked."""
         row = np.repeat(np.arange(len(self.row_lower)), np.diff(self.start))
         activity = np.bincount(row, self.value * x[self.column], minlength=len(self.row_lower))
         excess = [
@@ -61,14 +60,13 @@ class MatrixProblem:
         return max(0.0, *(float(part.max(initial=0.0)) for part in excess))
 
     def dual_bound(self, y: np.ndarray) -> float:
-        """Returns a number that no x can go below, whatever y is: the Lagrange dual's value at y,
-        computed here and not by the engine.
+        """Returns a lower bound on the objective, for any y: the value of the Lagrange dual at y.
 
-        For an optimal y it is the relaxation's optimum. Only the rounding of this sum itself is not
-        looked at; it is far below `ROUNDING`, by which the result is lowered.
+        For an optimal y it is the relaxation's optimum. The result is lowered by `ROUNDING`, which
+        is more than the rounding errors of the sum.
 
         Args:
-          y: (rows,) multipliers; positive ones speak of `row_lower`, negative ones of `row_upper`.
+          y: (rows,) multipliers; positive ones of `row_lower`, negative ones of `row_upper`.
 
         Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear
         programming" (2004).
@@ -86,8 +84,8 @@ class MatrixProblem:
         )
 
     def no_worse_than(self, x: np.ndarray) -> MatrixProblem:
-        """Returns the problem with one more row, cost @ y <= cost @ x: what can be done with a
-        start where an engine takes none."""
+        """Returns the problem with one more row, cost @ y <= cost @ x, for engines that take no
+        start."""
         column = np.flatnonzero(self.cost)
         return replace(
             self,
@@ -100,7 +98,7 @@ class MatrixProblem:
 
 
 class AnswerStatus(Enum):
-    """How an engine ended. The value is the sentence for people."""
+    """How an engine ended. The value is a sentence for people."""
 
     OPTIMAL = "x is proven optimal"
     FEASIBLE = "x is feasible; time ran out before it was proven optimal"
@@ -110,14 +108,14 @@ class AnswerStatus(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What an engine found.
+    """The answer of an engine.
 
     Attributes:
-      status: How it ended.
+      status: How the engine ended.
       x: (columns,) values, present iff OPTIMAL or FEASIBLE.
-      bound: No x has a lower objective; -inf when nothing is known. From LP engines it is
-        `MatrixProblem.dual_bound` at the multipliers they end with, hence exact; from the others it
-        is up to their tolerances (about 1e-6).
+      bound: Lower bound on the objective, or -inf. From LP engines it is `MatrixProblem.dual_bound`
+        at their multipliers, hence valid; from the others it is up to their tolerances (about
+        1e-6).
     """
 
     status: AnswerStatus

@@ -1,10 +1,10 @@
 """The engines inside OR-tools: SCIP, HiGHS and CP-SAT for integer problems, GLOP and PDLP for
 relaxations.
 
-They are called through `model_builder_helper`, which takes a whole matrix at once. All of them keep
-to wall-clock limits; HiGHS looks at the clock seldom while it presolves. CP-SAT works on whole
-numbers and scales what is not, to about 1e-6; PDLP ends with errors of that size. MathOpt is not
-used: imported before TensorFlow it breaks TensorFlow's import.
+They are called through `model_builder_helper`, which takes a whole matrix at once. All have
+wall-clock limits; HiGHS checks the time seldom while it presolves. CP-SAT works on whole numbers
+and scales others, to about 1e-6; PDLP ends with errors of that size. MathOpt is not used: imported
+before TensorFlow it breaks TensorFlow's import.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from checkmate.errors import SolverFailedError
 from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 
-# engine -> (OR-tools' name, parameters in that engine's own notation: quiet, one thread, and no gap
-# left on purpose)
+# engine -> (OR-tools' name, parameters in that engine's notation: no output, one thread, no gap)
 _SOLVERS = {
     "scip": ("scip", "limits/gap = 1e-7"),
     "highs": ("highs", "output_flag=false,threads=1,mip_rel_gap=1e-7"),
@@ -27,8 +26,8 @@ _SOLVERS = {
 }
 
 ROUGH = ("pdlp",)
-"""Engines that work to a relative error so large that a budget which is tight to the byte looks
-infeasible to them: that they say so proves nothing."""
+"""Engines whose tolerance is so large that "infeasible" is no proof for a budget that is tight to
+the byte."""
 
 
 def solve(
@@ -62,7 +61,7 @@ def solve(
     return answer(solver, builder.SolveStatus, problem, engine)
 
 
-def _whole(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
+def _whole(solver: Any, statuses: Any, problem: MatrixProblem, engine: str) -> Answer:
     status = solver.status()
     if status == statuses.INFEASIBLE:
         return Answer(AnswerStatus.INFEASIBLE)
@@ -80,8 +79,8 @@ def _whole(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     return Answer(ended, np.array(solver.variable_values()), solver.best_objective_bound())
 
 
-def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
-    """An x that is optimal, or, however the engine ended, the bound that its multipliers give."""
+def _relaxed(solver: Any, statuses: Any, problem: MatrixProblem, engine: str) -> Answer:
+    """Returns x if it is optimal, and in any case the bound of the engine's multipliers."""
     status = solver.status()
     if status == statuses.INFEASIBLE and engine not in ROUGH:
         return Answer(AnswerStatus.INFEASIBLE)
@@ -98,7 +97,7 @@ def _relaxed(solver, statuses, problem: MatrixProblem, engine: str) -> Answer:
     return Answer(AnswerStatus.OPTIMAL, np.array(solver.variable_values()), bound)
 
 
-def _broken(solver, engine: str) -> SolverFailedError:
+def _broken(solver: Any, engine: str) -> SolverFailedError:
     reason = solver.status_string() or "no reason given"
     return SolverFailedError(
         f"Engine {engine!r} ended with {solver.status().name}: {reason}. Try another engine."

@@ -1,5 +1,4 @@
-"""CP-SAT on retention intervals: what a matrix cannot say well. Called like the other engines,
-through `engines.solve_intervals`."""
+"""CP-SAT on retention intervals, called through `engines.solve_intervals`."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ class IntervalProblem:
     """Choose when values are in memory. Times are whole numbers from 0; a value is in memory from
     its start up to, not including, its end.
 
-    Each value has one or more *intervals*, in order of time and apart; the first is always there.
-    When an interval starts, every value in `reads` of its value must be in memory since before.
-    Where one in `in_place` of its value goes out of memory one later, the interval may take its
-    memory over: it counts from then on. Minimize the cost of the intervals that are there.
+    Each value has one or more *intervals*, ordered in time and disjoint; the first is always
+    present. When an interval starts, every value in `reads` of its value must have been in memory
+    before. If a value in `in_place` leaves memory one later, the interval may take over its memory,
+    and counts from then on. Minimize the cost of the intervals that are present.
 
     Args:
       starts: starts[v][k]: the times at which interval k of value v may start, ascending; one for
         the first.
       reads: reads[v]: the values that must be in memory at each start of value v.
       sizes: Memory of each value.
-      workspaces: Memory beyond that at each start of a value.
+      workspaces: Additional memory at each start of a value.
       costs: Cost of each interval of a value beyond the first.
       kept: Values that must be in memory at the horizon.
       horizon: Time of the end.
@@ -47,13 +46,13 @@ class IntervalProblem:
 
 @dataclass(frozen=True, slots=True)
 class IntervalAnswer:
-    """What CP-SAT found.
+    """The answer of CP-SAT.
 
     Attributes:
-      status: How it ended.
-      starts: starts[v]: when the intervals of value v start that are there; None when nothing was
-        found.
-      bound: No choice costs less.
+      status: How the search ended.
+      starts: starts[v]: the starts of the intervals of value v that are present; None if nothing
+        was found.
+      bound: Lower bound on the cost.
     """
 
     status: AnswerStatus
@@ -77,15 +76,7 @@ def solve(
     intervals = _intervals(cp_model, model, problem)
     _reads(model, problem, intervals)
     _take_over(model, problem, intervals)
-    spans = [entry["span"] for of_value in intervals for entry in of_value]
-    sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
-    for v, of_value in enumerate(intervals):
-        for entry in of_value if problem.workspaces[v] else ():
-            spans.append(
-                model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], "")
-            )
-            sizes.append(problem.workspaces[v])
-    model.add_cumulative(spans, sizes, problem.capacity)
+    _capacity(model, problem, intervals)
     model.minimize(
         sum(
             problem.costs[v] * entry["there"]
@@ -115,8 +106,20 @@ def solve(
     return IntervalAnswer(ended, starts, solver.best_objective_bound)
 
 
+def _capacity(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+    spans = [entry["span"] for of_value in intervals for entry in of_value]
+    sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
+    for v, of_value in enumerate(intervals):
+        for entry in of_value if problem.workspaces[v] else ():
+            spans.append(
+                model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], "")
+            )
+            sizes.append(problem.workspaces[v])
+    model.add_cumulative(spans, sizes, problem.capacity)
+
+
 def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list[dict[str, Any]]]:
-    """The variables of every interval; those of one value in order of time."""
+    """Returns the variables of every interval; those of one value in order of time."""
     intervals: list[list[dict[str, Any]]] = []
     for v, choices in enumerate(problem.starts):
         of_value: list[dict[str, Any]] = []
@@ -144,7 +147,7 @@ def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list
 
 
 def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """Every start that is there has, for each value it reads, an interval that covers it."""
+    """Every start that is present has, for each value that it reads, an interval that covers it."""
     for v, of_value in enumerate(intervals):
         for entry in of_value:
             entry["read_from"] = {}
@@ -159,8 +162,8 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
 
 
 def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """What takes over an input's memory counts from one after its start: where the input's interval
-    ends there, and not because time does."""
+    """An interval that takes over an input's memory counts from one after its start, if the input's
+    interval ends there, but not at the horizon."""
     for v, allowed in enumerate(problem.in_place):
         for entry in intervals[v] if allowed else ():
             ending = []

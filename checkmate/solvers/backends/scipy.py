@@ -1,5 +1,4 @@
-"""HiGHS inside SciPy, which is always there: the engine of the default solver's small exact
-programs."""
+"""HiGHS inside SciPy, which is always installed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The methods that plans are compared with."""
+"""Known methods, with which the solvers are compared."""

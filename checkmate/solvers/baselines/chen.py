@@ -1,19 +1,18 @@
-"""Checkpoint-all, checkpoint-last and the two sublinear schemes of Chen et al.: what a planner has
-to beat.
+"""Checkpoint-all, checkpoint-last and the two sublinear schemes of Chen et al.
 
-Method of the latter: some forward values are retained until their last use (the checkpoints); the
-others are dropped when the forward pass leaves their segment, run again when the backward pass asks
-for them, and dropped when it goes on to another segment. What may not run again is always retained.
-Segment lengths and thresholds are not fitted to the budget by a formula: many are tried, and the
-cheapest plan within the budget counts.
+Method of the latter: some forward values (the checkpoints) are retained until their last use. The
+others are freed when the forward pass leaves their segment, recomputed when the backward pass reads
+them, and freed when it continues in another segment. Ops that may not run again are always
+retained. Many segment lengths and thresholds are tried, and the cheapest plan within the budget is
+the result.
 
 Sources: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016):
 section 4 for segments of equal length, algorithm 3 for the greedy ones. Checkmate (Jain et al.,
 MLSys 2020, section 6.2 and appendix B) takes them from chains to graphs: checkpoints are
 articulation points of the forward graph ("AP") or any op of its linear order ("linearized"), which
 is the same on a chain. Its "AP sqrt(n)", "AP greedy", "linearized sqrt(n)" and "linearized greedy"
-are one `form` each; the default tries both. Guarantee: the plans are legal. None on their cost, and
-often none of them fits a tight budget.
+are one `form` each; the default tries both. Guarantee: the plans are legal. There is none on their
+cost, and often no plan fits a tight budget.
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan, lower
+from checkmate.core.plan import Plan
+from checkmate.core.schedule import lower
 from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forward_use
 from checkmate.solvers.paper.lp_rounding import complete
 from checkmate.solvers.search import Search
 
 Form: TypeAlias = Literal["ap", "linearized"]
-"""Where checkpoints may stand: at articulation points of the forward graph, or at any op of its
-order."""
+"""Candidates for checkpoints: articulation points of the forward graph, or all its ops."""
 
 FORMS: tuple[Form, ...] = ("ap", "linearized")
 
 MOST = 1_000_000
-"""Evaluations up to which a plan that keeps next to nothing is written down."""
+"""The most evaluations of a plan of `CheckpointLast`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAll:
-    """Every op once: what a framework does by itself."""
+    """Every op once, as a framework does without a plan."""
 
     name: str = "checkpoint_all"
 
@@ -54,12 +54,8 @@ class CheckpointAll:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLast:
-    """Only the latest value is retained from stage to stage, and everything else that is read runs
-    again: the other extreme.
-
-    It costs a number of evaluations that grows with the square of the number of ops; plans of more
-    than `MOST` are not written down.
-    """
+    """Only the latest value is retained from stage to stage; all others are recomputed. The number
+    of evaluations grows with the square of the number of ops."""
 
     name: str = "checkpoint_last"
 
@@ -77,11 +73,10 @@ class CheckpointLast:
 
 @dataclass(frozen=True, slots=True)
 class ChenSqrtN:
-    """Segments of equal length: every k-th candidate is a checkpoint, for k from 1 to well past the
-    square root of their number.
+    """Segments of equal length: every k-th candidate is a checkpoint, for several k.
 
     Args:
-      forms: Where checkpoints may stand.
+      forms: Candidates for checkpoints.
     """
 
     forms: tuple[Form, ...] = FORMS
@@ -98,9 +93,9 @@ class ChenGreedy:
     exceed a threshold.
 
     Args:
-      forms: Where checkpoints may stand.
-      thresholds: How many thresholds are tried, from the largest single value to the sum of all in
-        equal ratios.
+      forms: Candidates for checkpoints.
+      thresholds: Number of thresholds, from the largest single value to the sum of all in equal
+        ratios.
     """
 
     forms: tuple[Form, ...] = FORMS
@@ -124,23 +119,18 @@ def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segme
     tried = set()
     for form in forms:
         for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
-            for crossing in (False, True):
-                for steady in (True, False):
-                    if search.remaining_s == 0:
-                        return
-                    order = checkpointed(
-                        search.graph, checkpoints, crossing=crossing, steady=steady
-                    )
-                    if order not in tried:
-                        tried.add(order)
-                        search.offer(
-                            Plan.from_order(search.graph, order),
-                            by=name if len(forms) == 1 else f"{name} ({form})",
-                        )
+            for crossing, steady in product((False, True), (True, False)):
+                if search.remaining_s == 0:
+                    return
+                order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
+                if order not in tried:
+                    tried.add(order)
+                    by = name if len(forms) == 1 else f"{name} ({form})"
+                    search.offer(Plan.from_order(search.graph, order), by=by)
 
 
 def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
-    """Where checkpoints may stand, ascending. There may be no articulation point; then the forward
+    """Returns the candidates for checkpoints, ascending. Without articulation points the forward
     pass is one segment."""
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     if form == "linearized":
@@ -164,7 +154,7 @@ def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[
 def _greedy_segments(
     graph: DFGraph, candidates: Sequence[int], thresholds: int
 ) -> Iterator[list[int]]:
-    """Chen et al., algorithm 3, for one threshold after the other."""
+    """Chen et al., algorithm 3, for several thresholds."""
     size = graph.output_bytes
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     total, largest = int(size[forward].sum()), max(1, int(size[forward].max(initial=0)))
@@ -182,16 +172,16 @@ def _greedy_segments(
 def checkpointed(
     graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool
 ) -> tuple[int, ...]:
-    """Returns the order of evaluations that retains `checkpoints` and runs the other forward ops
-    again where the backward pass reads them.
+    """Returns the order of evaluations that retains `checkpoints` and recomputes the other forward
+    ops when the backward pass reads them.
 
     Args:
       checkpoints: Forward ops, ascending; each is the last of its segment.
-      crossing: Also retain every value that is read across the end of its segment, so that a
-        segment's recomputation needs nothing from before it. Without it a skip connection is
-        recomputed from further back.
-      steady: The backward pass stays with a segment until it no longer reads from it, even if it
-        reads an earlier one in between.
+      crossing: Also retain every value that is read after the end of its segment, so that a segment
+        is recomputed from its own start. Otherwise a skip connection is recomputed from further
+        back.
+      steady: The backward pass stays in a segment until its last read of it, even if it reads an
+        earlier one before.
     """
     segment = np.searchsorted(np.asarray(checkpoints, int), np.arange(len(graph)))
     forward = np.array([not op.is_backward for op in graph.ops])
@@ -205,13 +195,13 @@ def checkpointed(
         order, expired = _order(graph, kept, segment, period)
         if not expired:
             return tuple(order)
-        kept |= expired  # it cannot run again when it is asked for, so it must stay
+        kept |= expired  # these ops cannot run again when they are read
 
 
 def periods(
     graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool
 ) -> list[tuple[bool, int]]:
-    """For each op whether it is backward, and the segment that the step is at when it runs."""
+    """Returns for each op whether it is backward, and the segment in which the step is then."""
     reads = [
         max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops
     ]
@@ -227,11 +217,11 @@ def periods(
 def _order(
     graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence[tuple[bool, int]]
 ) -> tuple[list[int], set[int]]:
-    """Returns the order of evaluations, and the ops that it runs again after something overwrote
-    what they read.
+    """Returns the order of evaluations, and the ops that run again although what they read was
+    overwritten.
 
-    On the way into another segment everything is dropped but checkpoints, what the forward pass
-    still reads, and that segment's own.
+    When the step enters another segment, all values are freed but checkpoints, those that the
+    forward pass still reads, and that segment's own.
     """
     read_until, walk = last_forward_use(graph), OnDemand(graph)
     for t in range(len(graph)):

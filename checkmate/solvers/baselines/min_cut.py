@@ -1,17 +1,17 @@
-"""The rule behind PyTorch's `activation_memory_budget`: a knapsack says what may run again, a
-minimum cut what is saved for it.
+"""The method of PyTorch's `activation_memory_budget`: a knapsack chooses the ops that may run
+again, a minimum cut the values that are saved for them.
 
 Method: for a share of the activations (the forward values that backward ops read), a knapsack
-chooses the ops that are not to run again: it maximizes their cost within that share of the bytes. A
-minimum cut between those values and what the backward pass reads then gives the saved values with
-the fewest bytes from which the rest can be computed. In the backward pass each op of the rest runs
-at most once more, when it is first wanted, and its value stays until its last use. Shares from 0 to
-1 are tried; the judge says which plans are within the budget, and the cheapest counts.
+chooses the ops that do not run again: it maximizes their cost within that share of the bytes. A
+minimum cut between those values and the reads of the backward pass gives the saved values with the
+fewest bytes from which the others can be computed. In the backward pass each other op runs at most
+once more, when it is first read, and its value stays until its last use. Shares from 0 to 1 are
+tried, and the cheapest plan within the budget is the result.
 
 Source: PyTorch's min-cut partitioner and its `activation_memory_budget` with the solver "dp"
-(torch/_functorch/partitioners.py and config.py, 2.5 and later), rebuilt from its documentation.
-There the share is what the user gives: saved activations, not a peak. Guarantee: the cut has the
-fewest bytes. None on peak or cost: memory while recomputing is not looked at.
+(torch/_functorch/partitioners.py and config.py, 2.5 and later), written from its documentation.
+There the user gives the share of saved activations, not a peak. Guarantee: the cut has the fewest
+bytes. There is none on peak or cost, as memory during recomputation is ignored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forwa
 from checkmate.solvers.search import Search
 
 BUCKETS = 1000
-"""Knapsack weights are rounded up to this share of their sum."""
+"""Knapsack weights are rounded up to 1 / `BUCKETS` of their sum."""
 
 UNITS = 2**30
-"""The flow is counted in whole units, so many for all activations together; SciPy's flows are
-32-bit numbers."""
+"""All forward values together are half of this many units of flow: SciPy's flows are 32-bit
+integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MinCut:
     """Tries shares of the activations.
 
     Args:
-      shares: How many shares are tried, from 0 to 1.
+      shares: Number of shares that are tried, from 0 to 1.
     """
 
     shares: int = 21
@@ -60,7 +60,7 @@ class MinCut:
 
 
 def activations(graph: DFGraph) -> list[int]:
-    """The forward ops whose values the backward pass reads."""
+    """Returns the forward ops whose values the backward pass reads."""
     return [
         i
         for i, op in enumerate(graph.ops)
@@ -69,8 +69,8 @@ def activations(graph: DFGraph) -> list[int]:
 
 
 def never_again(graph: DFGraph, share: float) -> frozenset[int]:
-    """The knapsack: of the activations, the dearest set within this share of their bytes, and what
-    may run only once anyway."""
+    """Returns the solution of the knapsack: the activations of highest cost within this share of
+    their bytes, and the ops that may run only once."""
     items = activations(graph)
     once = frozenset(
         i for i, op in enumerate(graph.ops) if not op.is_backward and not op.recomputable
@@ -79,29 +79,25 @@ def never_again(graph: DFGraph, share: float) -> frozenset[int]:
     if not total:
         return once | frozenset(items)
     weights = np.ceil(graph.output_bytes[items] / total * BUCKETS).astype(int)
-    room = int(share * BUCKETS) if share < 1 else int(weights.sum())
-    best = np.zeros(room + 1)
-    taken = np.zeros((len(items), room + 1), bool)
+    left = int(share * BUCKETS) if share < 1 else int(weights.sum())
+    best = np.zeros(left + 1)
+    taken = np.zeros((len(items), left + 1), bool)
     for k, (i, weight) in enumerate(zip(items, weights, strict=True)):
-        with_it = np.full(room + 1, -np.inf)
-        with_it[weight:] = best[: room + 1 - weight] + graph.costs[i] if weight <= room else -np.inf
+        with_it = np.full(left + 1, -np.inf)
+        with_it[weight:] = best[: left + 1 - weight] + graph.costs[i] if weight <= left else -np.inf
         taken[k] = with_it > best
         best = np.maximum(best, with_it)
     chosen = set(once)
     for k in range(len(items) - 1, -1, -1):
-        if taken[k, room]:
+        if taken[k, left]:
             chosen.add(items[k])
-            room -= int(weights[k])
+            left -= int(weights[k])
     return frozenset(chosen)
 
 
 def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
-    """The values of fewest bytes that separate the ops that never run again, and those that read
-    nothing, from the backward pass.
-
-    An op that reads nothing can run again for free of inputs, so it is no source unless it never
-    runs again.
-    """
+    """Returns the values of fewest bytes that separate the ops that never run again from the
+    backward pass. An op that reads nothing is a source only if it never runs again."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
@@ -116,7 +112,7 @@ def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
             capacity[source, i] = unlimited
         for j in graph.users[i]:
             capacity[n + i, sink if graph.ops[j].is_backward else j] = unlimited
-    # What never runs again is not recomputed on the way to anything: paths through its entry do not
+    # Ops that never run again are not recomputed for others: paths through their entries do not
     # count.
     capacity = {
         edge: units
@@ -135,11 +131,9 @@ def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
 
 
 def recompute_once(graph: DFGraph, saved: Iterable[int]) -> list[int] | None:
-    """The order that keeps `saved` through the forward pass, and runs other forward ops once more
-    when the backward pass first wants them.
-
-    None where that would run an op again that may not, or whose variables are overwritten by then.
-    """
+    """Returns the order that keeps `saved` until the backward pass, and recomputes other forward
+    ops when it first reads them; None if an op would run again that may not, or whose variables are
+    overwritten by then."""
     ops, saved, read_until = graph.ops, set(saved), last_forward_use(graph)
     walk, turned = OnDemand(graph), False
     for t, op in enumerate(ops):

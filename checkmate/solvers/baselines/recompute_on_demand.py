@@ -1,5 +1,5 @@
-"""OnDemand: ops in the graph's order, and before each again whatever it reads and is gone. What the
-baselines have in common."""
+"""OnDemand: runs ops in the graph's order, and before each op recomputes its missing inputs; what
+several baselines share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from checkmate.core.graph import DFGraph
 
 
 class OnDemand:
-    """Writes down an order of evaluations while its owner says which values are dropped.
+    """Records an order of evaluations; the caller chooses which values are dropped.
 
     Attributes:
       order: The evaluations so far.
-      available: The ops whose values are at hand.
-      expired: Ops that were run again after something overwrote what they read: the order is not
-        legal if there are any.
+      available: The ops whose values are in memory.
+      expired: Ops that ran again after what they read was overwritten. The order is legal only if
+        there are none.
     """
 
     def __init__(self, graph: DFGraph):
@@ -26,14 +26,15 @@ class OnDemand:
         self._overwritten: set[int] = set()
 
     def drop(self, values: Iterable[int]) -> None:
-        """Drops values, but for those of no bytes: they are free to keep."""
+        """Drops values, except those of no bytes."""
         self.available -= {i for i in values if self.graph.ops[i].output_bytes}
 
     def run(self, t: int, also: Iterable[int] = ()) -> set[int]:
-        """Runs op t, and before it, in the graph's order, what it needs again. Returns the latter.
+        """Runs op t, and before it, in the graph's order, the missing ops that it needs. Returns
+        the latter.
 
         Args:
-          also: Other values to be brought back on the way.
+          also: Other values to recompute too.
         """
         again = self._missing((*self.graph.deps[t], *also))
         self.expired |= again & self._overwritten
@@ -54,7 +55,7 @@ class OnDemand:
 
 
 def last_forward_use(graph: DFGraph) -> list[int]:
-    """For each op the last op of the forward pass that reads it, or -1."""
+    """Returns for each op the last op of the forward pass that reads it, or -1."""
     return [
         max((j for j in users if not graph.ops[j].is_backward), default=-1) for users in graph.users
     ]

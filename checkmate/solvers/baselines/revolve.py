@@ -1,16 +1,15 @@
-"""Revolve: the binomial checkpointing of Griewank and Walther, taken from chains to graphs.
+"""Revolve: the binomial checkpointing of Griewank and Walther, extended from chains to graphs.
 
 Method: the forward pass is cut into steps at checkpoint places (articulation points of the forward
-graph, or any op of its linear order). With s places in memory at a time, step k is reversed from
-the nearest state before it, and what is advanced over on the way is stored where the binomial rule
-says, so that a chain of l equal steps costs the fewest evaluations that s states allow. The state
-at a place is every value that the forward pass reads across it: one value on a chain, and with skip
-connections several. Many s are tried; the judge says which plans are within the budget, and the
-cheapest counts.
+graph, or any op of its linear order). With s states in memory at a time, step k is reversed from
+the nearest state before it, and states on the way are stored by the binomial rule, so that a chain
+of l equal steps costs the fewest evaluations that s states allow. The state at a place is every
+value that the forward pass reads across it: one value on a chain, several with skip connections.
+Several s are tried, and the cheapest plan within the budget is the result.
 
 Source: Griewank and Walther, "Algorithm 799: revolve" (ACM TOMS 26, 2000). The optimal splits are
 computed by its recursion, not its closed form. Guarantee: the fewest step evaluations on a chain of
-equal steps with s states, counted in steps. None on a graph's cost.
+equal steps with s states. There is none on a graph's cost.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forwa
 from checkmate.solvers.search import Search
 
 STATES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Numbers of states that are tried."""
+"""The numbers of states that are tried."""
 
 DEAREST = 12.0
-"""A number of states that would run the forward steps more often than this, on average, is passed
-over."""
+"""A number of states with which forward steps run more often than this, on average, is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,9 @@ class Revolve:
 
 
 def advances(steps: int, states: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many step evaluations the reversal of l steps needs with s states, the start among them;
-    the first pass is counted too.
-
-    Returns:
-      (steps + 1, states + 1) of them, and of the first places to store a state at, both by [l, s].
-    """
+    """Returns the number of step evaluations to reverse l steps with s states, the start included,
+    and the first place to store a state at: two arrays (steps + 1, states + 1), by [l, s]. The
+    first pass counts too."""
     cost = np.zeros((steps + 1, states + 1))
     split = np.zeros((steps + 1, states + 1), int)
     for length in range(2, steps + 1):
@@ -76,8 +71,8 @@ def advances(steps: int, states: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[int]]:
-    """For each step k the places whose states are in memory when it is reversed; place p is before
-    step p. Place 0, the start, is not told."""
+    """Returns for each step k the places whose states are in memory when it is reversed, without
+    the start; place p is before step p."""
     held: list[frozenset[int]] = [frozenset()] * steps
     stack = [(0, steps, states, frozenset[int]())]
     while stack:
@@ -95,10 +90,8 @@ def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[in
 def revolved(
     graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int]]
 ) -> list[int] | None:
-    """Returns the order of evaluations that holds the states `held[k]` while the backward pass is
-    at step k.
-
-    None where that would run an op again after something overwrote what it reads.
+    """Returns the order of evaluations that keeps the states `held[k]` in memory while the backward
+    pass is at step k; None if an op would run again after what it reads was overwritten.
 
     Args:
       places: Forward ops, ascending; op `places[p - 1]` is the last before place p.
@@ -112,8 +105,8 @@ def revolved(
     period = periods(graph, step, kept, steady=True)
 
     def belongs(i: int, k: int) -> bool:
-        """Whether the value of op i is in memory while the backward pass is at step k: the step's
-        own, its start's, and the states held."""
+        """Whether the value of op i is in memory while the backward pass is at step k: a value of
+        the step, of its start, or of the states held."""
         return i in kept or step[i] == k or any(step[i] < p <= crossing[i] for p in (k, *held[k]))
 
     walk = OnDemand(graph)

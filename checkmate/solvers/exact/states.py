@@ -65,7 +65,7 @@ class StateRules:
                         (after, (live & ~(dropped | host) | 1 << op) & kept),
                     )
 
-    def _hosts(self, op: int, kept: int, excess: int) -> list[Drop]:
+    def _hosts(self, op: int, kept: int, excess: int) -> list[int]:
         """The ways to run an op: in place of an input that is dropped right after it, which the set
         tells, or not in place (no input)."""
         hosts = [1 << d for d in self._in_place[op]]

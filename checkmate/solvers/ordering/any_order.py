@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.solvers.auto.bounds import solve_integer
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.search import Search

@@ -1,86 +1,62 @@
-"""Groups the ops of a large graph, so that a method that is quadratic in the number of ops can have
-it.
+"""Groups the ops of a large graph, for methods that are quadratic in the number of ops.
 
-Method: neighbours in the graph's order are merged, two by two, always the pair that makes the
-smallest group (its share of the cost plus its share of the bytes that leave it; counting what
-enters as well gave dearer plans), until few enough are left. Groups are therefore intervals of the
-order, hence convex, and first evaluations keep their order. Forward and backward ops share a group
-only when nothing else is left to merge.
+Method: adjacent groups in the graph's order are merged, two by two, always the pair that makes the
+smallest group (its share of the cost plus its share of the bytes that leave it), until few enough
+are left. So groups are intervals of the order, and first evaluations keep their order. Forward and
+backward ops share a group only if nothing else is left to merge.
 
-What a group is in the coarse graph:
-  * a *body*: the members that may run again. Its value is what leaves the group, its cost theirs, and its workspace what the
-    group's first run needs beyond that value, replayed op by op;
-  * before it, and read by it, a *kept* value: the members that may run only once, are outputs, or would run again after an op of
-    the same group overwrote what they read. So a body runs again only while they are in memory. Where they are small (batch
-    statistics) they count as fixed bytes instead: they are not worth a stage each.
-A group of kept members alone is one op that may not run again, with its outputs set aside in the
-same way. What must not run before or after what is carried over. Where members run in place over
-others of their group, its workspace is less. A group runs in place over another only where both are
-one op alone.
+A group becomes in the coarse graph:
+  * a *body*: the members that may run again. Its value has the bytes that leave the group, its cost
+    is the sum of theirs, and its workspace is what the group's first run needs besides, replayed op
+    by op;
+  * before it, and read by it, a *kept* value: the members that may run only once, are outputs, or
+    must not run again after an op of the same group overwrote what they read. So a body runs again
+    only while they are in memory. Small ones (batch statistics) count as fixed bytes instead.
+A group of kept members alone is one op that may not run again, with its outputs kept in the same
+way. Rules on the order of ops are carried over. A group whose members run in place over others of
+the group has less workspace. A group runs in place over another only if both are single ops.
 
 Guarantee: every plan of the coarse graph expands to a legal plan of the fine one with no higher
-peak: a member is in memory only while the value that stands for it is, and running a body again
-computes no more than the group's first run did. Its cost is at most the coarse plan's plus
-`kept_cost`, and less where not all members are wanted again. Where it ends: the values of a group
-live and die together, so a bound on the coarse graph says nothing about the fine one, and a budget
-can be too small for the coarse graph alone.
-
-What grouping loses, as time beyond the plain step's, of plans proven to be within 0.7 % of the
-cheapest (nearly all within 0.01 %), and of those in at most so many groups (`checkmate bench
-solvers vgg16 unet mobilenet transformer12 resnet50 --shares 0.5,0.3,0.2 --solvers
-auto,grouped:160,grouped:80,grouped:40 --time-limit 2`; "auto" with a minute; f as there; "-" where
-no plan in groups was found):
-
-    graph          ops   f     ops alone  160 groups   80 groups   40 groups
-    vgg16           74  0.5       0.56 %                              0.56 %
-                        0.3       0.85 %                              1.10 %
-                        0.2       2.64 %                              2.79 %
-    unet           136  0.5       1.42 %                  1.47 %      3.45 %
-                        0.3       4.05 %                  4.51 %      8.67 %
-                        0.2       7.13 %                  7.84 %     16.58 %
-    mobilenet      180  0.5       6.70 %      6.70 %      7.99 %      9.42 %
-                        0.3      12.50 %     12.58 %     13.01 %     15.97 %
-                        0.2      15.40 %     15.40 %     16.15 %     21.71 %
-    transformer12  294  0.5       3.10 %      4.28 %     10.41 %     13.59 %
-                        0.3       9.33 %     12.31 %     22.22 %     21.59 %
-                        0.2      14.55 %     17.53 %     27.78 %     51.48 %
-    resnet50       354  0.5       5.52 %      6.02 %      6.66 %      8.64 %
-                        0.3       9.85 %     10.93 %     13.02 %     16.02 %
-                        0.2      13.56 %     17.19 %     21.43 %           -
-
-So it is for methods that cannot do without: half the ops cost up to a few hundredths of the plain
-step, a quarter up to a tenth and more.
+peak: a member is in memory only while the value of its group is, and running a body again computes
+no more than the group's first run did. Its cost is at most the coarse plan's plus `kept_cost`.
+Where the guarantee ends: the values of a group are computed and freed together, so a bound on the
+coarse graph does not hold for the fine one, and a budget can be too small for the coarse graph
+alone. `checkmate bench solvers vgg16 unet mobilenet transformer12 resnet50 --shares 0.5,0.3,0.2
+--solvers auto,grouped:160,grouped:80,grouped:40` measures what grouping costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 
 SMALL_SHARE = 0.01
-"""Kept values count as fixed bytes, smallest first, up to this share of what the plain step needs
-beyond its fixed bytes."""
-MIXED = 10.0  # weight of a group with forward and backward ops; all others weigh at most 2
+"""Kept values count as fixed bytes, smallest first, up to this share of the plain step's peak above
+its fixed bytes."""
+
+MIXED = 10.0
+"""Weight of a group with forward and backward ops; all others weigh at most 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
-    """A graph, a smaller one made of groups of its ops, and the way back.
+    """A graph, and a smaller one of groups of its ops.
 
     Attributes:
       fine: The graph that was grouped.
       graph: The coarse graph.
-      first: For each coarse op, the fine ops that its first evaluation stands for, in order.
-      again: For each coarse op, the fine ops that another evaluation stands for, as far as they are
-        wanted.
-      kept_cost: Cost of fine ops that no coarse op accounts for; they run once in every plan.
+      first: For each coarse op, the fine ops of its first evaluation, in order.
+      again: For each coarse op, the fine ops of another evaluation, as far as they are read.
+      kept_cost: Cost of fine ops that no coarse op contains; they run once in every plan.
     """
 
     fine: DFGraph
@@ -90,8 +66,8 @@ class Coarse:
     kept_cost: float = 0.0
 
     def expand(self, plan: Plan) -> Plan:
-        """Returns the fine plan of a coarse one. What nobody reads is not computed again, and every
-        value is freed after its last use."""
+        """Returns the fine plan of a coarse one. Values without readers are not recomputed, and
+        every value is freed after its last use."""
         order: list[int] = []
         ran: set[int] = set()
         for k in plan.computed:
@@ -101,8 +77,8 @@ class Coarse:
 
 
 def coarsen(graph: DFGraph, *, max_ops: int) -> Coarse:
-    """Groups `graph` into a coarse graph of at most `max_ops` ops (two at least). One that is small
-    enough is left as it is."""
+    """Groups `graph` into a coarse graph of at most `max_ops` ops (two at least). A graph that is
+    small enough does not change."""
     n = len(graph)
     if n <= max_ops:
         alone = tuple((i,) for i in range(n))
@@ -111,14 +87,14 @@ def coarsen(graph: DFGraph, *, max_ops: int) -> Coarse:
     while True:
         groups = _merge(graph, groups, target)
         coarse = _build(graph, groups)
-        excess = len(coarse.graph) - max_ops  # kept values took part of the room
+        excess = len(coarse.graph) - max_ops  # kept values are ops too
         if excess <= 0 or target == 1:
             return coarse
         target = max(1, target - (excess + 1) // 2)
 
 
 def _merge(graph: DFGraph, groups: Sequence[range], target: int) -> list[range]:
-    """Merges neighbouring intervals until `target` are left."""
+    """Merges adjacent intervals until `target` are left."""
     n = len(graph)
     last_use = _last_use(graph)
     size = graph.output_bytes / max(1, int(graph.output_bytes.sum()))
@@ -143,115 +119,139 @@ def _merge(graph: DFGraph, groups: Sequence[range], target: int) -> list[range]:
     return groups
 
 
+class _Partition:
+    """A partition of a graph into intervals, and the coarse ops that it becomes.
+
+    Attributes:
+      kept: The ops that run once whatever happens to their group.
+      bodies: For each group the members in its body.
+      kept_members: For each group the others.
+      kept_bytes: Bytes of their values.
+      small: The groups whose kept values count as fixed bytes.
+      runs_in: Fine op -> the coarse op whose first evaluation runs it.
+      held_by: Fine op -> the coarse op whose value contains its value; fixed bytes have none.
+    """
+
+    def __init__(self, graph: DFGraph, groups: Sequence[range]):
+        self.graph, self.groups = graph, groups
+        self.last_use = _last_use(graph)
+        self.kept = _kept(graph, groups)
+        self.bodies = [_body(graph, group, self.kept) for group in groups]
+        self.kept_members = [
+            tuple(i for i in group if i not in body)
+            for group, body in zip(groups, self.bodies, strict=True)
+        ]
+        self.kept_bytes = [
+            sum(graph.ops[i].output_bytes for i in members) for members in self.kept_members
+        ]
+        self.small = _small(graph, self.kept_bytes)
+        self.runs_in: dict[int, int] = {}
+        self.held_by: dict[int, int] = {}
+        count = 0
+        for g, group in enumerate(groups):
+            if self.has_kept_value(g):
+                self.held_by.update(dict.fromkeys(self.kept_members[g], count))
+                count += 1
+            self.runs_in.update(dict.fromkeys(group, count))
+            self.held_by.update(dict.fromkeys(self.bodies[g], count))
+            count += 1
+
+    def has_kept_value(self, g: int) -> bool:
+        """Whether group g has a coarse op for its kept members."""
+        return bool(self.kept_bytes[g]) and g not in self.small
+
+    def kept_cost(self, g: int) -> float:
+        """Cost of the kept members of group g."""
+        return sum(self.graph.ops[i].cost for i in self.kept_members[g])
+
+    def kept_op(self, g: int) -> Op:
+        """The coarse op of the kept members of group g."""
+        return Op(
+            f"kept{g}",
+            cost=self.kept_cost(g),
+            output_bytes=self.kept_bytes[g],
+            is_backward=self.graph.ops[self.groups[g].stop - 1].is_backward,
+            recomputable=False,
+        )
+
+    def body_op(self, g: int) -> Op:
+        """The coarse op of the body of group g."""
+        graph, ops, group, members = self.graph, self.graph.ops, self.groups[g], self.bodies[g]
+        number = self.runs_in[group.start]
+        reads = {number - 1} if self.has_kept_value(g) else set()
+        after: set[int] = set()
+        overwrites: set[int] = set()
+        for op in ops[group.start : group.stop]:
+            reads.update(self.held_by[d] for d in op.deps if d in self.held_by)
+            after.update(self.runs_in[d] for d in (*op.deps, *op.control_deps, *op.overwrites))
+            overwrites.update(self.runs_in[d] for d in op.overwrites if d not in self.kept)
+        leaving = {i for i in members if self.last_use[i] >= group.stop}
+        value = sum(ops[i].output_bytes for i in leaving)
+        peak = _peak_within(graph, group, leaving, set(self.kept_members[g]))
+        return Op(
+            f"group{g}:{ops[members[0]].name}",
+            tuple(sorted(reads - {number})),
+            cost=sum(ops[i].cost for i in members),
+            output_bytes=value,
+            workspace_bytes=peak - value,
+            is_backward=ops[group.stop - 1].is_backward,
+            recomputable=members[0] not in self.kept,
+            control_deps=tuple(sorted(after - {number})),
+            overwrites=tuple(sorted(overwrites - {number})),
+            in_place=tuple(sorted(self._in_place(group))),
+        )
+
+    def _in_place(self, group: range) -> list[int]:
+        def alone(i: int) -> bool:
+            """Whether op i is a group, so that the coarse op's value is its value."""
+            return i in self._singles and self.last_use[i] > i
+
+        start = group.start
+        return [self.held_by[d] for d in self.graph.in_place[start] if alone(d) and alone(start)]
+
+    @cached_property
+    def _singles(self) -> set[int]:
+        return {group.start for group in self.groups if len(group) == 1}
+
+
 def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     """Makes the coarse graph of a partition into intervals."""
-    ops, last_use = graph.ops, _last_use(graph)
-    kept = _kept(graph, groups)
-    bodies = [_body(graph, group, kept) for group in groups]
-    aside = [
-        tuple(i for i in group if i not in body) for group, body in zip(groups, bodies, strict=True)
-    ]
-    aside_bytes = [sum(ops[i].output_bytes for i in members) for members in aside]
-    small = _small(graph, aside_bytes)
-
-    runs_in: dict[int, int] = {}  # fine op -> the coarse op whose first evaluation runs it
-    held_by: dict[
-        int, int
-    ] = {}  # fine op -> the coarse op whose value contains its value; none for what counts as fixed
-    count = 0
-    for g, group in enumerate(groups):
-        if aside_bytes[g] and g not in small:
-            held_by.update(dict.fromkeys(aside[g], count))
-            count += 1
-        runs_in.update(dict.fromkeys(group, count))
-        held_by.update(dict.fromkeys(bodies[g], count))
-        count += 1
-
-    # The coarse op's value is theirs.
-    alone = {
-        group.start for group in groups if len(group) == 1 and last_use[group.start] > group.start
-    }
+    parts = _Partition(graph, groups)
     coarse: list[Op] = []
     first: list[tuple[int, ...]] = []
     kept_cost = 0.0
-    outputs: set[int] = set()
     for g, group in enumerate(groups):
-        members, body_index = bodies[g], runs_in[group.start]
-        cost_aside, is_backward = (
-            sum(ops[i].cost for i in aside[g]),
-            ops[group.stop - 1].is_backward,
-        )
-        reads: set[int] = set()
-        after: set[int] = set()
-        overwrites: set[int] = set()
-        if len(coarse) < body_index:
-            coarse.append(
-                Op(
-                    f"kept{g}",
-                    cost=cost_aside,
-                    output_bytes=aside_bytes[g],
-                    is_backward=is_backward,
-                    recomputable=False,
-                )
-            )
+        if parts.has_kept_value(g):
+            coarse.append(parts.kept_op(g))
             first.append(())
-            reads.add(body_index - 1)
         else:
-            kept_cost += cost_aside
-        for i in group:
-            reads.update(held_by[d] for d in ops[i].deps if d in held_by)
-            after.update(
-                runs_in[d] for d in (*ops[i].deps, *ops[i].control_deps, *ops[i].overwrites)
-            )
-            overwrites.update(runs_in[d] for d in ops[i].overwrites if d not in kept)
-        leaving = {i for i in members if last_use[i] >= group.stop}
-        value = sum(ops[i].output_bytes for i in leaving)
-        coarse.append(
-            Op(
-                f"group{g}:{ops[members[0]].name}",
-                tuple(sorted(reads - {body_index})),
-                cost=sum(ops[i].cost for i in members),
-                output_bytes=value,
-                workspace_bytes=_peak_within(graph, group, leaving, set(aside[g])) - value,
-                is_backward=is_backward,
-                recomputable=members[0] not in kept,
-                control_deps=tuple(sorted(after - {body_index})),
-                overwrites=tuple(sorted(overwrites - {body_index})),
-                in_place=tuple(
-                    sorted(
-                        held_by[d]
-                        for d in graph.in_place[group.start]
-                        if alone.issuperset((d, group.start))
-                    )
-                ),
-            )
-        )
+            kept_cost += parts.kept_cost(g)
+        coarse.append(parts.body_op(g))
         first.append(tuple(group))
-        # An output of no bytes must not hold the rest of its group to the end.
-        outputs.update(
-            held_by[i] for i in graph.outputs if i in group and i in held_by and ops[i].output_bytes
-        )
-    fixed_bytes = graph.fixed_bytes + sum(aside_bytes[g] for g in small)
-    again = tuple(tuple(i for i in members if i not in kept) for members in first)
+    # An output of no bytes must not keep the rest of its group in memory to the end.
+    outputs = {
+        parts.held_by[i] for i in graph.outputs if i in parts.held_by and graph.ops[i].output_bytes
+    }
+    fixed_bytes = graph.fixed_bytes + sum(parts.kept_bytes[g] for g in parts.small)
     name = f"{graph.name} in {len(coarse)} groups"
     return Coarse(
         graph,
         DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name),
         tuple(first),
-        again,
+        tuple(tuple(i for i in members if i not in parts.kept) for members in first),
         kept_cost,
     )
 
 
 def _last_use(graph: DFGraph) -> np.ndarray:
-    """(n,) the last op that reads each value; itself where none does, n for outputs."""
+    """Returns (n,) the last op that reads each value; the op itself if none does, n for outputs."""
     last_use = np.array([max(users, default=i) for i, users in enumerate(graph.users)])
     last_use[list(graph.outputs)] = len(graph)
     return last_use
 
 
 def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
-    """The ops that run once whatever happens to their group."""
+    """Returns the ops that run once whatever happens to their group."""
     kept = {i for i, op in enumerate(graph.ops) if not op.recomputable} | set(graph.outputs)
     for group in groups:
         kept.update(d for i in group for d in graph.ops[i].overwrites if d in group)
@@ -259,30 +259,30 @@ def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
 
 
 def _body(graph: DFGraph, group: range, kept: set[int]) -> tuple[int, ...]:
-    """The members whose values make the group's own value: those that may run again, else those
-    that are no outputs, else all."""
+    """Returns the members in a group's body: those that may run again, else those that are no
+    outputs, else all."""
     again = tuple(i for i in group if i not in kept)
     inner = tuple(i for i in group if i not in graph.outputs)
     return again or inner or tuple(group)
 
 
-def _small(graph: DFGraph, aside_bytes: Sequence[int]) -> set[int]:
-    """The groups whose kept values count as fixed bytes."""
-    room = SMALL_SHARE * (replay(graph, Plan.keep_all(graph)).peak_bytes - graph.fixed_bytes)
+def _small(graph: DFGraph, kept_bytes: Sequence[int]) -> set[int]:
+    """Returns the groups whose kept values count as fixed bytes."""
+    left = SMALL_SHARE * (replay(graph, Plan.keep_all(graph)).peak_bytes - graph.fixed_bytes)
     small = set()
     for g in sorted(
-        (g for g, count in enumerate(aside_bytes) if count), key=lambda g: aside_bytes[g]
+        (g for g, count in enumerate(kept_bytes) if count), key=lambda g: kept_bytes[g]
     ):
-        room -= aside_bytes[g]
-        if room < 0:
+        left -= kept_bytes[g]
+        if left < 0:
             break
         small.add(g)
     return small
 
 
 def _peak_within(graph: DFGraph, group: range, leaving: set[int], elsewhere: set[int]) -> int:
-    """The most bytes that the group's first run needs for its own values and workspace; values in
-    `elsewhere` are counted there."""
+    """Returns the peak of the group's first run: its own values, without those in `elsewhere`, and
+    workspace."""
     ending: dict[int, list[int]] = {}
     for i in group:
         if i not in leaving and i not in elsewhere:

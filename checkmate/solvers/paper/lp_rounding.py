@@ -1,17 +1,17 @@
 """The paper's approximation: the linear relaxation, rounded in two phases.
 
 Method: the program's relaxation gives fractions for S. Phase one rounds S alone: at a threshold, or
-at random. Phase two is forced: an op runs in a stage where its value is asked for and not retained,
-back to front, so that every rounding is a legal schedule. The judge says which are within the
-budget, and the cheapest counts. The relaxation is solved at the budget and somewhat below it, for
-roundings that lose less memory.
+at random. Phase two follows from S: from the last stage to the first, an op runs if its value is
+needed and not retained, so that every rounding is a legal schedule. `replay` checks which are
+within the budget, and the cheapest one is the result. The relaxation is solved at the budget and
+below it, as roundings need more memory than the relaxation.
 
 Source: Checkmate (Jain et al., MLSys 2020), section 5, algorithm 2. Departures: many thresholds
-rather than 1/2; at random, every other rounding draws one number per value instead of one per
-entry, so that what is retained stays so from stage to stage; what may not run again is retained
-instead. Guarantee: none on finding a plan. The bound is the value of `formulation.relax` without
-integrality, which holds for every plan in the graph's order of first evaluations; it is told only
-when the graph was not grouped.
+instead of 1/2; every other random rounding draws one number per value instead of one per entry, so
+that a value stays retained from stage to stage; ops that may not run again are retained. Guarantee:
+none on finding a plan. The bound is the value of `formulation.relax` without integrality, which
+holds for every plan in the graph's order of first evaluations; it is reported only if the graph was
+not grouped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import lower
-from checkmate.core.schedule import Schedule
+from checkmate.core.schedule import Schedule, lower
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.paper.coarsen import coarsen
 from checkmate.solvers.paper.formulation import formulate, may_run
@@ -38,12 +37,11 @@ class LPRounding:
     Args:
       engine: "clp", "glop" or "pdlp".
       max_ops: Graphs with more ops are grouped into at most this many.
-      epsilons: Shares of the memory that the relaxation is denied, one solution each.
-      thresholds: How many thresholds are tried on each solution, 1/2 and quantiles of its
-        fractions; 0 for randomized rounding alone.
-      draws: How many random roundings are tried on each solution; 0 for deterministic rounding
-        alone.
-      seed: Of the random roundings.
+      epsilons: Shares of the memory that the relaxation may not use, one solution each.
+      thresholds: Number of thresholds tried on each solution, 1/2 and quantiles of its fractions; 0
+        for randomized rounding alone.
+      draws: Number of random roundings of each solution; 0 for deterministic rounding alone.
+      seed: Seed of the random roundings.
     """
 
     engine: str = "clp"
@@ -81,27 +79,27 @@ class LPRounding:
     def _roundings(
         self, fractions: np.ndarray, generator: np.random.Generator
     ) -> Iterator[np.ndarray]:
-        """Phase one. Where no fraction is left, there is one rounding."""
-        between = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
+        """Phase one. A solution without fractions has one rounding."""
+        inside = fractions[(fractions > 1e-6) & (fractions < 1 - 1e-6)]
         quantiles = (
-            np.quantile(between, np.linspace(0, 1, self.thresholds))
-            if len(between) and self.thresholds
+            np.quantile(inside, np.linspace(0, 1, self.thresholds))
+            if len(inside) and self.thresholds
             else []
         )
-        for threshold in sorted({0.5, *quantiles}) if self.thresholds or not len(between) else ():
+        for threshold in sorted({0.5, *quantiles}) if self.thresholds or not len(inside) else ():
             yield fractions >= threshold
         # A number per entry and one per value (column of S), in turn.
-        for k in range(self.draws if len(between) else 0):
+        for k in range(self.draws if len(inside) else 0):
             yield generator.random(fractions.shape[k % 2 :]) < fractions
 
 
 def complete(graph: DFGraph, S: np.ndarray) -> Schedule:
-    """Phase two: returns the schedule that retains what S says, and runs an op again where its
-    value is asked for otherwise.
+    """Phase two: returns the schedule that retains the values in S, and recomputes other values
+    that are needed.
 
-    From the last stage to the first, and in a stage from the last op to the first, so that each is
-    looked at once. Values that S retains and nobody asks for are not retained; those that may not
-    be computed again are retained whatever S says.
+    Stages and ops are visited from the last to the first, each once. Values in S that no op needs
+    are not retained; needed values that may not be recomputed are retained even if they are not in
+    S.
     """
     n, allowed = len(graph), may_run(graph)
     R, kept = np.eye(n, dtype=bool), np.zeros((n, n), bool)

@@ -1,20 +1,21 @@
-"""Retention intervals: when each value is in memory, as a scheduling problem for CP-SAT.
+"""Retention intervals: the times at which each value is in memory, as a scheduling problem for
+CP-SAT.
 
 Method: stages as in the paper's program (op t runs first at the end of stage t; ops before it may
 run again in it, in index order), and each op has at most a few evaluations. Times are the turns of
 the ops in the stages: op i has turn t (t + 1) / 2 + i in stage t. A value is in memory from its
-turn to its last reader's, a cumulative constraint keeps the sum within the budget, and every
-evaluation needs an interval of each input that covers it. Where an input that the op may overwrite
-has its last reader there, the value counts from the end of its turn only: it is computed in place.
-The lengths of the intervals are free: the published code's logarithmic domain for them is smaller
-and cuts off optima. It starts from the default solver's plan.
+turn to its last reader's. A cumulative constraint keeps the sum within the budget, and every
+evaluation needs an interval of each input that covers it. If the op is the last reader of an input
+whose memory it may take over, its value counts from the end of its turn. The lengths of the
+intervals are free: the published code's logarithmic domain for them excludes optima. The search
+starts from the default solver's plan.
 
 Source: MOCCASIN (Bartan et al., "Moccasin: Efficient Tensor Rematerialization for Neural Networks",
 ICML 2023), section 2, rewritten. Its first phase, reaching the budget, is replaced by the start.
-Guarantee: given the time, the cheapest plan in stages in which no op runs more than `evaluations`
-times (or than the start has it run), up to rounding: sizes are rounded up to 2^-20 of the budget
-and costs to 2^-30 of their sum. The bound told to the search is the default solver's, which holds
-for all plans in the graph's order; CP-SAT's own holds for that smaller space only.
+Guarantee: with enough time, the cheapest plan in stages in which no op runs more than `evaluations`
+times (or more than in the start), up to rounding: sizes are rounded up to 2^-20 of the budget and
+costs to 2^-30 of their sum. The reported bound is the default solver's, which holds for all plans
+in the graph's order; CP-SAT's own bound holds for the smaller space only.
 """
 
 from __future__ import annotations
@@ -36,13 +37,12 @@ MEMORY_UNITS, COST_UNITS = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Solves by retention intervals.
+    """Solves the scheduling problem of retention intervals.
 
     Args:
-      evaluations: An op runs at most so many times (MOCCASIN's C).
-      start_share: Share of the time that the default solver may take for the start; 0 starts from
-        nothing.
-      workers: Threads of CP-SAT. One gives the same answer each time, if the time suffices.
+      evaluations: The most evaluations of an op (MOCCASIN's C).
+      start_share: Share of the time for the default solver, which makes the start; 0 for no start.
+      workers: Threads of CP-SAT. One gives the same plan each time, with enough time.
     """
 
     evaluations: int = 2
@@ -51,7 +51,7 @@ class Retention:
     name: str = "retention"
 
     def run(self, search: Search) -> None:
-        """Offers the default solver's plan, then what CP-SAT makes of it."""
+        """Offers the default solver's plan, then CP-SAT's."""
         if self.start_share > 0:
             seconds = self.start_share * search.remaining_s
             within = Search(
@@ -85,14 +85,14 @@ class Retention:
 
 
 def turn(stage: int, i: int) -> int:
-    """When op i has its turn in a stage: stages 0, 1, 2, ... have 1, 2, 3, ... turns."""
+    """Returns the turn of op i in a stage: stages 0, 1, 2, ... have 1, 2, 3, ... turns."""
     return stage * (stage + 1) // 2 + i
 
 
 def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> IntervalProblem:
     """Returns the scheduling problem of a graph and a budget."""
-    n, room = len(graph), max(0, budget_bytes - graph.fixed_bytes)
-    unit = max(1, room // MEMORY_UNITS)
+    n, capacity_bytes = len(graph), max(0, budget_bytes - graph.fixed_bytes)
+    unit = max(1, capacity_bytes // MEMORY_UNITS)
     scale = COST_UNITS / (graph.total_cost or 1.0)
     starts = []
     for i, last in enumerate(last_stages(graph)):
@@ -108,13 +108,13 @@ def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> In
         kept=frozenset(graph.outputs),
         in_place=graph.in_place,
         horizon=turn(n, 0),
-        capacity=room // unit,
+        capacity=capacity_bytes // unit,
     )
 
 
 def intervals_of(graph: DFGraph, schedule: Schedule) -> list[list[tuple[int, int]]]:
-    """For each op the (start, end) of its values in a schedule: from its turn to after that of the
-    last reader."""
+    """Returns for each op the (start, end) of its values in a schedule: from its turn until after
+    that of the last reader."""
     n = len(graph)
     intervals: list[list[tuple[int, int]]] = [[] for _ in range(n)]
 

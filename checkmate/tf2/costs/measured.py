@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from checkmate.core.files import read_json, write_json
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import BudgetError, CheckmateError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import ops as op_rules

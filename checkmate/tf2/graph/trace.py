@@ -14,7 +14,8 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
-from checkmate.core.graph import DFGraph, Op
+from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2 import ops as op_rules

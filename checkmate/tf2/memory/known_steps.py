@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.files import fingerprint, read_json, write_json
+from checkmate.core.files import fingerprint
 from checkmate.core.footprint import Footprint, Request
+from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import cache_folder

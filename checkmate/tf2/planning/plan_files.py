@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.files import fingerprint, load_plan, read_json, save_plan
+from checkmate.core.files import fingerprint, load_plan, save_plan
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import read_json
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError

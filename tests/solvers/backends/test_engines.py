@@ -87,7 +87,7 @@ def test_ctrl_c_is_python_s_again_after_an_engine():
         import os, signal
         from test_engines import ENGINES, knapsack, solve_matrices
         from checkmate.solvers.backends import engines
-        assert not engines._apart()
+        assert not engines.needs_process()
         for engine in ENGINES:
             solve_matrices(knapsack(), engine=engine, time_limit_s=20)
             try:
@@ -158,7 +158,7 @@ def test_a_breaking_package_is_chained(engine, module, monkeypatch):
         importlib.import_module(f"checkmate.solvers.backends.{module}"), "solve", breaks
     )
     # In this process, where it is the one that breaks.
-    monkeypatch.setattr(engines, "_apart", lambda: False)
+    monkeypatch.setattr(engines, "needs_process", lambda: False)
     with pytest.raises(
         SolverFailedError, match="2 rows and 3 columns: RuntimeError segment of something"
     ) as caught:
@@ -228,7 +228,10 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
         from test_engines import hard
         import subprocess
         children, real = [], subprocess.Popen
-        subprocess.Popen = lambda *args, **facts: children.append(real(*args, **facts)) or children[-1]
+        def start(*args, **facts):
+            children.append(real(*args, **facts))
+            return children[-1]
+        subprocess.Popen = start
         threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:

@@ -1,0 +1,81 @@
+"""What benchmarks share that train: plain and planned steps of a workload, and how one is measured.
+
+TensorFlow is imported on the first call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+MIB = 2**20
+
+
+def plain_step(
+    work: Any,
+    optimizer: Any,
+    *,
+    forward: Callable[[Any], Any] | None = None,
+    jit_compile: bool = False,
+) -> Any:
+    """Returns the usual training step of a workload, without this library.
+
+    Args:
+      forward: Replaces the call of the model.
+      jit_compile: Whether XLA compiles the step.
+    """
+    import tensorflow as tf
+
+    forward = forward or (lambda inputs: work.model(inputs, training=True))
+    optimizer.build(work.model.trainable_variables)
+
+    @tf.function(jit_compile=jit_compile)
+    def step(inputs: Any, labels: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            prediction = forward(inputs)
+            loss = work.loss(labels, prediction)
+        variables = work.model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return prediction, loss
+
+    return step
+
+
+def planned_step(work: Any, optimizer: Any, budget: int | str, **options: Any) -> Any:
+    """Returns the step of `checkmate.tf2.compile` for a workload."""
+    import checkmate
+
+    return checkmate.tf2.compile(
+        work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, **options
+    )
+
+
+def plain_prediction(report: Any) -> dict[str, int]:
+    """Returns what a step's report predicts of the plain step: its resident bytes, and its peak
+    above them."""
+    resident = report.fixed_bytes + report.outside_bytes
+    return {"fixed_bytes": resident, "predicted_bytes": report.plain_peak_bytes - resident}
+
+
+def timed(step: Any, work: Any) -> tuple[float, int, float]:
+    """Runs a step once; returns its seconds, its peak bytes above the resting level, and the
+    loss."""
+    from checkmate.tf2 import device as devices
+
+    started = time.perf_counter()
+    loss, before, peak = devices.peak_above(
+        devices.training_device(), lambda: float(step(work.inputs, work.labels)[1])
+    )
+    return time.perf_counter() - started, peak - before, loss
+
+
+def timed_in_turn(steps: int, plain: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]:
+    """Times two kinds of steps in turn, so that other work of the machine slows both; the first
+    pair is a warm-up. Returns the medians "plain_s" and "step_s"."""
+    pairs = [(plain()[0], other()[0]) for _ in range(steps + 1)][1:]
+    return {
+        "plain_s": statistics.median(pair[0] for pair in pairs),
+        "step_s": statistics.median(pair[1] for pair in pairs),
+    }

@@ -1,0 +1,295 @@
+"""The benchmarks that train models, each training in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from checkmate.bench import cap as cap_benchmark
+from checkmate.bench import eager, eager_ops
+from checkmate.bench import first_step as first_step_benchmark
+from checkmate.bench import limits as limits_benchmark
+from checkmate.bench import refusals as refusals_benchmark
+from checkmate.bench import rivals as rivals_benchmark
+from checkmate.bench import steps as steps_benchmark
+from checkmate.bench import workers as workers_benchmark
+from checkmate.bench import xla as xla_benchmark
+from checkmate.bench import zoo as zoo_benchmark
+from checkmate.commands.options import json_option, steps_option
+from checkmate.commands.table import RowTable, stream
+from checkmate.units import parse_bytes
+
+Rows = Iterator[dict[str, Any]]
+
+models_argument = click.argument("models", nargs=-1)
+
+
+def budgets_option(
+    default: str, text: str = "Shares of the plain step's peak above its resident bytes."
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option --budgets."""
+    return click.option("--budgets", default=default, show_default=True, help=text)
+
+
+def budget_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option --budget."""
+    return click.option("--budget", default="60%", show_default=True, help=text)
+
+
+def rows_of(measure: Callable[..., Rows], names: Sequence[str], *arguments: Any) -> Rows:
+    """Yields the rows of one name after the other."""
+    for name in names:
+        yield from measure(name, *arguments)
+
+
+@click.command("limits")
+@models_argument
+@budgets_option("80%,65%,50%,40%")
+@steps_option(4, "Training steps under each budget.")
+@json_option
+def limits(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+    """Is the budget a limit? Budget, predicted and measured peak.
+
+    MODELS are workloads of `checkmate demo --model`; all by default. Peaks are the allocator's,
+    resident bytes included.
+
+    JSON: model, budget, budget_bytes, predicted_bytes, peak_bytes, recomputed, overhead; or error.
+    """
+    from checkmate.bench.models import NAMES
+
+    b = limits_benchmark
+    title = "measured peak and budget, resident bytes included"
+    rows = b.measure(models or NAMES, budgets, steps)
+    done = stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model",)), as_json=as_json)
+    if not as_json:
+        click.echo(b.summary(done))
+
+
+@click.command("cap")
+@click.argument("models", nargs=-1, required=True)
+@click.option("--cap", required=True, help="All the memory that training may use, such as 600MiB.")
+@steps_option(3, "Training steps of each kind.")
+@json_option
+def cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> None:
+    """The largest batch that trains under a memory cap.
+
+    Plain and planned, for MODELS (workloads of `checkmate demo --model`).
+
+    JSON: model, cap_bytes, and in plain and planned (null if no batch fits): batch, step_s,
+    trained.
+    """
+    b, cap_bytes = cap_benchmark, parse_bytes(cap)
+    rows = (b.measure(name, cap_bytes, steps) for name in models)
+    table = RowTable("largest batch under a cap of the allocator", b.COLUMNS, b.cells, ("model",))
+    stream(rows, table, as_json=as_json)
+
+
+@click.command("workers")
+@budget_option("Budget of each worker: bytes, or a share of the plain step's peak.")
+@json_option
+def workers(budget: str, as_json: bool) -> None:
+    """Two workers on this machine, plain and planned: their losses and their memory.
+
+    JSON: optimized, worker, difference, plain_bytes, planned_bytes, budget_bytes, recomputed.
+    """
+    b = workers_benchmark
+    table = RowTable("twenty steps of two workers", b.COLUMNS, b.cells)
+    stream(b.measure(budget), table, as_json=as_json)
+
+
+@click.command("steps")
+@models_argument
+@budgets_option("60%,50%,40%")
+@steps_option(5, "Timed steps of each kind.")
+@json_option
+def steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+    """Memory and time of planned training steps, compared with plain ones.
+
+    MODELS are workloads of `checkmate demo --model`; five of them by default. Memory is the
+    allocator's peak above the resting level.
+
+    JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes,
+    plain_predicted_bytes, step_s, plain_s, predicted_slowdown, overhead, gap, recomputed, ops,
+    planning_s, trace_s, phases; or error.
+    """
+    b = steps_benchmark
+    title = "planned / plain training step; memory is the allocator's peak above the resting level"
+    rows = rows_of(b.measure, models or b.NAMES, budgets, steps)
+    stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model",)), as_json=as_json)
+
+
+@click.command("first-step")
+@models_argument
+@budget_option("Budget of checkmate's steps: bytes, or a share of the plain step's peak.")
+@click.option(
+    "--batch", default=8, show_default=True, type=click.IntRange(1), help="Examples in a batch."
+)
+@json_option
+def first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) -> None:
+    """Seconds to the end of the first step.
+
+    Plain, with XLA, and with checkmate ("ours"): cold, with costs known, and with the plan kept.
+    MODELS are workloads of `checkmate demo --model`; four of them by default. Imports and building
+    the model and the optimizer are not counted. CPU seconds are those of all threads.
+
+    JSON: model, variant, phase, wall_s, cpu_s, plain_wall_s, plain_cpu_s, steps_before; or error.
+    """
+    b = first_step_benchmark
+    parse_bytes(budget, percent_of=1 << 40)  # an invalid budget is refused before anything runs
+    title = "seconds from the call to the end of the first training step, each in a fresh process"
+    rows = rows_of(b.measure, models or b.NAMES, budget, batch)
+    table = RowTable(title, b.COLUMNS, b.cells, ("model", "variant", "phase"))
+    done = stream(rows, table, as_json=as_json)
+    if done and not as_json:
+        click.echo(b.summary(done))
+
+
+@click.command("rivals")
+@models_argument
+@budgets_option("80%,60%,45%")
+@click.option("--methods", help="The other methods, separated by commas; all by default.")
+@steps_option(4, "Timed steps of each kind.", minimum=2)
+@json_option
+def rivals(
+    models: tuple[str, ...], budgets: str, methods: str | None, steps: int, as_json: bool
+) -> None:
+    """Plain steps, XLA, Keras's rematerialization and checkmate ("ours").
+
+    MODELS are workloads of `checkmate demo --model`; three of them by default. Memory is the
+    allocator's peak above the resting level.
+
+    JSON: model, method, peak_bytes, plain_bytes, step_s, plain_s, losses, loss_difference,
+    first_call_s; or error.
+    """
+    b = rivals_benchmark
+    chosen = methods.split(",") if methods else b.METHODS
+    title = (
+        "memory is the allocator's peak above the resting level; time and losses are compared with"
+        " the plain step's"
+    )
+    rows = rows_of(b.measure, models or b.NAMES, chosen, budgets, steps)
+    stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model", "method")), as_json=as_json)
+
+
+@click.command("xla")
+@json_option
+def xla(as_json: bool) -> None:
+    """Does recomputation survive XLA?
+
+    A chain of dense layers, plain and recomputed, with and without XLA and its optimization
+    barriers.
+
+    JSON: way, peak_bytes, plain_bytes, step_s, and of the compiled program tanh and barriers (null
+    without XLA).
+    """
+    b = xla_benchmark
+    title = (
+        "memory is the allocator's peak above the resting level; tanh counts those in the compiled"
+        " program"
+    )
+    stream(b.measure(), RowTable(title, b.COLUMNS, b.cells, ("way",)), as_json=as_json)
+
+
+@click.command("zoo")
+@models_argument
+@steps_option(2, "Training steps of each kind.")
+@json_option
+def zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Does every model train within a budget, and how much memory does each save?
+
+    MODELS are names of the zoo; all by default. The budget is 60% of the plain step's measured
+    peak, resident bytes included, or the lowest of some larger shares that has a plan.
+
+    JSON: model, plain_bytes, budget_bytes, peak_bytes, predicted_bytes, values, verified, not_run,
+    run_again, recomputed, ops, tracing_s, phases, notes, smallest, seconds; or error.
+    """
+    b = zoo_benchmark
+    title = (
+        "two steps within 60% of the plain step's peak; the smallest budgets whose predicted time"
+        " is 1.10 and 1.30 times the plain step's"
+    )
+    table = RowTable(title, b.COLUMNS, b.cells, ("model",))
+    done = stream(b.rows(models, steps), table, as_json=as_json)
+    if not as_json:
+        click.echo(
+            f"{sum(map(b.trained, done))} of {len(done)} models trained within their budget, with"
+            " the plain step's values."
+        )
+
+
+@click.command("refusals")
+@models_argument
+@steps_option(4, "Training steps.")
+@json_option
+def refusals(models: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Does the budget that a refusal names work?
+
+    MODELS are names of the zoo; all by default. The budget is 30% of the plain step's peak; then
+    the smallest budget that the refusal names, in the same process and in another.
+
+    JSON: model, asked_bytes, refused, least_bytes, named_bytes, here, peak_bytes; or error.
+    """
+    b = refusals_benchmark
+    title = "30% of the plain step's peak, and then the smallest budget that the refusal names"
+    table = RowTable(title, b.COLUMNS, b.cells, ("model", "refused", "accepted anew"))
+    done = stream(b.rows(models, steps), table, as_json=as_json)
+    if not as_json:
+        click.echo(f"{sum(map(b.holds, done))} of {len(done)} answers hold.")
+
+
+@click.command("dtr-eager")
+@click.argument("workloads", nargs=-1)
+@budgets_option("50%,40%", "Shares of the plain step's measured peak.")
+@steps_option(5, "Timed steps of each kind.")
+@click.option(
+    "--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within a memory cap."
+)
+@click.option("--ops", is_flag=True, help="Instead: the time of one op if nothing is evicted.")
+@json_option
+def dtr_eager(
+    workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, ops: bool, as_json: bool
+) -> None:
+    """Eager training steps under dtr(), compared with plain ones.
+
+    WORKLOADS are mlp, mlp32, cnn, lstm, treelstm, unrolled and attention; all by default.
+
+    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, slowdown,
+    cost, difference, state_equal; or error. With --trees: nodes, cap_bytes, plain, dtr. With --ops:
+    width, pass, plain_s, none_s, none, far_s, far.
+    """
+    if ops:
+        title = (
+            "an op of a taped chain of matrix products: a plain tape, and the time that dtr() adds"
+            " if nothing is evicted"
+        )
+        table = RowTable(title, eager_ops.COLUMNS, eager_ops.cells, ("width", "pass"))
+        stream(eager_ops.measure(), table, as_json=as_json)
+    elif trees:
+        title = f"seconds of a step on a random tree, within {eager.CAP_MIB} MiB"
+        stream(
+            eager.trees(), RowTable(title, eager.TREE_COLUMNS, eager.tree_cells), as_json=as_json
+        )
+    else:
+        title = (
+            "eager TensorFlow under dtr(); memory is the allocator's peak, variables and data"
+            " included"
+        )
+        rows = rows_of(eager.measure, workloads or eager.NAMES, budgets, steps)
+        table = RowTable(title, eager.COLUMNS, eager.cells, ("workload", "budget"))
+        stream(rows, table, as_json=as_json)
+
+
+COMMANDS = (
+    limits,
+    cap,
+    workers,
+    steps,
+    first_step,
+    rivals,
+    xla,
+    zoo,
+    refusals,
+    dtr_eager,
+)
