@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.schedule import Schedule
-from checkmate.solvers.auto.solver import Snapshot
+from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.ortools_intervals import IntervalProblem
 from checkmate.solvers.local.stage_plan import last_stages
@@ -60,7 +60,7 @@ class Retention:
                 time_limit_s=seconds,
                 deterministic=search.deterministic,
             )
-            Snapshot(rounds=2, snapshots=2).run(within)
+            Auto(patience=0).run(within)
             if within.infeasible:
                 search.prove_infeasible(within.infeasible)
                 return
