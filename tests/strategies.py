@@ -265,15 +265,21 @@ def u_shape(depth: int, *, convolutions: int = 2, size: int = 2**10) -> DFGraph:
 
 
 def tree(leaves: int, *, seed: int = 0) -> DFGraph:
-    """The training step of a binary tree over `leaves` inputs, such as a TreeLSTM: which two
-    values are joined next, and what that costs, is drawn."""
+    """The training step of a random binary tree over `leaves` inputs, such as a TreeLSTM: an op
+    reads its two children, and each subtree is evaluated as a whole before the next."""
     chance = random.Random(seed)
-    ops = [Op(f"leaf{k}", (), chance.randint(1, 9), chance.randint(1, 9)) for k in range(leaves)]
-    tops = list(range(leaves))
-    while len(tops) > 1:
-        pair = sorted(tops.pop(chance.randrange(len(tops))) for _ in range(2))
-        tops.append(len(ops))
-        ops.append(Op(f"join{len(ops)}", tuple(pair), chance.randint(1, 9), chance.randint(1, 9)))
+    ops: list[Op] = []
+
+    def subtree(count: int) -> int:
+        """Adds a tree over `count` leaves; returns its root."""
+        deps: tuple[int, ...] = ()
+        if count > 1:
+            left = chance.randint(1, count - 1)
+            deps = (subtree(left), subtree(count - left))
+        ops.append(Op(f"node{len(ops)}", deps, chance.randint(1, 9), chance.randint(1, 9)))
+        return len(ops) - 1
+
+    subtree(leaves)
     return with_backward(ops, f"tree{leaves}")
 
 
