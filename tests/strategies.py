@@ -148,10 +148,10 @@ def in_place(draw, ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 @st.composite
-def training_chains(draw, max_layers: int = 3) -> DFGraph:
+def training_chains(draw, max_layers: int = 3, min_layers: int = 1) -> DFGraph:
     """Small training graphs by the rule of `training_chain`; `max_layers=3` without updates has at
     most 7 ops."""
-    layers = draw(st.integers(1, max_layers))
+    layers = draw(st.integers(min_layers, max_layers))
     return training_chain(
         layers,
         skip=draw(st.sampled_from((0, 2))),
