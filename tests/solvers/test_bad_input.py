@@ -354,7 +354,14 @@ sys.meta_path.insert(0, Clash())
 """
 
 
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(order, marks=[pytest.mark.slow] if "tensorflow" in order[1:] else [])
+        for order in ORDERS
+    ],
+    ids="-".join,
+)
 def test_packages_in_every_order(order, tmp_path):
     # Not imported here: the tests' own process stays without it.
     if "tensorflow" in order and not importlib.util.find_spec("tensorflow"):

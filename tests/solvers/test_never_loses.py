@@ -32,7 +32,7 @@ from `LOWEST` where no solver finds a plan at its floor."""
 LOWEST = {
     "tree": 0.35,
     "large_tree": 0.45,
-    "tangled": 0.2,
+    "tangled": 0.25,
     "layered": 0.35,
     "mlp_8x256": 0.1,
     "mlp_12x512": 0.05,
