@@ -320,6 +320,7 @@ def test_a_model_that_recomputes_by_itself():
     )
 
 
+@pytest.mark.slow
 def test_a_large_budget_costs_no_memory():
     from processes import found, started
 

@@ -57,6 +57,7 @@ def planned(model, optimizer, batch, budget):
     suppress_health_check=list(HealthCheck),
 )
 @given(model_and_optimizer=models(), share=st.floats(0.35, 0.95))
+@pytest.mark.slow
 def test_values_and_budget_hold(model_and_optimizer, share):
     model, optimizer = model_and_optimizer
     chance = np.random.default_rng(0)
