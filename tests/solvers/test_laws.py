@@ -3,9 +3,9 @@ entry in the registry, and this table.
 
 1 the judge accepts the plan; 2 its peak is within the budget; 3 it computes what the plain step
 computes; 4 its cost is at least the plain step's; 5 bound <= optimum <= cost; 6 on small graphs an
-exact solver finds the optimum of its space; 7 a larger budget costs no more; 8 below the floor
-there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer; 11
-fixed bytes change nothing.
+exact solver finds the optimum of its space; 7 a larger budget costs no more (rounding does not
+promise that, and is not asked); 8 below the floor there is a proof; 9 a tight budget makes it
+recompute; 10 the same question has the same answer; 11 fixed bytes change nothing.
 """
 
 from collections import Counter
