@@ -223,10 +223,10 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
         from test_engines import hard
         import subprocess
         children, real = [], subprocess.Popen
-        def started(*args, **facts):
+        def start(*args, **facts):
             children.append(real(*args, **facts))
             return children[-1]
-        subprocess.Popen = started
+        subprocess.Popen = start
         threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             engines.solve_matrices(formulate(*hard()).problem, engine="cbc", time_limit_s=3600)
