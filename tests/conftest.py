@@ -8,6 +8,7 @@ and oneDNN the plain step is not fused, which is what "the model's own numbers" 
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,8 @@ def pytest_pyfunc_call(pyfuncitem):
     """
     if OWN_PROCESS in os.environ or not pyfuncitem.get_closest_marker("own_process"):
         return None
-    options = ["-n", "0", "-p", "no:cacheprovider", "--timeout", "0"]  # this test's own limit holds
+    # This test's own time limit holds; it may be one of the slow ones.
+    options = ["-n", "0", "-p", "no:cacheprovider", "--timeout", "0", "-m", ""]
     command = [sys.executable, "-m", "pytest", *options, pyfuncitem.nodeid]
     done = subprocess.run(
         command,
@@ -61,6 +63,15 @@ def pytest_pyfunc_call(pyfuncitem):
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
     return True
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """SIGINT raises KeyboardInterrupt in tests and in the processes that they start, also where
+    the shell that started them has it ignored, as it does in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -148,10 +148,10 @@ def in_place(draw, ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 @st.composite
-def training_chains(draw, max_layers: int = 3) -> DFGraph:
+def training_chains(draw, max_layers: int = 3, min_layers: int = 1) -> DFGraph:
     """Small training graphs by the rule of `training_chain`; `max_layers=3` without updates has at
     most 7 ops."""
-    layers = draw(st.integers(1, max_layers))
+    layers = draw(st.integers(min_layers, max_layers))
     return training_chain(
         layers,
         skip=draw(st.sampled_from((0, 2))),
@@ -208,3 +208,105 @@ def tangled(n: int, *, seed: int = 0) -> DFGraph:
     ]
     read = set().union(*deps)
     return DFGraph(tuple(ops), tuple(i for i in range(n) if i not in read), 0, f"tangled{n}")
+
+
+def with_backward(forward: Sequence[Op], name: str) -> DFGraph:
+    """A training step: forward ops, a loss that reads what nobody else does, and a backward op for
+    each forward op, in reverse.
+
+    The backward op of an op reads the gradients from the op's readers, its inputs and its value,
+    costs twice as much and makes a value as large.
+    """
+    n = len(forward)
+    readers: list[list[int]] = [[] for _ in forward]
+    for i, op in enumerate(forward):
+        for d in op.deps:
+            readers[d].append(i)
+    ends = tuple(i for i in range(n) if not readers[i])
+    ops = [*forward, Op("loss", ends, output_bytes=1)]
+    backward = {i: 2 * n - i for i in range(n)}
+    for i in reversed(range(n)):
+        above = [backward[reader] for reader in readers[i]] or [n]
+        deps = tuple(sorted({*above, *forward[i].deps, i}))
+        cost, size = 2 * forward[i].cost, forward[i].output_bytes
+        ops.append(Op(f"d_{forward[i].name}", deps, cost, size, is_backward=True))
+    first = [backward[i] for i in range(n) if not forward[i].deps]
+    return DFGraph(tuple(ops), (n, *first), 0, name)
+
+
+def u_shape(depth: int, *, convolutions: int = 2, size: int = 2**10) -> DFGraph:
+    """The training step of a U-Net: on the way down each level has half the bytes of the one
+    above, on the way up it also reads the last value of its level from the way down.
+
+    Args:
+      depth: Levels below the first.
+      convolutions: Ops of a level, each way, that keep the size.
+      size: Bytes of a value of the first level.
+    """
+    ops: list[Op] = []
+
+    def add(name: str, deps: tuple[int, ...], cost: float, level: int) -> int:
+        ops.append(Op(name, deps, cost, size >> level))
+        return len(ops) - 1
+
+    last: list[int] = []
+    for level in range(depth + 1):
+        if last:
+            add(f"pool{level}", (last[-1],), 1, level)
+        for k in range(convolutions):
+            add(f"down{level}_{k}", (len(ops) - 1,) if ops else (), 8, level)
+        last.append(len(ops) - 1)
+    for level in reversed(range(depth)):
+        at = add(f"enlarge{level}", (len(ops) - 1,), 4, level)
+        at = add(f"join{level}", (last[level], at), 1, level)
+        for k in range(convolutions):
+            at = add(f"up{level}_{k}", (at,), 8, level)
+    return with_backward(ops, f"u_shape{depth}x{convolutions}")
+
+
+def tree(leaves: int, *, seed: int = 0) -> DFGraph:
+    """The training step of a random binary tree over `leaves` inputs, such as a TreeLSTM: an op
+    reads its two children, and each subtree is evaluated as a whole before the next."""
+    chance = random.Random(seed)
+    ops: list[Op] = []
+
+    def subtree(count: int) -> int:
+        """Adds a tree over `count` leaves; returns its root."""
+        deps: tuple[int, ...] = ()
+        if count > 1:
+            left = chance.randint(1, count - 1)
+            deps = (subtree(left), subtree(count - left))
+        ops.append(Op(f"node{len(ops)}", deps, chance.randint(1, 9), chance.randint(1, 9)))
+        return len(ops) - 1
+
+    subtree(leaves)
+    return with_backward(ops, f"tree{leaves}")
+
+
+def series_parallel(n: int, *, seed: int = 0, backward: bool = True) -> DFGraph:
+    """A random series-parallel graph of n ops, and their backward ops: blocks one after another,
+    of branches side by side, each of which is a chain or such a graph again."""
+    chance = random.Random(seed)
+    ops: list[Op] = []
+
+    def add(deps: tuple[int, ...]) -> int:
+        ops.append(Op(f"op{len(ops)}", deps, chance.randint(1, 20), chance.randint(1, 20)))
+        return len(ops) - 1
+
+    def block(start: int, count: int) -> int:
+        """Adds `count` ops that follow `start`; returns the last."""
+        if count < 4 or chance.random() < 0.3:
+            for _ in range(count):
+                start = add((start,))
+            return start
+        first = chance.randint(1, count - 2)
+        branches = [block(start, first), block(start, count - 1 - first)]
+        return add(tuple(sorted({*branches, start} if chance.random() < 0.3 else branches)))
+
+    at = add(())
+    while len(ops) < n:
+        at = block(at, min(n - len(ops), chance.randint(2, max(3, n // 3))))
+    name = f"series_parallel{n}_{seed}"
+    if backward:
+        return with_backward(ops, name)
+    return DFGraph(tuple(ops), (at,), 0, name)

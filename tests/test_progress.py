@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,14 @@ def search_cost(graph, plan):
     return replay(graph, plan).cost / graph.total_cost
 
 
-def work(**options):
+def wait_until(holds):
+    """The terminal is written to some ten times a second."""
+    while not holds():
+        time.sleep(0.01)
+
+
+def work(shown=lambda text: lambda: True, **options):
+    """Reports a search; `shown(text)` tells whether a text has been written."""
     graph = training_chain(4)
     plan = repeating(graph)
     assert search_cost(graph, plan) > 1.1
@@ -43,13 +51,13 @@ def work(**options):
         with progress.phase("solving"):
             search = Search(graph, 10**9, time_limit_s=1, on_progress=progress.improved)
             search.raise_bound(1.1 * graph.total_cost, by="test")
-            progress._bars.refresh()
+            wait_until(shown("no plan yet"))
             search.offer(plan, by="test")
-            progress._bars.refresh()
+            wait_until(shown("best plan"))
 
 
 def test_a_terminal_sees_phases_plan_bound_and_gap(terminal):
-    work()
+    work(lambda text: lambda: text in terminal.getvalue())
     said = terminal.getvalue()
     assert "model: measuring ops" in said or "model: solving" in said
     assert "no plan yet, bound +10.00%" in said

@@ -48,6 +48,11 @@ def kinds(cell):
     return [kind for kind, _ in groupby(shown)]  # how much of a stream comes at a time is chance
 
 
+def trains(path):
+    """Whether a notebook loads TensorFlow."""
+    return bool(re.search(r"\bimport (tensorflow|keras)\b", path.read_text(encoding="utf-8")))
+
+
 def test_they_are_numbered_and_listed():
     numbers = [int(path.name.split("_")[0]) for path in NOTEBOOKS]
     assert numbers == list(range(1, len(NOTEBOOKS) + 1))
@@ -100,7 +105,13 @@ def test_links_lead_somewhere(path):
     assert "{{" not in text
 
 
-@of_each
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if trains(path) else [])
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_fresh_run(path, tmp_path, monkeypatch):
     """In an empty folder, with nothing measured before. What is shown differs in figures only, and
     nothing is warned of."""

@@ -26,10 +26,13 @@ def test_unknown_graphs_are_refused_with_the_known_ones(name):
 
 @pytest.mark.parametrize(("n", "edges"), problems.LAYERED_EDGES.items())
 def test_layered_graphs_have_the_size_they_promise(n, edges):
-    graph = problems.layered(n)
+    graph = problems.load(f"layered{n}")
     assert (len(graph), len(graph.edges)) == (n, edges)
-    assert graph.deps == problems.load(f"layered{n}").deps
-    assert graph.deps != problems.layered(n, seed=1).deps
+
+
+def test_layered_graphs_are_drawn_from_a_seed():
+    assert problems.layered(100).deps == problems.layered(100, seed=0).deps
+    assert problems.layered(100).deps != problems.layered(100, seed=1).deps
 
 
 def test_small_layered_graphs_end():
@@ -57,7 +60,7 @@ def test_rows_tell_what_the_solvers_said():
     )
     assert auto.overhead == pytest.approx(auto.bound, rel=1e-3)
     assert 0 <= auto.first_s <= auto.gap_s <= auto.small_gap_s <= auto.total_s
-    assert chen.overhead is None or chen.overhead >= auto.bound
+    assert chen.overhead > auto.bound
     assert (none.refusal, none.overhead, none.gap) == ("NOT_FOUND", None, None)
 
 

@@ -83,16 +83,20 @@ def test_sums_that_no_number_holds():
 def test_huge_costs_beside_small_ones(name):
     """Engines have tolerances; the judge has none. What is cheap beside 1e15 must not be thrown
     away, and the budget is a limit."""
+    results = []
     for costs in ((1e15, 1e3, 1.0), (1.0, 1e15, 1e3)):
-        graph = training_chain(3, costs=costs, sizes=(7, 10, 3))
+        graph = training_chain(4, costs=costs, sizes=(7, 10, 3))
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
         for budget_bytes in range(floor(graph).bytes, peak):
             least, result = cheapest(graph, budget_bytes), ask(graph, budget_bytes, name)
-            assert result.status is not SolveStatus.INFEASIBLE or least is None
+            assert result.status is not SolveStatus.INFEASIBLE
             if result.plan is not None:
                 assert replay(graph, result.plan).peak_bytes <= budget_bytes
                 assert result.bound * (1 - 1e-6) <= least <= result.cost
-            assert result.plan is not None or least is None or name != "auto"
+            results.append(result)
+    found = sum(result.plan is not None for result in results)
+    assert len(results) == 10
+    assert found == 10 if name == "auto" else found >= 8
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -121,6 +125,8 @@ def test_budgets_at_the_edges(name):
         result = ask(graph, budget_bytes, name)
         assert (result.status, result.cost) == (SolveStatus.OPTIMAL, graph.total_cost)
     at_the_floor = ask(graph, lowest, name)
+    assert at_the_floor.status is not SolveStatus.INFEASIBLE
+    assert at_the_floor.plan is not None or name not in ("auto", "local_search")
     assert at_the_floor.plan is None or at_the_floor.peak_bytes <= lowest
     with pytest.raises(InfeasibleBudgetError):
         solve(graph, lowest - 1, solver=name)
@@ -164,10 +170,10 @@ def test_sizes_of_terabytes():
     small = training_chain(8, sizes=(10**4, 3 * 10**3, 7))
     for name in ("auto", "lp_rounding", "chen_greedy", "min_cut"):
         result, alike = (
-            solve(each, "80%", solver=name, time_limit_s=30, throw=False) for each in (graph, small)
+            solve(each, "80%", solver=name, time_limit_s=30) for each in (graph, small)
         )
-        assert result.plan is None or result.peak_bytes <= result.budget_bytes, name
-        assert (result.plan is None) == (alike.plan is None), name
+        assert result.peak_bytes <= result.budget_bytes, name
+        assert result.cost == alike.cost, name
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("-inf"), "3", None, True], ids=str)
@@ -198,10 +204,8 @@ def test_a_solver_that_finds_nothing_says_what_else_there_is(monkeypatch):
 )
 def test_all_the_time_there_is(solver):
     graph = training_chain(5, sizes=(4, 9, 2))
-    assert (
-        solve(graph, "85%", solver=solver, time_limit_s=float("inf"), throw=False).status
-        is not SolveStatus.INFEASIBLE
-    )
+    result = solve(graph, "85%", solver=solver, time_limit_s=float("inf"))
+    assert result.peak_bytes <= result.budget_bytes
 
 
 def test_interval_engine_that_breaks(monkeypatch):
@@ -218,13 +222,14 @@ def test_interval_engine_that_breaks(monkeypatch):
 
 
 def test_no_time_to_start_the_engine():
-    """The process of an engine takes longer to start than there is time: no answer, but no error
-    either."""
-    for name in ("milp_scip", "lp_rounding"):
-        assert (
-            solve(training_chain(30), "70%", solver=name, time_limit_s=0.2, throw=False).status
-            in SolveStatus
-        )
+    """The process of an engine takes longer to start than there is time: what was found before it
+    is the answer, which is Chen's plan for one of these and nothing for the other."""
+    for name, status in (
+        ("milp_scip", SolveStatus.FEASIBLE),
+        ("lp_rounding", SolveStatus.NOT_FOUND),
+    ):
+        result = solve(training_chain(30), "70%", solver=name, time_limit_s=0.1, throw=False)
+        assert result.status is status
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -264,7 +269,7 @@ def test_an_engine_that_hangs_is_ended_and_what_was_found_beside_it_counts(monke
                 [
                     sys.executable,
                     "-c",
-                    "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)",
+                    "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(3600)",
                 ],
                 **facts,
             )
@@ -349,7 +354,14 @@ sys.meta_path.insert(0, Clash())
 """
 
 
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(order, marks=[pytest.mark.slow] if "tensorflow" in order[1:] else [])
+        for order in ORDERS
+    ],
+    ids="-".join,
+)
 def test_packages_in_every_order(order, tmp_path):
     # Not imported here: the tests' own process stays without it.
     if "tensorflow" in order and not importlib.util.find_spec("tensorflow"):
@@ -459,10 +471,8 @@ def test_dtr_with_costs_whose_products_are_infinite():
         floor(graph).bytes
         + (replay(graph, Plan.keep_all(graph)).peak_bytes - floor(graph).bytes) * 2 // 5
     )
-    assert solve(graph, budget, solver="dtr", throw=False).status in (
-        SolveStatus.FEASIBLE,
-        SolveStatus.NOT_FOUND,
-    )
+    result = solve(graph, budget, solver="dtr")
+    assert result.plan.recomputed and result.peak_bytes <= budget
 
 
 @pytest.mark.parametrize("engine", ["milp", "milp_highs", "milp_scip"])

@@ -3,11 +3,12 @@ entry in the registry, and this table.
 
 1 the judge accepts the plan; 2 its peak is within the budget; 3 it computes what the plain step
 computes; 4 its cost is at least the plain step's; 5 bound <= optimum <= cost; 6 on small graphs an
-exact solver finds the optimum of its space; 7 a larger budget costs no more; 8 below the floor
-there is a proof; 9 a tight budget makes it recompute; 10 the same question has the same answer; 11
-fixed bytes change nothing.
+exact solver finds the optimum of its space; 7 a larger budget costs no more (rounding does not
+promise that, and is not asked); 8 below the floor there is a proof; 9 a tight budget makes it
+recompute; 10 the same question has the same answer; 11 fixed bytes change nothing.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,39 @@ RECOMPUTING = tuple(
     for name in NAMES
     if name not in ("checkpoint_all", "min_cut") and not name.startswith("lp_bound")
 )
+PLANLESS = ("checkpoint_all", *(name for name in NAMES if name.startswith("lp_bound")))
+"""They find no plan that recomputes."""
+
+ROUNDING = ("lp_rounding", "deterministic_rounding", "randomized_rounding")
+"""They can find a dearer plan in a larger budget: what they round is another solution."""
+
+BASELINES = (
+    *(name for name in NAMES if name.startswith(("chen_", "ap_", "linearized_"))),
+    *("checkpoint_last", "revolve", "min_cut", "dtr", "deterministic_rounding"),
+)
+FINDS = dict.fromkeys(PLANLESS, 0.0) | dict.fromkeys(BASELINES, 0.4)
+"""The share of problems, of those that have a plan and need one, in which a solver finds one: at
+least this, and 0.9 where nothing is said. A law that no plan was held to says nothing."""
+
+
+class Tally:
+    """Counts the problems in which the plain step does not fit, and the plans found for them."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    def add(self, result, *, has_plan=True):
+        plain_fits = (
+            replay(result.graph, Plan.keep_all(result.graph)).peak_bytes <= result.budget_bytes
+        )
+        if has_plan and not plain_fits:
+            self.counts["asked"] += 1
+            self.counts["found"] += result.plan is not None
+
+    def check(self, name, *, asked):
+        """At least `asked` problems needed a plan, and the solver found its share of plans."""
+        assert self.counts["asked"] >= asked
+        assert self.counts["found"] >= FINDS.get(name, 0.9) * self.counts["asked"], self.counts
 
 
 @st.composite
@@ -110,47 +144,68 @@ def check(result):
 
 
 @pytest.mark.parametrize("name", (*NAMES, *VARIANTS))
-@settings(max_examples=18)
-@given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
-def test_laws_1_to_5(name, problem):
-    graph, budget_bytes = problem
-    result = ask(graph, budget_bytes, name)
-    check(result)
-    least = cheapest(graph, budget_bytes)
-    if least is None:
-        assert result.status in (SolveStatus.NOT_FOUND, SolveStatus.INFEASIBLE)
-    else:
-        assert result.status is not SolveStatus.INFEASIBLE
-        assert result.bound <= least * (1 + 1e-6)
-        if result.status is SolveStatus.OPTIMAL:
-            assert result.cost == pytest.approx(least, rel=2e-6)
+def test_laws_1_to_5(name):
+    tally = Tally()
+
+    @settings(max_examples=18)
+    @given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
+    def law(problem):
+        graph, budget_bytes = problem
+        result = ask(graph, budget_bytes, name)
+        check(result)
+        least = cheapest(graph, budget_bytes)
+        tally.add(result, has_plan=least is not None)
+        if least is None:
+            assert result.status in (SolveStatus.NOT_FOUND, SolveStatus.INFEASIBLE)
+        else:
+            assert result.status is not SolveStatus.INFEASIBLE
+            assert result.bound <= least * (1 + 1e-6)
+            if result.status is SolveStatus.OPTIMAL:
+                assert result.cost == pytest.approx(least, rel=2e-6)
+
+    law()
+    tally.check(name, asked=8)
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=18)
-@given(problem=tight_problems(max_ops=5))
-def test_law_6(name, problem):
-    graph, budget_bytes = problem
-    expected = EXACT[name](graph, budget_bytes)
-    result = ask(graph, budget_bytes, name)
-    if expected is not None:
-        # The relaxation it begins with has one stage more, for outputs that come back at the end;
-        # there it may find a cheaper plan.
-        in_stages = result.schedule is not None
-        assert result.cost == pytest.approx(expected) if in_stages else result.cost <= expected
-    check(result)
+def test_law_6(name):
+    tally = Tally()
+
+    @settings(max_examples=18)
+    @given(problem=tight_problems(max_ops=5))
+    def law(problem):
+        graph, budget_bytes = problem
+        expected = EXACT[name](graph, budget_bytes)
+        result = ask(graph, budget_bytes, name)
+        tally.add(result, has_plan=expected is not None)
+        check(result)
+        if expected is not None:
+            # The relaxation it begins with has one stage more, for outputs that come back at the
+            # end; there it may find a cheaper plan.
+            in_stages = result.schedule is not None
+            assert result.cost == pytest.approx(expected) if in_stages else result.cost <= expected
+
+    law()
+    tally.check(name, asked=12)
 
 
-@pytest.mark.parametrize("name", (*NAMES, *VARIANTS))
-@settings(max_examples=8)
-@given(graph=training_chains())
-def test_law_7(name, graph):
-    lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
-    costs = [
-        ask(graph, budget_bytes, name).cost or float("inf")
-        for budget_bytes in range(max(1, lowest), peak + 1, max(1, (peak - lowest) // 4))
-    ]
-    assert costs == sorted(costs, reverse=True)
+@pytest.mark.parametrize("name", [name for name in (*NAMES, *VARIANTS) if name not in ROUNDING])
+def test_law_7(name):
+    tally = Tally()
+
+    @settings(max_examples=5)
+    @given(graph=training_chains(min_layers=4, max_layers=5))
+    def law(graph):
+        lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
+        step = max(1, (peak - lowest) // 4)
+        results = [ask(graph, each, name) for each in range(max(1, lowest), peak + 1, step)]
+        for result in results:
+            tally.add(result)
+        costs = [result.cost if result.plan else float("inf") for result in results]
+        assert costs == sorted(costs, reverse=True)
+
+    law()
+    tally.check(name, asked=8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,6 +284,7 @@ def test_law_9_the_plain_step_has_nothing_to_give():
 def test_law_10(name):
     graph = training_chain(6, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
     first, second = (ask(graph, "80%", name, time_limit_s=20) for _ in range(2))
+    assert first.plan is not None or name in (*PLANLESS, "ap_sqrt_n", "ap_greedy")
     assert (first.status, first.plan, first.bound) == (second.status, second.plan, second.bound)
 
 
@@ -249,5 +305,6 @@ def test_fixed_bytes_change_nothing(name):
         )
         for more in (0, fixed)
     ]
+    assert answers[0].plan is not None or name in PLANLESS
     assert answers[0].plan == answers[1].plan
     assert answers[0].bound == answers[1].bound

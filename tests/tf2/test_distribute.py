@@ -56,6 +56,7 @@ def free_ports(count):
     return ports
 
 
+@pytest.mark.slow
 def test_two_workers():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = [

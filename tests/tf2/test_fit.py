@@ -143,7 +143,9 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
     )
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_float16", marks=pytest.mark.slow), "mixed_bfloat16"]
+)
 def test_mixed_precision(policy):
     import keras
     import tensorflow as tf
@@ -320,6 +322,7 @@ def test_a_model_that_recomputes_by_itself():
     )
 
 
+@pytest.mark.slow
 def test_a_large_budget_costs_no_memory():
     from processes import found, started
 

@@ -43,6 +43,7 @@ def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
 
 
 @pytest.mark.own_process
+@pytest.mark.slow
 def test_a_limit_on_the_overhead_lowers_the_batch():
     from keras_models import cnn
 

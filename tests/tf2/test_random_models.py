@@ -1,6 +1,6 @@
 """Whatever the model: the planned step is the plain one, and asks for no more than its budget.
 
-A few models run with the other tests; $CHECKMATE_RANDOM_MODELS says how many, for a long run.
+A few models run with the slow tests; $CHECKMATE_RANDOM_MODELS says how many, for a long run.
 """
 
 import os
@@ -51,12 +51,13 @@ def planned(model, optimizer, batch, budget):
 
 
 @settings(
-    max_examples=int(os.environ.get("CHECKMATE_RANDOM_MODELS", "4")),
+    max_examples=int(os.environ.get("CHECKMATE_RANDOM_MODELS", "2")),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 @given(model_and_optimizer=models(), share=st.floats(0.35, 0.95))
+@pytest.mark.slow
 def test_values_and_budget_hold(model_and_optimizer, share):
     model, optimizer = model_and_optimizer
     chance = np.random.default_rng(0)

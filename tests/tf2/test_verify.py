@@ -187,6 +187,7 @@ def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(tra
 
 
 @pytest.mark.own_process
+@pytest.mark.slow
 def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     verify = importlib.import_module("checkmate.tf2.verify")
     case, _, step = planned_cnn()
@@ -235,6 +236,7 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
 
 
 @pytest.mark.own_process
+@pytest.mark.slow
 def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
     """Their sizes are known, and so are those of what is made of them."""
     import keras

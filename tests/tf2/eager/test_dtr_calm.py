@@ -49,6 +49,7 @@ def test_far_below_the_budget_ops_are_tensorflows_own_once_their_needs_are_known
     assert not context.stats.rematerializations
 
 
+@pytest.mark.slow
 # What other tests left in memory may go at any time, and with it what is tight here.
 @pytest.mark.own_process
 def test_once_memory_has_come_near_the_budget_all_of_the_program_can_be_evicted():

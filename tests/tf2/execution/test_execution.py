@@ -224,6 +224,7 @@ def test_measured_memory_falls_with_the_budget(conv_net):
     assert measured[0] - measured[-1] >= 0.7 * (predicted[0] - predicted[-1])
 
 
+@pytest.mark.slow
 def test_recomputation_between_convolution_bias_and_their_gradients_closes_no_cycle():
     """With Grappler and oneDNN on, both of which fuse convolution and bias, forward and
     backward."""

@@ -86,7 +86,12 @@ def test_the_optimizer_is_left_alone_where_it_is_off(tensorflow, grappler):
     assert grappler.optimize(concrete, ()) is concrete
 
 
-@pytest.mark.parametrize("case", ["cnn", "unet", "lstm", "transformer"])
+LARGE = ("unet", "transformer")
+
+
+@pytest.mark.parametrize(
+    "case", ["cnn", "lstm", *(pytest.param(each, marks=pytest.mark.slow) for each in LARGE)]
+)
 def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_on):
     case = getattr(keras_models, case)()
     optimizer = __import__("keras").optimizers.Adam(0.01)

@@ -43,6 +43,7 @@ def test_batches_do_not_cut_the_large_chunk(tensorflow):
 
 
 @pytest.mark.own_process
+@pytest.mark.slow
 def test_it_takes_a_few_batches_to_set_memory_apart(tensorflow):
     """A chunk that is not split has none behind it: nothing is asked for again and again."""
     from checkmate.tf2 import device as devices

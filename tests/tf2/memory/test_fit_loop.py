@@ -21,7 +21,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "feed", "budget"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "feed", "budget"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
+)
 def test_the_loop_stays_within_the_budget(kind, feed, budget):
     """The optimizer is made while the step is traced; the pipeline holds batches meanwhile."""
     took = found(started(PROGRAM, kind, feed, budget))

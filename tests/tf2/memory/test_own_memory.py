@@ -23,8 +23,13 @@ def sharing(tensorflow, value, count=4):
     return [tensorflow.Variable(tensor) for _ in range(count)]
 
 
+OTHERS = ("float16", "bfloat16", "int32", "int64", "bool")
+
+
 @pytest.mark.own_process  # a chunk that others left may be larger than what is asked for
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflow, dtype):
     from checkmate.tf2 import device
     from checkmate.tf2.memory.own_memory import give_own_memory

@@ -25,7 +25,7 @@ def same(compared):
     )
 
 
-@pytest.mark.parametrize("chunks", ["known", "roomy"])
+@pytest.mark.parametrize("chunks", ["known", pytest.param("roomy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("bfc", "least_requested"), [("true", 1), ("false", 256 * 2**10)])
 def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested, chunks):
     seen = found(

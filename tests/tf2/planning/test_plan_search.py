@@ -190,6 +190,7 @@ def test_where_memory_runs_out_the_next_plan_is_tried(seen):
 
 
 @pytest.mark.own_process
+@pytest.mark.slow
 def test_variables_are_as_before_to_the_bit(seen):
     """Two plans are run, one of which fails."""
     from checkmate.tf2.memory.confirm import Confirmed
