@@ -136,3 +136,39 @@ def retained(graph: DFGraph, R: np.ndarray) -> np.ndarray:
             needed[list(graph.deps[i])] = True
         S[t] = needed
     return S
+
+
+def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
+    """Returns (stages, n) bool, by default n stages: op i may run in stage t. It must run in stage
+    i; later only if it is recomputable and what it reads is not overwritten."""
+    n = len(graph)
+    stages = n if stages is None else stages
+    allowed = np.tri(stages, n, dtype=bool) & graph.recomputable
+    for k, op in enumerate(graph.ops):
+        allowed[k + 1 :, list(op.overwrites)] = False
+    return allowed | np.eye(stages, n, dtype=bool)
+
+
+def complete(graph: DFGraph, S: np.ndarray) -> Schedule:
+    """Phase two: returns the schedule that retains the values in S, and recomputes other values
+    that are needed.
+
+    Stages and ops are visited from the last to the first, each once. Values in S that no op needs
+    are not retained; needed values that may not be recomputed are retained even if they are not in
+    S.
+    """
+    n, allowed = len(graph), may_run(graph)
+    R, kept = np.eye(n, dtype=bool), np.zeros((n, n), bool)
+    wanted = np.isin(np.arange(n), graph.outputs)
+    for t in range(n - 1, -1, -1):
+        wanted[t] = True
+        for i in range(t, -1, -1):
+            if not wanted[i]:
+                continue
+            if i == t or (allowed[t, i] and not S[t, i]):
+                R[t, i] = True
+                wanted[list(graph.deps[i])] = True
+            else:
+                kept[t, i] = True
+        wanted = kept[t].copy()
+    return Schedule(R, kept)

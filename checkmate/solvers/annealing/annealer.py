@@ -9,14 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
+from checkmate.solvers.annealing.placement import IN_STAGES
 from checkmate.solvers.background import BackgroundTask
-
-IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
-"""Where the move set may place evaluations.
-
-IN_STAGES: recomputations stand in stage form (see `StagePlan`), as those of the start must.
-REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations move, too.
-"""
 
 LOWEST_PRICE, HIGHEST_PRICE = 1e-4, 100.0
 """Limits of the price of overflow, in mean costs of a byte."""

@@ -37,8 +37,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkmate.solvers.annealing.annealer import IN_ANY_ORDER, IN_STAGES
 from checkmate.solvers.annealing.compile import entry, inner
+from checkmate.solvers.annealing.placement import IN_ANY_ORDER, IN_STAGES
 
 from checkmate.solvers.annealing.choices import (  # isort: skip
     chance,

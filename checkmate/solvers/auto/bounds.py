@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from checkmate.solvers.auto.cuts import broken_chains
 from checkmate.solvers.auto.relaxation import Relaxation
-
-if TYPE_CHECKING:
-    from scipy.optimize import OptimizeResult
+from checkmate.solvers.backends import scipy
+from checkmate.solvers.backends.matrices import AnswerStatus
 
 SCALE = 1e4
 """Costs are given to HiGHS in units of total cost / SCALE, so that its dual tolerance of 1e-7 is
@@ -49,12 +47,12 @@ def solve_integer(
     if not relaxation.rows.upper:  # nothing binds: keep everything
         everything = np.ones(len(relaxation.rows.cost))
         return RelaxedSolution(relaxation.graph.total_cost, relaxation.dropped(everything))
-    options = {"time_limit": seconds, "node_limit": nodes, "mip_rel_gap": gap}
-    answer = _call_highs(relaxation, options, integer=True)
-    if answer.status == 2:
+    problem = relaxation.rows.problem(scale=_scale(relaxation), integer=True)
+    answer = scipy.solve(problem, time_limit_s=seconds, nodes=nodes, gap=gap)
+    if answer.status is AnswerStatus.INFEASIBLE:
         return RelaxedSolution(float("inf"), None)
     dropped = None if answer.x is None else relaxation.dropped(answer.x)
-    return RelaxedSolution(_bound(relaxation, answer.get("mip_dual_bound")), dropped)
+    return RelaxedSolution(_bound(relaxation, answer.bound), dropped)
 
 
 def solve_linear(
@@ -78,13 +76,14 @@ def solve_linear(
     bound, dropped = total, None
     for number in range(rounds if relaxation.rows.upper else 0):
         left = max(0.0, stop - time.monotonic())
-        answer = _call_highs(relaxation, {"time_limit": left}, integer=False)
-        if answer.status == 2:
+        problem = relaxation.rows.problem(scale=_scale(relaxation), integer=False)
+        answer = scipy.solve(problem, time_limit_s=left)
+        if answer.status is AnswerStatus.INFEASIBLE:
             return RelaxedSolution(float("inf"), None)
-        if answer.status != 0:  # out of time: an unfinished linear program proves nothing
-            break
+        if answer.status is not AnswerStatus.OPTIMAL or answer.x is None:
+            break  # an unfinished linear program proves nothing
         dropped = relaxation.dropped(answer.x)
-        before, bound = bound, max(bound, _bound(relaxation, answer.fun))
+        before, bound = bound, max(bound, _bound(relaxation, float(problem.cost @ answer.x)))
         if number and bound - before <= 1e-3 * (bound - total):
             break
         P, R = relaxation.fractions(answer.x)
@@ -94,35 +93,17 @@ def solve_linear(
     return RelaxedSolution(bound, dropped)
 
 
-def _call_highs(
-    relaxation: Relaxation, options: dict[str, float], *, integer: bool
-) -> OptimizeResult:
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_matrix
-
-    rows = relaxation.rows
-    shape = (len(rows.upper), len(rows.cost))
-    matrix = csr_matrix((rows.values, (rows.row_numbers, rows.columns)), shape=shape)
-    return milp(
-        np.array(rows.cost) * _scale(relaxation),
-        integrality=np.array(rows.binary if integer else np.zeros(shape[1]), dtype=int),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, -np.inf, np.array(rows.upper)),
-        options=options,
-    )
-
-
 def _scale(relaxation: Relaxation) -> float:
     scale = SCALE / (relaxation.graph.total_cost or SCALE)
     return scale if math.isfinite(scale) else 1.0
 
 
-def _bound(relaxation: Relaxation, proven: float | None) -> float:
+def _bound(relaxation: Relaxation, proven: float) -> float:
     """The cost that HiGHS' bound on the objective stands for, less what its tolerances may hide.
 
     Where all costs are multiples of a unit, it is raised to the next multiple.
     """
-    if proven is None or not np.isfinite(proven):
+    if not np.isfinite(proven):
         return relaxation.graph.total_cost
     again, unit = max(0.0, proven - 1e-7 * SCALE) / _scale(relaxation), relaxation.whole_unit
     return relaxation.graph.total_cost + (unit * math.ceil(again / unit - 1e-9) if unit else again)

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealing.annealer import (
-    IN_STAGES,
-    REPEATS_ANYWHERE,
-    Annealer,
-    AnnealingRun,
-    AnnealingTask,
-)
+from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.placement import IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.search import Search
 

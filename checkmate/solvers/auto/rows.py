@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from checkmate.solvers.backends.matrices import MatrixProblem
+
 ZERO, ONE = -1, -2
 """Variables that are fixed. Other variables are column numbers."""
 
@@ -12,7 +16,6 @@ class Rows:
     Attributes:
       cost: Of each column.
       binary: Whether each column is declared binary.
-      values, row_numbers, columns: The entries of the matrix.
       upper: The limit of each row.
       infeasible: A row without variables does not hold.
     """
@@ -20,10 +23,9 @@ class Rows:
     def __init__(self) -> None:
         self.cost: list[float] = []
         self.binary: list[bool] = []
-        self.values: list[float] = []
-        self.row_numbers: list[int] = []
-        self.columns: list[int] = []
         self.upper: list[float] = []
+        self._starts, self._columns = [0], list[int]()
+        self._values: list[float] = []
         self.infeasible = False
 
     def variable(self, cost: float, *, binary: bool) -> int:
@@ -34,9 +36,9 @@ class Rows:
 
     def at_most(self, terms: list[tuple[int, float]], upper: float) -> None:
         """Adds the row sum of value * x[column] <= upper. All columns are variables."""
-        self.row_numbers += [len(self.upper)] * len(terms)
-        self.columns += [column for column, _ in terms]
-        self.values += [value for _, value in terms]
+        self._columns += [column for column, _ in terms]
+        self._values += [value for _, value in terms]
+        self._starts.append(len(self._columns))
         self.upper.append(upper)
 
     def implies(self, x: int, a: int, b: int) -> None:
@@ -50,3 +52,18 @@ class Rows:
         if a == b >= 0:
             terms.pop()
         self.at_most(terms, -1.0 if x == ONE else 0.0)
+
+    def problem(self, *, scale: float, integer: bool) -> MatrixProblem:
+        """Returns the program for a solver package, with costs times `scale`, integer or linear."""
+        columns = len(self.cost)
+        return MatrixProblem(
+            cost=np.array(self.cost) * scale,
+            lower=np.zeros(columns),
+            upper=np.ones(columns),
+            integer=np.array(self.binary) if integer else np.zeros(columns, bool),
+            start=np.array(self._starts, np.int32),
+            column=np.array(self._columns, np.int32),
+            value=np.array(self._values),
+            row_lower=np.full(len(self.upper), -np.inf),
+            row_upper=np.array(self.upper),
+        )

@@ -10,9 +10,20 @@ STATUS = {0: AnswerStatus.OPTIMAL, 1: AnswerStatus.FEASIBLE, 2: AnswerStatus.INF
 
 
 def solve(
-    problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
+    problem: MatrixProblem,
+    *,
+    engine: str = "scipy",
+    time_limit_s: float,
+    start: np.ndarray | None = None,
+    nodes: int | None = None,
+    gap: float = 1e-7,
 ) -> Answer:
-    """Solves with HiGHS; a start bounds the objective."""
+    """Solves with HiGHS; a start bounds the objective.
+
+    Args:
+      nodes: Branch-and-bound nodes at most: a limit that is the same on every machine.
+      gap: Relative gap at which HiGHS may stop.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
 
@@ -24,7 +35,7 @@ def solve(
         integrality=problem.integer.astype(int),
         bounds=Bounds(problem.lower, problem.upper),
         constraints=LinearConstraint(matrix, problem.row_lower, problem.row_upper),
-        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-7},
+        options={"time_limit": time_limit_s, "mip_rel_gap": gap, "node_limit": nodes},
     )
     bound = found.get("mip_dual_bound")
     status = STATUS.get(found.status, AnswerStatus.UNKNOWN)

@@ -27,9 +27,8 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.schedule import lower
+from checkmate.core.schedule import complete, lower
 from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forward_use
-from checkmate.solvers.paper.lp_rounding import complete
 from checkmate.solvers.search import Search
 
 Form: TypeAlias = Literal["ap", "linearized"]

@@ -24,12 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealing.annealer import (
-    IN_ANY_ORDER,
-    Annealer,
-    AnnealingRun,
-    AnnealingTask,
-)
+from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.placement import IN_ANY_ORDER
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.exact.a_star import Paths
 from checkmate.solvers.ordering.any_order import raise_any_order_bound

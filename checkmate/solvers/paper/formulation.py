@@ -46,7 +46,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.schedule import Schedule, retained
+from checkmate.core.schedule import Schedule, may_run, retained
 from checkmate.solvers.backends.matrices import MatrixProblem
 from checkmate.solvers.paper import equations
 from checkmate.solvers.paper.matrix_builder import ABSENT, Columns, Rows
@@ -186,17 +186,6 @@ def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
     for k in np.flatnonzero(at.in_place).tolist():
         equations.in_place_last(rows, at, k, np.array([k]))
     return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, A)
-
-
-def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
-    """Returns (stages, n) bool, by default n stages: op i may run in stage t. It must run in stage
-    i; later only if it is recomputable and what it reads is not overwritten."""
-    n = len(graph)
-    stages = n if stages is None else stages
-    allowed = np.tri(stages, n, dtype=bool) & graph.recomputable
-    for k, op in enumerate(graph.ops):
-        allowed[k + 1 :, list(op.overwrites)] = False
-    return allowed | np.eye(stages, n, dtype=bool)
 
 
 def _letters(columns: Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate.core.graph import DFGraph
-from checkmate.core.schedule import Schedule, lower
+from checkmate.core.schedule import complete, lower
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.paper.coarsen import coarsen
-from checkmate.solvers.paper.formulation import formulate, may_run
+from checkmate.solvers.paper.formulation import formulate
 from checkmate.solvers.paper.lp_bound import LPBound
 from checkmate.solvers.search import Search
 
@@ -91,28 +90,3 @@ class LPRounding:
         # A number per entry and one per value (column of S), in turn.
         for k in range(self.draws if len(inside) else 0):
             yield generator.random(fractions.shape[k % 2 :]) < fractions
-
-
-def complete(graph: DFGraph, S: np.ndarray) -> Schedule:
-    """Phase two: returns the schedule that retains the values in S, and recomputes other values
-    that are needed.
-
-    Stages and ops are visited from the last to the first, each once. Values in S that no op needs
-    are not retained; needed values that may not be recomputed are retained even if they are not in
-    S.
-    """
-    n, allowed = len(graph), may_run(graph)
-    R, kept = np.eye(n, dtype=bool), np.zeros((n, n), bool)
-    wanted = np.isin(np.arange(n), graph.outputs)
-    for t in range(n - 1, -1, -1):
-        wanted[t] = True
-        for i in range(t, -1, -1):
-            if not wanted[i]:
-                continue
-            if i == t or (allowed[t, i] and not S[t, i]):
-                R[t, i] = True
-                wanted[list(graph.deps[i])] = True
-            else:
-                kept[t, i] = True
-        wanted = kept[t].copy()
-    return Schedule(R, kept)

@@ -13,6 +13,7 @@ from itertools import pairwise
 import oracles
 import pytest
 import strategies
+from checkmate.solvers.auto.primal import Finder
 from hypothesis import assume, given, settings
 
 from checkmate import (
@@ -29,7 +30,6 @@ from checkmate import (
 from checkmate.bench import problems
 from checkmate.solvers.annealing.annealer import Loading
 from checkmate.solvers.auto import solver as snapshot
-from checkmate.solvers.auto.primal import Finder
 from checkmate.solvers.auto.relaxation import SnapshotModel
 from checkmate.solvers.auto.solver import Snapshot
 from checkmate.solvers.baselines.dtr import DTR

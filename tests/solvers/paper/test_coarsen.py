@@ -9,9 +9,9 @@ from oracles import run_plan
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, Op, Plan, SolveStatus, lower, replay, solve
+from checkmate.core.schedule import complete, may_run
 from checkmate.solvers.paper.coarsen import _build, coarsen
-from checkmate.solvers.paper.formulation import may_run
-from checkmate.solvers.paper.lp_rounding import LPRounding, complete
+from checkmate.solvers.paper.lp_rounding import LPRounding
 from checkmate.solvers.paper.milp import MILP
 
 

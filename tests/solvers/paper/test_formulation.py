@@ -10,10 +10,10 @@ from oracles import cheapest, cheapest_in_stages, stage_plans
 from strategies import graphs, leaky_relu_grad, problems, training_chain, training_chains
 
 from checkmate import Compute, DFGraph, Free, Op, Plan, PlanError, Schedule, lower, replay
-from checkmate.core.schedule import retained
+from checkmate.core.schedule import may_run, retained
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
-from checkmate.solvers.paper.formulation import formulate, may_run, relax
+from checkmate.solvers.paper.formulation import formulate, relax
 
 
 def optimum(formulation, engine="scip"):
