@@ -258,11 +258,9 @@ def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
         if search.bound > total
         else ""
     )
-    advice = (
-        "Raise the budget or the time limit."
-        if name.lower() == "auto"
-        else "Raise the budget, the time limit, or try solver='auto'."
-    )
+    advice = f"Raise the budget to {format_bytes(best)}: a plan with that peak was found."
+    if name.lower() != "auto":
+        advice += " Or try solver='auto'."
     message = (
         f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in"
         f" {search.elapsed_s:.1f} s; the lowest peak it reached is {format_bytes(best)},"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from oracles import cheapest, run_plan
-from strategies import training_chain
+from strategies import training_chain, tree
 
 from checkmate import (
     BudgetError,
@@ -26,6 +26,7 @@ from checkmate import (
     solve,
     solve_curve,
 )
+from checkmate.bench.problems import budget_at
 from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan
@@ -187,16 +188,23 @@ def test_times_that_are_none(seconds):
         solve_curve(training_chain(5), ["85%"], time_limit_s=seconds)
 
 
-def test_a_solver_that_finds_nothing_says_what_else_there_is(monkeypatch):
-    from checkmate.solvers.auto.solver import Snapshot
+class FindsNothing:
+    name = "finds_nothing"
 
-    monkeypatch.setattr(Snapshot, "run", lambda self, search: None)
-    for name, advice in (
-        ("snapshot", r"or try solver='auto'\."),
-        ("auto", r"Raise the budget or the time limit\."),
-    ):
-        with pytest.raises(NoPlanFoundError, match=f"{advice}$"):
-            solve(training_chain(8), "70%", solver=name)
+    def run(self, search):
+        """Gives up."""
+
+
+def test_a_solver_that_finds_nothing_names_the_default_one():
+    with pytest.raises(NoPlanFoundError, match=r"Or try solver='auto'\.$"):
+        solve(training_chain(8), "70%", solver=FindsNothing())
+
+
+def test_the_budget_that_a_refusal_names_has_a_plan():
+    graph = tree(32, seed=1)
+    with pytest.raises(NoPlanFoundError, match=r"Raise the budget to .*: a plan with that") as told:
+        solve(graph, budget_at(graph, 0.02), time_limit_s=1)
+    assert solve(graph, told.value.best_peak_bytes, time_limit_s=5).plan
 
 
 @pytest.mark.parametrize(
