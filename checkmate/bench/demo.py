@@ -121,8 +121,8 @@ def train(
     import checkmate
     from checkmate.bench.models import workload
     from checkmate.tf2 import device as devices
+    from checkmate.tf2.execution.differences import move_weights
     from checkmate.tf2.memory.profiler import observe
-    from checkmate.tf2.verify import move_weights
 
     keras.utils.set_random_seed(0)
     work = workload(name)
