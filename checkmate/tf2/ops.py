@@ -55,7 +55,7 @@ def rule_of(op_type: str) -> OpRule:
     return TABLE.get(op_type, DEFAULT)
 
 
-def _row(op_types: str, base: OpRule = DEFAULT, /, **columns: Any) -> None:
+def add_row(op_types: str, base: OpRule = DEFAULT, /, **columns: Any) -> None:
     """Adds a row for some op types: `base`, but for these columns."""
     rule = replace(base, **columns)
     for op_type in op_types.split():
@@ -65,154 +65,164 @@ def _row(op_types: str, base: OpRule = DEFAULT, /, **columns: Any) -> None:
 
 
 # Aliases, views and shapes.
-_row("Identity PreventGradient StopGradient", role=Role.ALIAS, eager=Eager.VIEW)
-_row("EnsureShape IdentityN", role=Role.ALIAS)
-_row("Reshape", role=Role.VIEW, eager=Eager.VIEW, gradient_reads=_NOTHING)
-_row("ExpandDims Squeeze", role=Role.VIEW, eager=Eager.VIEW)
-_row("Bitcast", role=Role.VIEW)
-_row("Rank Shape ShapeN Size", role=Role.SHAPE, size=Size.NUMBERS)
-_row("BroadcastGradientArgs TensorListElementShape TensorListLength", size=Size.NUMBERS)
+add_row("Identity PreventGradient StopGradient", role=Role.ALIAS, eager=Eager.VIEW)
+add_row("EnsureShape IdentityN", role=Role.ALIAS)
+add_row("Reshape", role=Role.VIEW, eager=Eager.VIEW, gradient_reads=_NOTHING)
+add_row("ExpandDims Squeeze", role=Role.VIEW, eager=Eager.VIEW)
+add_row("Bitcast", role=Role.VIEW)
+add_row("Rank Shape ShapeN Size", role=Role.SHAPE, size=Size.NUMBERS)
+add_row("BroadcastGradientArgs TensorListElementShape TensorListLength", size=Size.NUMBERS)
 
 # Arguments, constants and variables.
-_row("Placeholder", role=Role.SOURCE, source=Source.ARGUMENT)
-_row("PlaceholderWithDefault", role=Role.SOURCE)
-_row("Const", role=Role.SOURCE, source=Source.CONSTANT, eager=Eager.PASSED_ON)
-_row("NoOp", role=Role.SOURCE, source=Source.NOTHING, eager=Eager.PASSED_ON)
-_row("VarHandleOp", role=Role.SOURCE, eager=Eager.PASSED_ON)
-_row("VariableShape", role=Role.SOURCE, state=State.READS, eager=Eager.PASSED_ON)
-_row(
+add_row("Placeholder", role=Role.SOURCE, source=Source.ARGUMENT)
+add_row("PlaceholderWithDefault", role=Role.SOURCE)
+add_row("Const", role=Role.SOURCE, source=Source.CONSTANT, eager=Eager.PASSED_ON)
+add_row("NoOp", role=Role.SOURCE, source=Source.NOTHING, eager=Eager.PASSED_ON)
+add_row("VarHandleOp", role=Role.SOURCE, eager=Eager.PASSED_ON)
+add_row("VariableShape", role=Role.SOURCE, state=State.READS, eager=Eager.PASSED_ON)
+add_row(
     "ReadVariableOp",
     role=Role.SOURCE,
     source=Source.VARIABLE,
     state=State.READS,
     eager=Eager.PASSED_ON,
 )
-_row("VarIsInitializedOp", state=State.READS, eager=Eager.PASSED_ON)
-_row("ResourceGather ResourceGatherNd", state=State.READS)
-_row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
-_row("AssignAddVariableOp AssignSubVariableOp AssignVariableOp", _NO_SCRATCH)
+add_row("VarIsInitializedOp", state=State.READS, eager=Eager.PASSED_ON)
+add_row("ResourceGather ResourceGatherNd", state=State.READS)
+add_row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
+add_row("AssignAddVariableOp AssignSubVariableOp AssignVariableOp", _NO_SCRATCH)
 
 # State other than variables. The two poolings draw without a seed, although they are registered as
 # stateless.
-_row("CheckNumerics CheckNumericsV2", state=State.CHECKS)
-_row("FractionalAvgPool FractionalMaxPool", state=State.DRAWS)
-_row("Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2", state=State.DRAWS)
-_row("RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt", state=State.DRAWS)
-_row("TruncatedNormal", state=State.DRAWS)
-_row("Print PrintV2 PyFunc Save SaveV2 WriteFile", state=State.VISIBLE)
-_row("WriteAudioSummary WriteGraphSummary WriteHistogramSummary", state=State.VISIBLE)
-_row("WriteImageSummary WriteRawProtoSummary WriteScalarSummary", state=State.VISIBLE)
-_row("WriteSummary", state=State.VISIBLE)
-_row("EagerPyFunc", state=State.VISIBLE, eager_refusal=_CALLS_PYTHON)
-_row("HostConst PyFuncStateless RemoteCall XlaHostCompute", state=State.CALLS_OUT)
-_row("InplaceAdd InplaceSub InplaceUpdate", eager_refusal=_WRITES)
+add_row("CheckNumerics CheckNumericsV2", state=State.CHECKS)
+add_row("FractionalAvgPool FractionalMaxPool", state=State.DRAWS)
+add_row("Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2", state=State.DRAWS)
+add_row("RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt", state=State.DRAWS)
+add_row("RandomCrop RandomPoisson TruncatedNormal", state=State.DRAWS)
+add_row("AllCandidateSampler FixedUnigramCandidateSampler", state=State.DRAWS)
+add_row("LearnedUnigramCandidateSampler LogUniformCandidateSampler", state=State.DRAWS)
+add_row("ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler", state=State.DRAWS)
+add_row("SampleDistortedBoundingBox SampleDistortedBoundingBoxV2", state=State.DRAWS)
+add_row("Print PrintV2 PyFunc Save SaveV2 WriteFile", state=State.VISIBLE)
+add_row("WriteAudioSummary WriteGraphSummary WriteHistogramSummary", state=State.VISIBLE)
+add_row("WriteImageSummary WriteRawProtoSummary WriteScalarSummary", state=State.VISIBLE)
+add_row("WriteSummary", state=State.VISIBLE)
+add_row("EagerPyFunc", state=State.VISIBLE, eager_refusal=_CALLS_PYTHON)
+add_row("HostConst PyFuncStateless RemoteCall XlaHostCompute", state=State.CALLS_OUT)
+add_row("InplaceAdd InplaceSub InplaceUpdate", eager_refusal=_WRITES)
 # Registered as stateful so that zeros are not folded into a constant.
-_row("Empty", stateless_if="init")
+add_row("Empty", stateless_if="init")
 
 # Elementwise.
-_row("Abs Ceil Cos Div DivNoNan Elu EluGrad Erf Erfc Expm1 Floor FloorDiv FloorMod", _ELEMENTWISE)
-_row("LeakyRelu LeakyReluGrad Log Log1p LogicalAnd LogicalNot LogicalOr MulNoNan Pow", _ELEMENTWISE)
-_row("Reciprocal Relu6 Relu6Grad ReluGrad Round RsqrtGrad Selu SeluGrad SigmoidGrad", _ELEMENTWISE)
-_row("Sign Sin Softplus SoftplusGrad Softsign SqrtGrad TanhGrad Xdivy Xlogy", _ELEMENTWISE)
-_row("Maximum Minimum RealDiv Rsqrt Sqrt Square", _ELEMENTWISE, broadcasts=True)
-_row("Exp Relu Sigmoid Tanh", _ELEMENTWISE, gradient_reads=_OUTPUT)
-_row("SquaredDifference", _ELEMENTWISE, gradient_reads=_INPUTS)
-_row("Mul", _ELEMENTWISE, broadcasts=True, gradient_reads=_INPUTS)
-_row("Add Neg Sub", _ELEMENTWISE, broadcasts=True, gradient_reads=_NOTHING)
-_row("AddV2", _ELEMENTWISE, broadcasts=True, list_op=ListOp.SUM, gradient_reads=_NOTHING)
-_row("BiasAdd", _ELEMENTWISE, fusion=Fusion.BIAS, gradient_reads=_NOTHING)
-_row(
+add_row(
+    "Abs Ceil Cos Div DivNoNan Elu EluGrad Erf Erfc Expm1 Floor FloorDiv FloorMod", _ELEMENTWISE
+)
+add_row(
+    "LeakyRelu LeakyReluGrad Log Log1p LogicalAnd LogicalNot LogicalOr MulNoNan Pow", _ELEMENTWISE
+)
+add_row(
+    "Reciprocal Relu6 Relu6Grad ReluGrad Round RsqrtGrad Selu SeluGrad SigmoidGrad", _ELEMENTWISE
+)
+add_row("Sign Sin Softplus SoftplusGrad Softsign SqrtGrad TanhGrad Xdivy Xlogy", _ELEMENTWISE)
+add_row("Maximum Minimum RealDiv Rsqrt Sqrt Square", _ELEMENTWISE, broadcasts=True)
+add_row("Exp Relu Sigmoid Tanh", _ELEMENTWISE, gradient_reads=_OUTPUT)
+add_row("SquaredDifference", _ELEMENTWISE, gradient_reads=_INPUTS)
+add_row("Mul", _ELEMENTWISE, broadcasts=True, gradient_reads=_INPUTS)
+add_row("Add Neg Sub", _ELEMENTWISE, broadcasts=True, gradient_reads=_NOTHING)
+add_row("AddV2", _ELEMENTWISE, broadcasts=True, list_op=ListOp.SUM, gradient_reads=_NOTHING)
+add_row("BiasAdd", _ELEMENTWISE, fusion=Fusion.BIAS, gradient_reads=_NOTHING)
+add_row(
     "AddN",
     _ELEMENTWISE,
     shares=Shares.IDLE_SUM,
     list_op=ListOp.SUM,
     gradient_reads=_NOTHING,
 )
-_row("Equal Greater GreaterEqual Less LessEqual SelectV2", _NO_SCRATCH)
-_row("Cast", _NO_SCRATCH, shares=Shares.IDLE, broadcasts=True)
-_row("Softmax", gradient_reads=_OUTPUT)
+add_row("Equal Greater GreaterEqual Less LessEqual SelectV2", _NO_SCRATCH)
+add_row("Cast", _NO_SCRATCH, shares=Shares.IDLE, broadcasts=True)
+add_row("Softmax", gradient_reads=_OUTPUT)
 
 # Products, and the gradients of convolutions.
-_row(
+add_row(
     "MatMul",
     flops=flops.matrix_product,
     fusion=Fusion.PRODUCT,
     absorbs_transpose=True,
     gradient_reads=_INPUTS,
 )
-_row(
+add_row(
     "BatchMatMulV2",
     flops=flops.batch_product,
     fusion=Fusion.PRODUCT,
     absorbs_transpose=True,
     gradient_reads=_INPUTS,
 )
-_row("BatchMatMul BatchMatMulV3", flops=flops.batch_product)
-_row("Conv2D", flops=flops.convolution, fusion=Fusion.PRODUCT, gradient_reads=_INPUTS)
-_row("Conv3D", flops=flops.convolution, fusion=Fusion.PRODUCT)
-_row("DepthwiseConv2dNative", flops=flops.depthwise, fusion=Fusion.PRODUCT)
-_row("Conv2DBackpropInput Conv3DBackpropInputV2", flops=flops.input_gradient)
-_row("DepthwiseConv2dNativeBackpropInput", flops=flops.depthwise_input_gradient)
-_row(
+add_row("BatchMatMul BatchMatMulV3", flops=flops.batch_product)
+add_row("Conv2D", flops=flops.convolution, fusion=Fusion.PRODUCT, gradient_reads=_INPUTS)
+add_row("Conv3D", flops=flops.convolution, fusion=Fusion.PRODUCT)
+add_row("DepthwiseConv2dNative", flops=flops.depthwise, fusion=Fusion.PRODUCT)
+add_row("Conv2DBackpropInput Conv3DBackpropInputV2", flops=flops.input_gradient)
+add_row("DepthwiseConv2dNativeBackpropInput", flops=flops.depthwise_input_gradient)
+add_row(
     "Conv2DBackpropFilter Conv3DBackpropFilterV2",
     flops=flops.filter_gradient,
     fusion=Fusion.FILTER_GRADIENT,
 )
-_row("DepthwiseConv2dNativeBackpropFilter", flops=flops.depthwise_filter_gradient)
-_row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT)
+add_row("DepthwiseConv2dNativeBackpropFilter", flops=flops.depthwise_filter_gradient)
+add_row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT)
 
 # Reductions, poolings and normalization.
-_row(
+add_row(
     "Mean Sum",
     _NO_SCRATCH,
     shares=Shares.IDLE,
     eager=Eager.REDUCTION,
     gradient_reads=_NOTHING,
 )
-_row("All Any Max Min Prod", shares=Shares.IDLE, eager=Eager.REDUCTION)
-_row("MaxPool MaxPool3D", pooling=Pooling.FORWARD)
-_row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT)
-_row("FusedBatchNormV3", size=Size.MASK)
+add_row("All Any Max Min Prod", shares=Shares.IDLE, eager=Eager.REDUCTION)
+add_row("MaxPool MaxPool3D", pooling=Pooling.FORWARD)
+add_row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT)
+add_row("FusedBatchNormV3", size=Size.MASK)
 
 # Parts, copies and broadcasts.
-_row("Slice SplitV StridedSlice Unpack", shares=Shares.PART)
-_row("Split", shares=Shares.PART, gradient_reads=_NOTHING)
-_row("BroadcastTo Tile", _NO_SCRATCH, shares=Shares.IDLE)
-_row("ConcatV2", shares=Shares.IDLE, gradient_reads=_NOTHING)
-_row("Pack", gradient_reads=_NOTHING)
-_row("Pad", shares=Shares.IDLE, fusion=Fusion.READER)
-_row("PadV2", shares=Shares.IDLE)
-_row("Transpose", shares=Shares.IDLE_ORDER, absorbs_transpose=True, gradient_reads=_NOTHING)
-_row("TensorStridedSliceUpdate", in_place=InPlace.FIRST_INPUT)
-_row("Fill", size=Size.SHAPE_READ)
+add_row("Slice SplitV StridedSlice Unpack", shares=Shares.PART)
+add_row("Split", shares=Shares.PART, gradient_reads=_NOTHING)
+add_row("BroadcastTo Tile", _NO_SCRATCH, shares=Shares.IDLE)
+add_row("ConcatV2", shares=Shares.IDLE, gradient_reads=_NOTHING)
+add_row("Pack", gradient_reads=_NOTHING)
+add_row("Pad", shares=Shares.IDLE, fusion=Fusion.READER)
+add_row("PadV2", shares=Shares.IDLE)
+add_row("Transpose", shares=Shares.IDLE_ORDER, absorbs_transpose=True, gradient_reads=_NOTHING)
+add_row("TensorStridedSliceUpdate", in_place=InPlace.FIRST_INPUT)
+add_row("Fill", size=Size.SHAPE_READ)
 
 # Lists of tensors.
-_row("EmptyTensorList TensorListReserve", size=Size.EMPTY, list_op=ListOp.EMPTY)
-_row("TensorListFromTensor", list_op=ListOp.OF_ROWS)
-_row("TensorListResize", list_op=ListOp.SAME)
-_row("TensorListPopBack", shares=Shares.PART, list_op=ListOp.SAME)
-_row("TensorListGetItem", shares=Shares.PART, list_op=ListOp.ENTRY)
-_row("TensorListPushBack", list_entry=1)
-_row("TensorListSetItem", list_entry=2)
+add_row("EmptyTensorList TensorListReserve", size=Size.EMPTY, list_op=ListOp.EMPTY)
+add_row("TensorListFromTensor", list_op=ListOp.OF_ROWS)
+add_row("TensorListResize", list_op=ListOp.SAME)
+add_row("TensorListPopBack", shares=Shares.PART, list_op=ListOp.SAME)
+add_row("TensorListGetItem", shares=Shares.PART, list_op=ListOp.ENTRY)
+add_row("TensorListPushBack", list_entry=1)
+add_row("TensorListSetItem", list_entry=2)
 
 # Loops, conditions and calls.
-_row("StatelessWhile While", shares=Shares.PART, runs=Runs.LOOP, functions=("body", "cond"))
-_row(
+add_row("StatelessWhile While", shares=Shares.PART, runs=Runs.LOOP, functions=("body", "cond"))
+add_row(
     "If StatelessIf",
     shares=Shares.PART,
     runs=Runs.CONDITION,
     functions=("then_branch", "else_branch"),
 )
-_row("Case StatelessCase", shares=Shares.PART, runs=Runs.CONDITION, functions=("branches",))
-_row(
+add_row("Case StatelessCase", shares=Shares.PART, runs=Runs.CONDITION, functions=("branches",))
+add_row(
     "PartitionedCall StatefulPartitionedCall", shares=Shares.PART, runs=Runs.CALL, functions=("f",)
 )
 
 # What TensorFlow's graph optimizer makes of several ops.
-_row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product)
-_row("_FusedConv2D _FusedConv3D", from_optimizer=True, flops=flops.convolution)
-_row("_FusedDepthwiseConv2dNative", from_optimizer=True, flops=flops.depthwise)
-_row("_UnaryOpsComposition", _ELEMENTWISE, from_optimizer=True)
-_row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK)
-_row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2 _MklFusedInstanceNorm", from_optimizer=True)
-_row("_MklFusedMish _MklLayerNorm _MklSwish", from_optimizer=True)
+add_row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product)
+add_row("_FusedConv2D _FusedConv3D", from_optimizer=True, flops=flops.convolution)
+add_row("_FusedDepthwiseConv2dNative", from_optimizer=True, flops=flops.depthwise)
+add_row("_UnaryOpsComposition", _ELEMENTWISE, from_optimizer=True)
+add_row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK)
+add_row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2 _MklFusedInstanceNorm", from_optimizer=True)
+add_row("_MklFusedMish _MklLayerNorm _MklSwish", from_optimizer=True)

@@ -13,8 +13,9 @@ import tensorflow as tf
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.backward import gradients_through, vector_space
-from checkmate.tf2.eager.op_kinds import REFUSED, OpKind, kind_of
+from checkmate.tf2.eager.op_kinds import OpKind, kind_of
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
+from checkmate.tf2.ops import rule_of
 
 _SHAPE_OPS = {
     "Shape": lambda shape: list(shape),
@@ -250,8 +251,8 @@ def _row(kind: OpKind, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[int
 
 
 def _refuse_op(op: str) -> None:
-    if op in REFUSED:
-        raise UnsupportedError(f"{op} does not work under dtr(): {REFUSED[op]}")
+    if why := rule_of(op).eager_refusal:
+        raise UnsupportedError(f"{op} does not work under dtr(): {why}")
 
 
 def _any_lazy(arguments: Any) -> bool:

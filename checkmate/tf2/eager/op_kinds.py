@@ -7,71 +7,11 @@ from functools import cache
 from typing import Any
 
 from checkmate.tf2.eager import private_api
+from checkmate.tf2.op_rule import Eager, State
+from checkmate.tf2.ops import rule_of
 
-_VIEWS = frozenset(
-    {"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"}
-)
-# What they make is their input where that has only one element along the axes that are reduced, as
-# in sums of gradients that need none.
-_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
-# They allocate nothing that could be evicted; TensorFlow runs and records them as it always does.
-_PASSED_ON = frozenset(
-    {
-        "Const",
-        "DestroyResourceOp",
-        "NoOp",
-        "ReadVariableOp",
-        "VarHandleOp",
-        "VarIsInitializedOp",
-        "VariableShape",
-        "_EagerConst",
-    }
-)
 _UNTYPED = 0
 _PLAIN = frozenset({"bool", "float", "int", "string", "type"})
-# TensorFlow does not say so, but without a seed they draw anew whenever they run.
-_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
-
-_WRITES = (
-    "it writes into a tensor, and one that is evicted comes back as it was made first. Use"
-    " tf.tensor_scatter_nd_update and its like."
-)
-REFUSED = {
-    **dict.fromkeys(("InplaceAdd", "InplaceSub", "InplaceUpdate"), _WRITES),
-    "EagerPyFunc": (
-        "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the"
-        " function directly: ops run at once here."
-    ),
-}
-"""Ops that cannot run under the runtime, and why."""
-
-# What the gradients of common ops read, so that the first step holds no more than later ones. A
-# gradient that reads something else gets it, too.
-_NONE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
-_OUTPUT = (frozenset(), frozenset({0}))
-_INPUTS = (frozenset({0, 1}), frozenset())
-_READS = {
-    **dict.fromkeys(
-        (
-            "Add",
-            "AddN",
-            "AddV2",
-            "BiasAdd",
-            "ConcatV2",
-            "Mean",
-            "Neg",
-            "Pack",
-            "Reshape",
-            "Split",
-            "Sub",
-            "Sum",
-            "Transpose",
-        ),
-        _NONE,
-    ),
-    **dict.fromkeys(("Exp", "Relu", "Sigmoid", "Softmax", "Tanh"), _OUTPUT),
-    **dict.fromkeys(("BatchMatMulV2", "Conv2D", "MatMul", "Mul", "SquaredDifference"), _INPUTS),
-}
 
 
 class OpKind:
@@ -115,7 +55,10 @@ class OpKind:
     def __init__(self, name: str):
         self.name = name
         definition = private_api.op_def(name)
-        self.passed_on = definition is None or name in _PASSED_ON or name in REFUSED
+        rule = rule_of(name)
+        self.passed_on = (
+            definition is None or rule.eager is Eager.PASSED_ON or bool(rule.eager_refusal)
+        )
         arguments = definition.input_arg if definition is not None else ()
         self.inputs = [
             (argument.type_attr, argument.number_attr, argument.type_list_attr)
@@ -133,11 +76,14 @@ class OpKind:
         self.types = [
             argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments
         ]
-        self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
+        self.stateful = definition is not None and (
+            definition.is_stateful or rule.state is State.DRAWS
+        )
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
-        self.is_view, self.is_reduction = name in _VIEWS, name in _REDUCTIONS
-        self.reads: tuple[frozenset[int], frozenset[int]] | None = _READS.get(name)
+        self.is_view = rule.eager is Eager.VIEW
+        self.is_reduction = rule.eager is Eager.REDUCTION
+        self.reads: tuple[frozenset[int], frozenset[int]] | None = rule.gradient_reads
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from

@@ -63,11 +63,7 @@ def kernels(body):
     from checkmate.tf2.graph.operations import role_of
     from checkmate.tf2.op_rule import Role
 
-    return [
-        operation
-        for operation in body.get_operations()
-        if role_of(operation) is Role.KERNEL
-    ]
+    return [operation for operation in body.get_operations() if role_of(operation) is Role.KERNEL]
 
 
 def in_order(body):
