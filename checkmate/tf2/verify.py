@@ -183,8 +183,10 @@ class _Verifier:
             results = run(*self.flat)
             results, _, peak = devices.peak_above(self.device, lambda: run(*self.flat))
         del results
-        held = self._function_bytes() + output_buffers_bytes(run)
-        return peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + held
+        resident = self._function_bytes() + output_buffers_bytes(run)
+        return (
+            peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + resident
+        )
 
     def _function_bytes(self) -> int:
         """Bytes that the planned step's function holds: constants of its graph, and those that

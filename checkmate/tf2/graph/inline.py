@@ -105,11 +105,11 @@ class _Inliner:
         self, call: tf.Operation, body: Any, befores: Sequence[str], device: str
     ) -> tuple[str, ...]:
         self.count += 1
-        for inside, outside in zip(body.inputs, call.inputs, strict=True):
-            self.names[inside.ref()] = self.names[outside.ref()]
+        for inner, outer in zip(body.inputs, call.inputs, strict=True):
+            self.names[inner.ref()] = self.names[outer.ref()]
         written = self.write(reachable(body), befores, device)
-        for inside, outside in zip(body.outputs, call.outputs, strict=True):
-            self.names[outside.ref()] = self.names[inside.ref()]
+        for inner, outer in zip(body.outputs, call.outputs, strict=True):
+            self.names[outer.ref()] = self.names[inner.ref()]
         return written
 
     def _body(self, operation: tf.Operation) -> Any:

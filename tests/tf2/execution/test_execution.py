@@ -240,7 +240,8 @@ from test_execution import replayed, run_twice, traced
 step, arguments, variables = convolutions()
 found = traced(step, arguments)
 expected = run_twice(found.function, arguments, variables)
-for plan in (Plan.keep_all(found.graph), repeating(found.graph), *(random_plan(found.graph, seed) for seed in range(6))):
+graph = found.graph
+for plan in (Plan.keep_all(graph), repeating(graph), *(random_plan(graph, k) for k in range(6))):
     got = run_twice(replayed(found, plan), arguments, variables)
     for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(got), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
