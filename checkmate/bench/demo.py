@@ -116,8 +116,8 @@ def train(
     from checkmate.bench.models import workload
     from checkmate.bench.training import plain_step, planned_step
     from checkmate.tf2 import device as devices
+    from checkmate.tf2.execution.differences import move_weights
     from checkmate.tf2.memory.profiler import observe
-    from checkmate.tf2.verify import move_weights
 
     keras.utils.set_random_seed(0)
     work = workload(name)

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from checkmate.tf2.compile import PlannedStep, compile
+from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
 from checkmate.tf2.function import PlannedFunction, PlanOptions, function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.max_batch import MaxBatch, max_batch
 from checkmate.tf2.tensorboard import TensorBoardScalars
-from checkmate.tf2.verify import Verification, verify
+from checkmate.tf2.verify import verify
 
 if TYPE_CHECKING:
     from checkmate.tf2.eager.context import dtr

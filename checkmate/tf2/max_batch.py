@@ -19,8 +19,9 @@ from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep, as_spec, training_step
-from checkmate.tf2.costs.measured import CostModel, Measurement, profile, with_costs
-from checkmate.tf2.graph.flat_graph import rounded_up
+from checkmate.tf2.costs.measured import CostModel, profile, with_costs
+from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.budget import UNCHECKED_RESERVE, outside_bytes
 from checkmate.tf2.planning.budget_loop import FIRST_RESERVE

@@ -1,389 +1,228 @@
-"""What kind of thing each TensorFlow op type is, for planning: the table behind `trace`.
+"""The table of TensorFlow op types: what tracing, planning, execution and eager mode assume.
 
-An op that is not in the table is a kernel. A kernel may be recomputed when TensorFlow itself
-declares it stateless (`OpDef.is_stateful`) and ships it (`tf.raw_ops`, and what its optimizer
-makes); an op of a custom library, or with state, runs exactly once.
+Each op type has at most one row; `OpRule` describes the columns. An op type without a row has the
+default of every column: a kernel that allocates its outputs and scratch memory and that runs again
+only if TensorFlow registers it as stateless and ships it in `tf.raw_ops`. To add a rule, add a row.
+
+Code that computes with one op's inputs by position, such as the order of a `Transpose`, names that
+op type where it does so.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
-import tensorflow as tf
-
-from checkmate.tf2.device import training_device
-
-
-class Role(Enum):
-    """What the executor does with an op.
-
-    ALIAS: its k-th output is its k-th input: no op is made, readers take the input itself. VIEW:
-    shares its input's buffer: made afresh for every reader, since a view that lingers keeps the
-    buffer alive. SHAPE: depends on its input's shape only: a constant where the shape is static.
-    SOURCE: an argument, a constant, or the read of a variable: resident anyway. KERNEL: allocates
-    or computes.
-    """
-
-    ALIAS = "alias"
-    VIEW = "view"
-    SHAPE = "shape"
-    SOURCE = "source"
-    KERNEL = "kernel"
-
-
-_ROLES: dict[str, Role] = {
-    **dict.fromkeys(
-        ("Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape"), Role.ALIAS
-    ),
-    **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Bitcast"), Role.VIEW),
-    **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank"), Role.SHAPE),
-    **dict.fromkeys(
-        (
-            "Placeholder",
-            "PlaceholderWithDefault",
-            "Const",
-            "ReadVariableOp",
-            "VariableShape",
-            "VarHandleOp",
-            "NoOp",
-        ),
-        Role.SOURCE,
-    ),
-}
-
-# A few whole numbers, however large what they are told of.
-SHAPES_OF_ANY = frozenset(
-    {
-        "BroadcastGradientArgs",
-        "Rank",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "TensorListElementShape",
-        "TensorListLength",
-    }
+from checkmate.tf2.costs import flops
+from checkmate.tf2.op_rule import (
+    Eager,
+    Fusion,
+    InPlace,
+    ListOp,
+    OpRule,
+    Pooling,
+    Role,
+    Runs,
+    Shares,
+    Size,
+    Source,
+    State,
 )
 
-# Their output of a size that shapes do not tell is a mask: no more than half a byte for each number
-# of the first input.
-MASKS = frozenset({"FusedBatchNormV3", "_FusedBatchNormEx"})
+DEFAULT = OpRule()
+"""The rule of an op type without a row."""
 
-# Make lists of tensors, which are values as tensors are.
-LISTS = frozenset({"EmptyTensorList", "TensorListFromTensor", "TensorListReserve"})
+TABLE: dict[str, OpRule] = {}
+"""The rule of each op type that has a row."""
 
-# These only read their resource, although they are registered as stateful (as every op is that
-# takes a handle).
-PURE_READS = frozenset(
-    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+_NO_SCRATCH = OpRule(scratch=False)
+_ELEMENTWISE = OpRule(in_place=InPlace.ANY_INPUT, scratch=False)
+_NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
+_OUTPUT = (frozenset[int](), frozenset({0}))
+_INPUTS = (frozenset({0, 1}), frozenset[int]())
+_WRITES = (
+    "it writes into a tensor, and one that is evicted comes back as it was made first. Use"
+    " tf.tensor_scatter_nd_update and its like."
+)
+_CALLS_PYTHON = (
+    "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the"
+    " function directly: ops run at once here."
 )
 
-# These hand on what they are given, or fail. That is all their state, and failing may be repeated.
-CHECKS = frozenset({"CheckNumerics", "CheckNumericsV2"})
 
-# Elementwise on CPUs and GPUs: they write over an input of their size that nobody reads any more,
-# and use no scratch memory.
-IN_PLACE = frozenset(
-    {
-        "Abs",
-        "Add",
-        "AddN",
-        "AddV2",
-        "BiasAdd",
-        "Ceil",
-        "Cos",
-        "Div",
-        "DivNoNan",
-        "Elu",
-        "EluGrad",
-        "Erf",
-        "Erfc",
-        "Exp",
-        "Expm1",
-        "Floor",
-        "FloorDiv",
-        "FloorMod",
-        "LeakyRelu",
-        "LeakyReluGrad",
-        "Log",
-        "Log1p",
-        "LogicalAnd",
-        "LogicalNot",
-        "LogicalOr",
-        "Maximum",
-        "Minimum",
-        "Mul",
-        "MulNoNan",
-        "Neg",
-        "Pow",
-        "RealDiv",
-        "Reciprocal",
-        "Relu",
-        "Relu6",
-        "Relu6Grad",
-        "ReluGrad",
-        "Round",
-        "Rsqrt",
-        "RsqrtGrad",
-        "Selu",
-        "SeluGrad",
-        "Sigmoid",
-        "SigmoidGrad",
-        "Sign",
-        "Sin",
-        "Softplus",
-        "SoftplusGrad",
-        "Softsign",
-        "Sqrt",
-        "SqrtGrad",
-        "Square",
-        "SquaredDifference",
-        "Sub",
-        "Tanh",
-        "TanhGrad",
-        "Xdivy",
-        "Xlogy",
-        "_UnaryOpsComposition",
-    }
+def rule_of(op_type: str) -> OpRule:
+    """Returns the rule of an op type."""
+    return TABLE.get(op_type, DEFAULT)
+
+
+def add_row(op_types: str, base: OpRule = DEFAULT, /, **columns: Any) -> None:
+    """Adds a row for some op types: `base`, but for these columns."""
+    rule = replace(base, **columns)
+    for op_type in op_types.split():
+        if op_type in TABLE:
+            raise ValueError(f"The table has two rows for {op_type!r}.")
+        TABLE[op_type] = rule
+
+
+# Aliases, views and shapes.
+add_row("Identity PreventGradient StopGradient", role=Role.ALIAS, eager=Eager.VIEW)
+add_row("EnsureShape IdentityN", role=Role.ALIAS)
+add_row("Reshape", role=Role.VIEW, eager=Eager.VIEW, gradient_reads=_NOTHING)
+add_row("ExpandDims Squeeze", role=Role.VIEW, eager=Eager.VIEW)
+add_row("Bitcast", role=Role.VIEW)
+add_row("Rank Shape ShapeN Size", role=Role.SHAPE, size=Size.NUMBERS)
+add_row("BroadcastGradientArgs TensorListElementShape TensorListLength", size=Size.NUMBERS)
+
+# Arguments, constants and variables.
+add_row("Placeholder", role=Role.SOURCE, source=Source.ARGUMENT)
+add_row("PlaceholderWithDefault", role=Role.SOURCE)
+add_row("Const", role=Role.SOURCE, source=Source.CONSTANT, eager=Eager.PASSED_ON)
+add_row("NoOp", role=Role.SOURCE, source=Source.NOTHING, eager=Eager.PASSED_ON)
+add_row("VarHandleOp", role=Role.SOURCE, eager=Eager.PASSED_ON)
+add_row("VariableShape", role=Role.SOURCE, state=State.READS, eager=Eager.PASSED_ON)
+add_row(
+    "ReadVariableOp",
+    role=Role.SOURCE,
+    source=Source.VARIABLE,
+    state=State.READS,
+    eager=Eager.PASSED_ON,
 )
-NO_SCRATCH = IN_PLACE | {
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-    "AssignVariableOp",
-    "BroadcastTo",
-    "Cast",
-    "Equal",
-    "Greater",
-    "GreaterEqual",
-    "Less",
-    "LessEqual",
-    "Mean",
-    "SelectV2",
-    "Sum",
-    "Tile",
-}
+add_row("VarIsInitializedOp", state=State.READS, eager=Eager.PASSED_ON)
+add_row("ResourceGather ResourceGatherNd", state=State.READS)
+add_row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
+add_row("AssignAddVariableOp AssignSubVariableOp AssignVariableOp", _NO_SCRATCH)
 
-# Their output can be a part of their input's memory, or a list's, or that of another output.
-_PARTS = frozenset(
-    {
-        "Case",
-        "If",
-        "PartitionedCall",
-        "Slice",
-        "Split",
-        "SplitV",
-        "StatefulPartitionedCall",
-        "StatelessCase",
-        "StatelessIf",
-        "StatelessWhile",
-        "StridedSlice",
-        "TensorListGetItem",
-        "TensorListPopBack",
-        "Unpack",
-        "While",
-    }
+# State other than variables. The two poolings draw without a seed, although they are registered as
+# stateless.
+add_row("CheckNumerics CheckNumericsV2", state=State.CHECKS)
+add_row("FractionalAvgPool FractionalMaxPool", state=State.DRAWS)
+add_row("Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2", state=State.DRAWS)
+add_row("RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt", state=State.DRAWS)
+add_row("RandomCrop RandomPoisson TruncatedNormal", state=State.DRAWS)
+add_row("AllCandidateSampler FixedUnigramCandidateSampler", state=State.DRAWS)
+add_row("LearnedUnigramCandidateSampler LogUniformCandidateSampler", state=State.DRAWS)
+add_row("ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler", state=State.DRAWS)
+add_row("SampleDistortedBoundingBox SampleDistortedBoundingBoxV2", state=State.DRAWS)
+add_row("Print PrintV2 PyFunc Save SaveV2 WriteFile", state=State.VISIBLE)
+add_row("WriteAudioSummary WriteGraphSummary WriteHistogramSummary", state=State.VISIBLE)
+add_row("WriteImageSummary WriteRawProtoSummary WriteScalarSummary", state=State.VISIBLE)
+add_row("WriteSummary", state=State.VISIBLE)
+add_row("EagerPyFunc", state=State.VISIBLE, eager_refusal=_CALLS_PYTHON)
+add_row("HostConst PyFuncStateless RemoteCall XlaHostCompute", state=State.CALLS_OUT)
+add_row("InplaceAdd InplaceSub InplaceUpdate", eager_refusal=_WRITES)
+# Registered as stateful so that zeros are not folded into a constant.
+add_row("Empty", stateless_if="init")
+
+# Elementwise.
+add_row(
+    "Abs Ceil Cos Div DivNoNan Elu EluGrad Erf Erfc Expm1 Floor FloorDiv FloorMod", _ELEMENTWISE
 )
-
-# So it is where these have nothing to do.
-_IDLE = frozenset(
-    {
-        "AddN",
-        "All",
-        "Any",
-        "BroadcastTo",
-        "Cast",
-        "ConcatV2",
-        "Max",
-        "Mean",
-        "Min",
-        "Pad",
-        "PadV2",
-        "Prod",
-        "Sum",
-        "Tile",
-        "Transpose",
-    }
+add_row(
+    "LeakyRelu LeakyReluGrad Log Log1p LogicalAnd LogicalNot LogicalOr MulNoNan Pow", _ELEMENTWISE
 )
-
-# Products that TensorFlow may run together with the bias and the activation that follow, within one
-# kernel.
-PRODUCTS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"})
-
-# What TensorFlow's graph optimizer makes of several ops: shipped and stateless, yet without a
-# public function that calls them.
-FUSED = frozenset(
-    {
-        "_FusedBatchNormEx",
-        "_FusedBatchNormGradEx",
-        "_FusedConv2D",
-        "_FusedConv3D",
-        "_FusedDepthwiseConv2dNative",
-        "_FusedMatMul",
-        "_MklFusedBatchMatMulV2",
-        "_MklFusedInstanceNorm",
-        "_MklFusedMish",
-        "_MklLayerNorm",
-        "_MklSwish",
-        "_UnaryOpsComposition",
-    }
+add_row(
+    "Reciprocal Relu6 Relu6Grad ReluGrad Round RsqrtGrad Selu SeluGrad SigmoidGrad", _ELEMENTWISE
 )
+add_row("Sign Sin Softplus SoftplusGrad Softsign SqrtGrad TanhGrad Xdivy Xlogy", _ELEMENTWISE)
+add_row("Maximum Minimum RealDiv Rsqrt Sqrt Square", _ELEMENTWISE, broadcasts=True)
+add_row("Exp Relu Sigmoid Tanh", _ELEMENTWISE, gradient_reads=_OUTPUT)
+add_row("SquaredDifference", _ELEMENTWISE, gradient_reads=_INPUTS)
+add_row("Mul", _ELEMENTWISE, broadcasts=True, gradient_reads=_INPUTS)
+add_row("Add Neg Sub", _ELEMENTWISE, broadcasts=True, gradient_reads=_NOTHING)
+add_row("AddV2", _ELEMENTWISE, broadcasts=True, list_op=ListOp.SUM, gradient_reads=_NOTHING)
+add_row("BiasAdd", _ELEMENTWISE, fusion=Fusion.BIAS, gradient_reads=_NOTHING)
+add_row(
+    "AddN",
+    _ELEMENTWISE,
+    shares=Shares.IDLE_SUM,
+    list_op=ListOp.SUM,
+    gradient_reads=_NOTHING,
+)
+add_row("Equal Greater GreaterEqual Less LessEqual SelectV2", _NO_SCRATCH)
+add_row("Cast", _NO_SCRATCH, shares=Shares.IDLE, broadcasts=True)
+add_row("Softmax", gradient_reads=_OUTPUT)
 
-# With oneDNN the gradient of one of these reads what the pooling left as its workspace.
-POOLS = frozenset({"MaxPool", "MaxPool3D"})
-POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
+# Products, and the gradients of convolutions.
+add_row(
+    "MatMul",
+    flops=flops.matrix_product,
+    fusion=Fusion.PRODUCT,
+    absorbs_transpose=True,
+    gradient_reads=_INPUTS,
+)
+add_row(
+    "BatchMatMulV2",
+    flops=flops.batch_product,
+    fusion=Fusion.PRODUCT,
+    absorbs_transpose=True,
+    gradient_reads=_INPUTS,
+)
+add_row("BatchMatMul BatchMatMulV3", flops=flops.batch_product)
+add_row("Conv2D", flops=flops.convolution, fusion=Fusion.PRODUCT, gradient_reads=_INPUTS)
+add_row("Conv3D", flops=flops.convolution, fusion=Fusion.PRODUCT)
+add_row("DepthwiseConv2dNative", flops=flops.depthwise, fusion=Fusion.PRODUCT)
+add_row("Conv2DBackpropInput Conv3DBackpropInputV2", flops=flops.input_gradient)
+add_row("DepthwiseConv2dNativeBackpropInput", flops=flops.depthwise_input_gradient)
+add_row(
+    "Conv2DBackpropFilter Conv3DBackpropFilterV2",
+    flops=flops.filter_gradient,
+    fusion=Fusion.FILTER_GRADIENT,
+)
+add_row("DepthwiseConv2dNativeBackpropFilter", flops=flops.depthwise_filter_gradient)
+add_row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT)
 
-FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
+# Reductions, poolings and normalization.
+add_row(
+    "Mean Sum",
+    _NO_SCRATCH,
+    shares=Shares.IDLE,
+    eager=Eager.REDUCTION,
+    gradient_reads=_NOTHING,
+)
+add_row("All Any Max Min Prod", shares=Shares.IDLE, eager=Eager.REDUCTION)
+add_row("MaxPool MaxPool3D", pooling=Pooling.FORWARD)
+add_row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT)
+add_row("FusedBatchNormV3", size=Size.MASK)
 
-# TensorFlow may run them within the kernel of the op that reads them, where nobody else does.
-FUSED_WITH_READER = PRODUCTS | {"Pad"}
+# Parts, copies and broadcasts.
+add_row("Slice SplitV StridedSlice Unpack", shares=Shares.PART)
+add_row("Split", shares=Shares.PART, gradient_reads=_NOTHING)
+add_row("BroadcastTo Tile", _NO_SCRATCH, shares=Shares.IDLE)
+add_row("ConcatV2", shares=Shares.IDLE, gradient_reads=_NOTHING)
+add_row("Pack", gradient_reads=_NOTHING)
+add_row("Pad", shares=Shares.IDLE, fusion=Fusion.READER)
+add_row("PadV2", shares=Shares.IDLE)
+add_row("Transpose", shares=Shares.IDLE_ORDER, absorbs_transpose=True, gradient_reads=_NOTHING)
+add_row("TensorStridedSliceUpdate", in_place=InPlace.FIRST_INPUT)
+add_row("Fill", size=Size.SHAPE_READ)
 
-# Or within that of the filter's gradient beside them.
-FUSED_BY_TENSORFLOW = FUSED_WITH_READER | {"BiasAddGrad"}
+# Lists of tensors.
+add_row("EmptyTensorList TensorListReserve", size=Size.EMPTY, list_op=ListOp.EMPTY)
+add_row("TensorListFromTensor", list_op=ListOp.OF_ROWS)
+add_row("TensorListResize", list_op=ListOp.SAME)
+add_row("TensorListPopBack", shares=Shares.PART, list_op=ListOp.SAME)
+add_row("TensorListGetItem", shares=Shares.PART, list_op=ListOp.ENTRY)
+add_row("TensorListPushBack", list_entry=1)
+add_row("TensorListSetItem", list_entry=2)
 
-# Their random state is TensorFlow's own, in the kernel, and goes on from call to call.
-_RANDOM = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
+# Loops, conditions and calls.
+add_row("StatelessWhile While", shares=Shares.PART, runs=Runs.LOOP, functions=("body", "cond"))
+add_row(
+    "If StatelessIf",
+    shares=Shares.PART,
+    runs=Runs.CONDITION,
+    functions=("then_branch", "else_branch"),
+)
+add_row("Case StatelessCase", shares=Shares.PART, runs=Runs.CONDITION, functions=("branches",))
+add_row(
+    "PartitionedCall StatefulPartitionedCall", shares=Shares.PART, runs=Runs.CALL, functions=("f",)
 )
 
-# What they do is seen outside of TensorFlow and cannot be undone: a step with one of them is not
-# run on trial.
-_SEEN_OUTSIDE = frozenset(
-    {"EagerPyFunc", "Print", "PrintV2", "PyFunc", "Save", "SaveV2", "WriteFile"}
-)
-
-# Declared stateless, yet not to be repeated: they call back into Python or into another process.
-_NEVER_AGAIN = frozenset({"PyFuncStateless", "RemoteCall", "HostConst", "XlaHostCompute"})
-
-
-def role(operation: tf.Operation) -> Role:
-    """Returns the role of an op."""
-    return _ROLES.get(operation.type, Role.KERNEL)
-
-
-def role_of_type(kind: str) -> Role:
-    """Returns the role of ops of a type."""
-    return _ROLES.get(kind, Role.KERNEL)
-
-
-def source(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that aliases lead back to."""
-    while role(tensor.op) is Role.ALIAS:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
-
-
-def can_be_copied(dtype: tf.DType) -> bool:
-    """True for numbers, which lie in the allocator's memory as they are."""
-    return dtype.is_numpy_compatible and dtype not in (tf.string, tf.resource, tf.variant)
-
-
-def can_be_filled(tensor: tf.Tensor) -> bool:
-    """True where memory for a value can be had before the value, and TensorFlow has a kernel that
-    writes it there."""
-    kernel = tensor.dtype.is_floating or not training_device().startswith("GPU")
-    return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
-
-
-def may_share_memory(tensor: tf.Tensor) -> bool:
-    """True where a tensor's memory may be that of another one which its op reads or makes, so that
-    nothing is written over it."""
-    operation = tensor.op
-    if (
-        operation.type == "Transpose"
-        and (order := tf.get_static_value(operation.inputs[1])) is not None
-        and tensor.shape.rank is not None
-    ):
-        moved = [axis for axis in order if operation.inputs[0].shape[axis] != 1]
-        return moved == sorted(moved)
-    alike = (each for each in operation.inputs if each.dtype == tensor.dtype)
-    idle = operation.type in _IDLE and any(
-        each.shape.num_elements() == tensor.shape.num_elements() for each in alike
-    )
-    return operation.type in _PARTS or (
-        idle and (operation.type != "AddN" or len(operation.inputs) == 1)
-    )
-
-
-# Zeros count as stateful to keep them from being folded.
-def is_stateful(operation: tf.Operation) -> bool:
-    """True when it may change or depend on something beyond its inputs; reading a variable does not
-    count, nor does a check of numbers."""
-    harmless = (
-        operation.type in PURE_READS
-        or operation.type in CHECKS
-        or (operation.type == "Empty" and operation.get_attr("init"))
-    )
-    return operation.op_def.is_stateful and not harmless
-
-
-def types_run(concrete: Any) -> set[str]:
-    """Returns the types of all ops of a `ConcreteFunction`, in loops, conditions and the functions
-    that it calls, too."""
-    graph_def = concrete.graph.as_graph_def()
-    return {
-        node.op
-        for nodes in (graph_def.node, *(f.node_def for f in graph_def.library.function))
-        for node in nodes
-    }
-
-
-def draws(concrete: Any) -> bool:
-    """True for a function with ops that draw from random state which TensorFlow keeps beside the
-    variables."""
-    return not _RANDOM.isdisjoint(types_run(concrete))
-
-
-def is_seen_outside(concrete: Any) -> bool:
-    """True for a function with ops that print, write to a file or a summary, or call Python."""
-    return any(
-        kind in _SEEN_OUTSIDE or (kind.startswith("Write") and kind.endswith("Summary"))
-        for kind in types_run(concrete)
-    )
-
-
-def ties_recomputation(operation: tf.Operation) -> bool:
-    """True for the op by which `tf.recompute_grad` ties what it computes again to the arriving
-    gradient: 0 or else not a number."""
-    if operation.type != "SelectV2" or operation.outputs[0].shape.rank != 0:
-        return False
-    choices = [tf.get_static_value(tensor) for tensor in operation.inputs[1:]]
-    return None not in choices and choices[0] == 0 and bool(choices[1] != choices[1])
-
-
-def is_known(operation: tf.Operation) -> bool:
-    """True for the ops that TensorFlow ships."""
-    return hasattr(tf.raw_ops, operation.type) or operation.type in FUSED
-
-
-def may_run_again(operation: tf.Operation) -> bool:
-    """True when running it again on the same inputs gives the same outputs and nothing else
-    happens."""
-    return is_known(operation) and not is_stateful(operation) and operation.type not in _NEVER_AGAIN
-
-
-def may_repeat(operation: tf.Operation) -> bool:
-    """True when a plan may have it run again: nothing else happens, and what it makes are tensors
-    or lists of tensors."""
-    opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
-    return may_run_again(operation) and (not opaque or operation.type in LISTS)
-
-
-def static_shape(operation: tf.Operation, output: int):
-    """Returns the value of output `output` of a SHAPE op as a list or int, or None where a
-    dimension is unknown."""
-    shape = operation.inputs[output if operation.type == "ShapeN" else 0].shape
-    if operation.type == "Rank":
-        return shape.rank
-    if not shape.is_fully_defined():
-        return None
-    return shape.num_elements() if operation.type == "Size" else shape.as_list()
+# What TensorFlow's graph optimizer makes of several ops.
+add_row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product)
+add_row("_FusedConv2D _FusedConv3D", from_optimizer=True, flops=flops.convolution)
+add_row("_FusedDepthwiseConv2dNative", from_optimizer=True, flops=flops.depthwise)
+add_row("_UnaryOpsComposition", _ELEMENTWISE, from_optimizer=True)
+add_row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK)
+add_row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2 _MklFusedInstanceNorm", from_optimizer=True)
+add_row("_MklFusedMish _MklLayerNorm _MklSwish", from_optimizer=True)

@@ -118,7 +118,7 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
     found["notes"] = step.report().notes
     found["rooms"] = [
-        each._main.run.rooms is not None for each in [*getattr(step, "_steps", {}).values()]
+        each._main.run.buffers is not None for each in [*getattr(step, "_steps", {}).values()]
     ]
     found["peaks"] = [step.report().measured_peak_bytes, step.budget_bytes]
     print("FOUND " + json.dumps(found), flush=True)

@@ -238,7 +238,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     if budget == "tight":
         # For the batch of 100; that of 1 has another graph, and runs as it is.
         assert replays == [step.plan]
-        assert step._main.run.rooms and not step.planned_for(*batch_of(100))[0].run.rooms
+        assert step._main.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
 

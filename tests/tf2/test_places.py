@@ -55,8 +55,8 @@ def test_results_lie_where_those_before_the_last_did(name):
     assert places[:2] * 2 == places[2:] and not set(places[0]) & set(places[1])
 
 
-@pytest.mark.parametrize("in_rooms", [False, True])
-def test_results_of_every_kind_are_the_callers_own(in_rooms):
+@pytest.mark.parametrize("buffered", [False, True])
+def test_results_of_every_kind_are_the_callers_own(buffered):
     """The same value twice, whole numbers, one number, an argument, and what is too large to have
     its memory early.
 
@@ -65,7 +65,8 @@ def test_results_of_every_kind_are_the_callers_own(in_rooms):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execution.replay import Replayed, Rooms
+    from checkmate.tf2.execution.output_buffers import OutputBuffers
+    from checkmate.tf2.execution.replay import Replayed
     from checkmate.tf2.graph.trace import trace
 
     @tf.function
@@ -97,7 +98,7 @@ def test_results_of_every_kind_are_the_callers_own(in_rooms):
         "twice": True,
         "again": True,
     }
-    run = Replayed(traced, traced.plain_plan(), Rooms(traced) if in_rooms else None)
+    run = Replayed(traced, traced.plain_plan(), OutputBuffers(traced) if buffered else None)
     kept = [run(x + number) for number in range(6)]
     for number, results in enumerate(kept):
         assert_equal(results, step(x + number))

@@ -149,7 +149,7 @@ def test_evaluations_that_do_not_run_are_seen(trained):
 def evaluations_of(main):
     """The ops that a plan evaluates, by the names that their evaluations have in the graph that
     runs."""
-    from checkmate.tf2.execution.replay import EVALUATION_MARK
+    from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 
     return {
         f"planned/{operation.name}{EVALUATION_MARK}{k}": operation
@@ -162,8 +162,8 @@ def evaluations_of(main):
 def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(trained):
     """A bias is added to few numbers in an op too small for the plan, and TensorFlow multiplies
     within its kernel."""
-    from checkmate.tf2.execution.replay import EVALUATION_MARK
-    from checkmate.tf2.verify import evaluations
+    from checkmate.tf2.execution.observed import evaluations
+    from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 
     main = trained[2]._main
     names = evaluations_of(main)
@@ -209,8 +209,8 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     import tensorflow as tf
     from training import planned_function
 
-    from checkmate.tf2.graph.bodies import LOOPS
-    from checkmate.tf2.verify import evaluations
+    from checkmate.tf2.execution.observed import evaluations
+    from checkmate.tf2.graph.operations import is_loop
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -228,7 +228,7 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     found = checkmate.tf2.verify(planned, (x,))
     assert found.ok, str(found)
     evaluated = evaluations_of(planned._main)
-    loops = {name for name, operation in evaluated.items() if operation.type in LOOPS}
+    loops = {name for name, operation in evaluated.items() if is_loop(operation)}
     ran = Counter(
         {(name, operation.type): 1 for name, operation in evaluated.items() if name not in loops}
     )
@@ -271,11 +271,11 @@ def test_grouped_convolutions_which_keras_has_compiled_by_xla(tensorflow):
     ],
 )
 def test_a_transposition_that_moves_nothing(tensorflow, shape, order, nothing):
-    from checkmate.tf2.verify import _moves_nothing
+    from checkmate.tf2.execution.observed import may_vanish
 
     with tensorflow.Graph().as_default():
         values = tensorflow.compat.v1.placeholder(tensorflow.float32, shape)
-        assert _moves_nothing(tensorflow.transpose(values, order).op) is nothing
+        assert may_vanish(tensorflow.transpose(values, order).op) is nothing
 
 
 def _packed(step, flat):
@@ -308,7 +308,7 @@ def test_a_broken_budget_is_seen(trained):
 
 
 def test_rounding_is_what_the_plain_step_does_too():
-    from checkmate.tf2.verify import compare
+    from checkmate.tf2.execution.differences import compare
 
     plain = np.float32([1.0, 2.0])
     start = np.float32([0.5, 1.0])
@@ -356,7 +356,7 @@ def test_the_observed_peak_is_the_allocators():
 def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
     """The gradient of a broadcast sums over axes that are known only at run time, and gives the
     result a shape."""
-    from checkmate.tf2.verify import _may_vanish
+    from checkmate.tf2.execution.observed import may_vanish
 
     tf = tensorflow
 
@@ -372,20 +372,18 @@ def test_a_sum_that_adds_nothing_may_be_taken_out(tensorflow):
         for operation in sums.get_concrete_function().graph.get_operations()
         if operation.type == "Sum"
     ]
-    assert [_may_vanish(operation) for operation in found] == [False, True, False, False]
+    assert [may_vanish(operation) for operation in found] == [False, True, False, False]
 
 
 def test_what_was_not_written_over_its_input_is_named(tensorflow):
     """A product of matrices never is; a sine is, where nobody else reads what it is of."""
-    from types import SimpleNamespace
-
     from tracing import N, traced
 
+    from checkmate.tf2.execution.observed import not_in_place
     from checkmate.tf2.execution.replay import Replayed
     from checkmate.tf2.memory.profiler import observe
 
     tf = tensorflow
-    verify = importlib.import_module("checkmate.tf2.verify")
     weight = tf.Variable(tf.ones((N, N)) / N)
 
     def step(x):  # each value is read twice, so that each is an op of its own
@@ -400,7 +398,7 @@ def test_what_was_not_written_over_its_input_is_named(tensorflow):
     asked = observe(lambda: run(tf.ones((N, N)))).asked
 
     def named(graph):
-        return verify.not_in_place(SimpleNamespace(graph=graph, plan=plan, traced=found), asked)
+        return not_in_place(found, graph, plan, asked)
 
     assert any(op.in_place for op in found.graph.ops)
     assert named(found.graph) == ()

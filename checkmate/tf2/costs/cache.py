@@ -1,14 +1,86 @@
-"""Where measurements are kept for the next process."""
+"""Where measurements are kept: in the process, and on disk for the next process."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
+from checkmate.core.files import read_json, write_json
+from checkmate.errors import PlanFileError
+from checkmate.tf2.costs.measurement import Measurement
+
+FORMAT, VERSION = "checkmate-profile", 4
+
+Entries = dict[str, Measurement | None]
+"""Measurements by the signature of an op; None for an op that TensorFlow refused to run."""
+
+_of_process: dict[str, Entries] = {}
+
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder, or $CHECKMATE_CACHE_DIR where that is set; it need not be
-    there yet."""
+    """Returns the user's cache folder, or $CHECKMATE_CACHE_DIR if that is set. The folder need not
+    exist."""
     return Path(os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate"))
+
+
+def forget() -> None:
+    """Drops the measurements that this process has in memory."""
+    _of_process.clear()
+
+
+class CostCache:
+    """The measurements of one device, for use in a `with` statement.
+
+    At the end of the statement new measurements are written to disk, also after an interruption. A
+    file that is damaged, or that cannot be written, is ignored.
+
+    Args:
+      device: Describes the device and the software whose measurements these are.
+
+    Attributes:
+      entries: The measurements; those of this process and those on disk.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+        name = hashlib.sha256(device.encode()).hexdigest()[:12]
+        self._path = cache_folder() / f"profile-{name}.json"
+        self.entries: Entries = {}
+        self._count = 0
+
+    def __enter__(self) -> CostCache:
+        self.entries = _of_process.setdefault(self._device, {})
+        if not self.entries:
+            self.entries.update(self._read())
+        self._count = len(self.entries)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if len(self.entries) == self._count:
+            return
+        rows = {
+            key: [found.seconds, found.workspace_bytes, found.in_place]
+            for key, found in (self._read() | self.entries).items()
+            if found
+        }
+        data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, data)
+
+    def _read(self) -> Entries:
+        try:
+            data = read_json(self._path)
+            if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
+                return {}
+            return {
+                str(key): Measurement(float(seconds), int(space), tuple(map(int, over)))
+                for key, (seconds, space, over) in data["entries"].items()
+            }
+        except (PlanFileError, KeyError, TypeError, ValueError, AttributeError):
+            return {}

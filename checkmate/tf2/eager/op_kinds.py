@@ -9,42 +9,8 @@ from functools import cache
 from typing import Any
 
 from checkmate.tf2.eager import private_api
-
-# The first output shares the memory of the first input.
-_VIEWS = frozenset(
-    {"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"}
-)
-# Views, too, where the input has only one element along the axes that are reduced, as in sums of
-# gradients that need no sum.
-_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
-# They allocate nothing that could be evicted; TensorFlow runs and records them itself.
-_PASSED_ON = frozenset(
-    {
-        "Const",
-        "DestroyResourceOp",
-        "NoOp",
-        "ReadVariableOp",
-        "VarHandleOp",
-        "VarIsInitializedOp",
-        "VariableShape",
-        "_EagerConst",
-    }
-)
-# The registry calls them stateless, but without a seed they draw anew whenever they run.
-_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
-
-_WRITES = (
-    "it writes into a tensor, and a tensor that is evicted comes back without what was written. Use"
-    " tf.tensor_scatter_nd_update or a similar op."
-)
-REFUSED = {
-    **dict.fromkeys(("InplaceAdd", "InplaceSub", "InplaceUpdate"), _WRITES),
-    "EagerPyFunc": (
-        "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the"
-        " function directly: ops run at once here."
-    ),
-}
-"""Ops that cannot run under the runtime, and why."""
+from checkmate.tf2.op_rule import Eager, State
+from checkmate.tf2.ops import rule_of
 
 SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
     "Shape": list,
@@ -52,38 +18,6 @@ SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
     "Rank": len,
 }
 """Ops whose output follows from the input's shape, and how."""
-
-Reads = tuple[frozenset[int], frozenset[int]]
-"""Inputs and outputs of an op, by index."""
-
-# What the gradients of common ops read, so that the first step keeps no more than later ones. A
-# gradient that reads something else gets it, too.
-_NONE: Reads = (frozenset(), frozenset())
-_OUTPUT: Reads = (frozenset(), frozenset({0}))
-_INPUTS: Reads = (frozenset({0, 1}), frozenset())
-_READS: dict[str, Reads] = {
-    **dict.fromkeys(
-        (
-            "Add",
-            "AddN",
-            "AddV2",
-            "BiasAdd",
-            "ConcatV2",
-            "Mean",
-            "Neg",
-            "Pack",
-            "Reshape",
-            "Split",
-            "Sub",
-            "Sum",
-            "Transpose",
-        ),
-        _NONE,
-    ),
-    **dict.fromkeys(("Exp", "Relu", "Sigmoid", "Softmax", "Tanh"), _OUTPUT),
-    **dict.fromkeys(("BatchMatMulV2", "Conv2D", "MatMul", "Mul", "SquaredDifference"), _INPUTS),
-}
-
 
 _UNTYPED = 0
 _PLAIN = frozenset({"bool", "float", "int", "string", "type"})
@@ -130,7 +64,10 @@ class OpKind:
     def __init__(self, name: str):
         self.name = name
         definition = private_api.op_def(name)
-        self.passed_on = definition is None or name in _PASSED_ON or name in REFUSED
+        rule = rule_of(name)
+        self.passed_on = (
+            definition is None or rule.eager is Eager.PASSED_ON or bool(rule.eager_refusal)
+        )
         arguments = definition.input_arg if definition is not None else ()
         self.inputs = [
             (argument.type_attr, argument.number_attr, argument.type_list_attr)
@@ -148,11 +85,14 @@ class OpKind:
         self.types = [
             argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments
         ]
-        self.stateful = definition is not None and (definition.is_stateful or name in _RANDOM)
+        self.stateful = definition is not None and (
+            definition.is_stateful or rule.state is State.DRAWS
+        )
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
-        self.is_view, self.is_reduction = name in _VIEWS, name in _REDUCTIONS
-        self.reads: Reads | None = _READS.get(name)
+        self.is_view = rule.eager is Eager.VIEW
+        self.is_reduction = rule.eager is Eager.REDUCTION
+        self.reads: tuple[frozenset[int], frozenset[int]] | None = rule.gradient_reads
 
     def lengths(self, attrs: Sequence[Any] | None) -> tuple[int | None, ...]:
         """For each input argument how many tensors it is, None for one that is no list, read from

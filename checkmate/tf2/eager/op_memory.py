@@ -17,12 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.costs.measured import roofline_s
+from checkmate.tf2.costs.roofline import roofline_s
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.needs import Made, Needs, Signature, rounded
 from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
-from checkmate.tf2.graph.flat_graph import tensor_bytes
-from checkmate.tf2.ops import NO_SCRATCH
+from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.ops import rule_of
 
 _SMALL = 16
 """Vectors of up to this many elements, and scalars, may be shapes, axes and limits, whose values
@@ -121,7 +121,7 @@ class NeedsTable:
                 5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view
             )
         outputs = sum(rounded(count if count is not None else read) for count in made)
-        scratch = 0 if call.name in NO_SCRATCH else read
+        scratch = read if rule_of(call.name).scratch else 0
         is_view = call.kind.is_view or (
             call.kind.is_reduction and made[0] is not None and outputs == _bytes(call.arguments[0])
         )

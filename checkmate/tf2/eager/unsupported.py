@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.eager.op_kinds import REFUSED
+from checkmate.tf2.ops import rule_of
 
 _FORWARD_MODE = "forward-mode differentiation (tf.autodiff.ForwardAccumulator)"
 _ABSENT = object()
@@ -61,8 +61,8 @@ def _only_for(default: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def refuse_op(op: str) -> None:
     """Raises for an op type that cannot run under the runtime."""
-    if op in REFUSED:
-        raise UnsupportedError(f"{op} does not work under dtr(): {REFUSED[op]}")
+    if why := rule_of(op).eager_refusal:
+        raise UnsupportedError(f"{op} does not work under dtr(): {why}")
 
 
 def other_thread() -> UnsupportedError:

@@ -1,5 +1,5 @@
-"""GraphWriter: copies of TensorFlow ops, written down as a GraphDef and then made in the graph
-being traced in one go."""
+"""GraphWriter: copies of TensorFlow ops, written as a GraphDef, which is then imported into the
+graph that is being traced."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.bodies import CALLS
+from checkmate.tf2.graph.operations import is_call
 
 
 class GraphWriter:
-    """Writes ops down; a tensor is named "op:k" here. Names of what comes from outside are the
-    caller's to choose.
+    """Writes ops. A tensor is named "op:k"; the caller chooses the names of tensors that no written
+    op makes.
 
-    Importing one GraphDef takes a small part of the time that making the ops one by one in Python
-    does.
+    To import one GraphDef takes much less time than to make the ops one by one in Python.
 
     Args:
       nodes: Definitions of ops that are written already, inputs first.
 
     Attributes:
-      like: Node name -> the op that it is a copy of, or tensors that its outputs are like, where
-        that is known.
+      like: Node name -> the op that it is a copy of, or tensors that its outputs are like, if
+        known.
     """
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
@@ -65,24 +64,24 @@ class GraphWriter:
         node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
         node.attr.pop("_class", None)  # colocation goes by the old names
         # What a function returns is not known to be of any shape, nor is what is made of it.
-        if operation.type in CALLS:
+        if is_call(operation):
             tell_shapes(node, operation)
         node.device = node.device or device
         self.like[node.name] = operation
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
-        """What a copy of an op is like, but for its name and inputs."""
+        """Returns the definition of a copy of an op; its name and inputs do not count."""
         return operation.node_def
 
     def overwrite(
         self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
     ) -> str:
-        """Writes an assignment to a variable that leaves it in the memory it has; returns the name
-        of its last op.
+        """Writes an assignment to a variable that does not change the variable's buffer; returns
+        the name of its last op.
 
-        TensorFlow's op for that has the variable copied by every read from then on, for the sake of
-        writes to parts of it. There is none here, so that is taken back.
+        After TensorFlow's op for that, every read copies the variable, so that parts of it can be
+        written. A second op switches that off.
 
         Args:
           like: A tensor of the value's shape and dtype.
@@ -90,40 +89,28 @@ class GraphWriter:
         node = self._assign_all(
             "ResourceStridedSliceAssign", handle, value, like, after=after, name=name
         )
-        return self._graph_def.node.add(
-            name=self._unique(f"{node.name}/shared"),
-            op="DisableCopyOnRead",
-            input=[handle, f"^{node.name}"],
-        ).name
+        return self._node(f"{node.name}/shared", "DisableCopyOnRead", [handle], [node.name]).name
 
     def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that returns a variable's memory, and returns the name of its tensor."""
-        node = self._graph_def.node.add(
-            name=self._unique("read"),
-            op="ReadVariableOp",
-            input=[handle, *(f"^{before}" for before in after)],
-        )
+        node = self._node("read", "ReadVariableOp", [handle], after)
         node.attr["dtype"].type = like.dtype.as_datatype_enum
         return f"{node.name}:0"
 
-    def room(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that takes memory for a value like this one and leaves it as it is; returns
+    def allocate(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that allocates memory for a value like this one without filling it; returns
         the name of its tensor."""
         shape = self.constant(like.shape.as_list(), tf.int32)
-        node = self._graph_def.node.add(
-            name=self._unique("room"),
-            op="Empty",
-            input=[shape, *(f"^{before}" for before in after)],
-        )
+        node = self._node("buffer", "Empty", [shape], after)
         node.attr["dtype"].type = like.dtype.as_datatype_enum
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
-    def fill(self, room: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that copies a value into a `room` that nobody else reads; returns the name
-        of its tensor."""
+    def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that copies a value into memory that `allocate` returned and that no other
+        op reads; returns the name of its tensor."""
         node = self._assign_all(
-            "TensorStridedSliceUpdate", room, value, like, after=after, name="result"
+            "TensorStridedSliceUpdate", memory, value, like, after=after, name="result"
         )
         self.like[node.name] = (like,)
         return f"{node.name}:0"
@@ -139,11 +126,7 @@ class GraphWriter:
     ) -> Any:
         """Writes an op that assigns to a slice, which is the whole."""
         whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
-        node = self._graph_def.node.add(
-            name=self._unique(name),
-            op=kind,
-            input=[to, *whole, value, *(f"^{before}" for before in after)],
-        )
+        node = self._node(name, kind, [to, *whole, value], after)
         node.attr["T"].type = like.dtype.as_datatype_enum
         node.attr["Index"].type = tf.int32.as_datatype_enum
         node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
@@ -160,17 +143,16 @@ class GraphWriter:
     ) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns
         the name of its tensor."""
-        node = self._graph_def.node.add(
-            name=self._unique(name), op=kind, input=[*inputs, *(f"^{before}" for before in after)]
-        )
+        node = self._node(name, kind, inputs, after)
         node.attr["T"].type = dtype.as_datatype_enum
         return f"{node.name}:0"
 
-    def behind(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
-        """Writes an op that hands a value on when others have run, and returns its tensor's name.
+    def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
+        """Writes an op that returns a value after the ops `before` have run; returns the name of
+        its tensor.
 
-        TensorFlow's optimizer would take an identity away, and put edges to the ops before and
-        behind it instead.
+        TensorFlow's optimizer would remove an identity and add control edges between its neighbours
+        instead.
 
         Args:
           like: A tensor of the value's shape and dtype.
@@ -183,17 +165,15 @@ class GraphWriter:
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""
-        node = self._graph_def.node.add(name=self._unique("shape"), op="Const")
+        node = self._node("shape", "Const", [])
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
 
     def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
-        """Writes a number that TensorFlow does not know to be a constant, so that what is made of
-        it is made each time it is needed."""
-        no = self._graph_def.node.add(
-            name=self._unique(f"{name}/no"), op="Empty", input=[self.constant([], tf.int32)]
-        )
+        """Writes a number that TensorFlow does not recognize as a constant, so that it does not
+        fold what is computed from the number."""
+        no = self._node(f"{name}/no", "Empty", [self.constant([], tf.int32)])
         no.attr["dtype"].type = tf.bool.as_datatype_enum
         no.attr["init"].b = True
         return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
@@ -201,16 +181,16 @@ class GraphWriter:
     def import_here(
         self, given: dict[str, tf.Tensor], outputs: Sequence[str], *, scope: str = ""
     ) -> list[tf.Tensor]:
-        """Makes everything in the graph being traced and returns the tensors of these names.
+        """Imports all ops into the graph being traced and returns the tensors of these names.
 
         Args:
-          given: The tensors from outside by name.
-          scope: Put before the names of all ops.
+          given: The tensors that no written op makes, by name.
+          scope: A prefix for the names of all ops.
         """
         graph = tf.compat.v1.get_default_graph()
         read = {name for node in self._graph_def.node for name in node.input}
-        # What is captured must become an input of the graph first; eager tensors cannot be imported
-        # onto.
+        # What is captured must become an input of the graph first; an input map takes no eager
+        # tensors.
         inside = {name: graph.capture(given[name]) for name in given if name in read}
         made = [name for name in outputs if name not in given]
         found = tf.graph_util.import_graph_def(
@@ -222,15 +202,14 @@ class GraphWriter:
     def function_like(
         self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
     ) -> Any:
-        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete`, whose body is
-        what is written here.
+        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete` that runs the
+        written ops.
 
         Args:
           concrete: A function, whose inputs have the names that `names_of_inputs` gives.
           outputs: The names of the tensors that it returns.
-          as_written: Leave out the control edges by which `tf.function` keeps side effects in order
-            where none are written. They are for whoever runs the function, and take TensorFlow a
-            third of the time.
+          as_written: Leave out the control edges by which `tf.function` keeps side effects in
+            order. Only a function that runs needs them.
         """
         arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
@@ -253,6 +232,11 @@ class GraphWriter:
             return tf.compat.v1.wrap_function(body, specs)
         return tf.function(body, autograph=False).get_concrete_function(*specs)
 
+    def _node(self, name: str, kind: str, inputs: Sequence[str], after: Sequence[str] = ()) -> Any:
+        """Adds an op without attributes, to run after the ops of these names."""
+        control = (f"^{before}" for before in after)
+        return self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *control])
+
     def _unique(self, name: str) -> str:
         unique = name
         while unique in self._used:
@@ -263,7 +247,8 @@ class GraphWriter:
 
 
 def tell_shapes(node: Any, operation: tf.Operation) -> None:
-    """Has an op's copy keep the shapes of its outputs where TensorFlow does not find them out."""
+    """Writes the shapes of an op's outputs into its copy, for ops whose output shapes TensorFlow
+    does not infer."""
     del node.attr["_output_shapes"].list.shape[:]
     node.attr["_output_shapes"].list.shape.extend(
         tensor.shape.as_proto() for tensor in operation.outputs
@@ -271,39 +256,39 @@ def tell_shapes(node: Any, operation: tf.Operation) -> None:
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:
-    """A name for each input of a function, by the reference of its tensor."""
+    """Returns a name for each input of a function, by the reference of its tensor."""
     return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
 
 
 def reachable(graph: Any) -> list[tf.Operation]:
-    """The ops of a function's graph that outputs and side effects need, inputs first, else in the
-    order of the trace; TensorFlow never runs the others."""
-    wanted = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    befores: dict[tf.Operation, list[tf.Operation]] = {}
-    while wanted:
-        operation = wanted.pop()
-        if operation not in befores:
-            befores[operation] = [
+    """Returns the ops of a function's graph that outputs and side effects need, inputs first,
+    otherwise in the order of the trace. TensorFlow never runs the others."""
+    pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    inputs_of: dict[tf.Operation, list[tf.Operation]] = {}
+    while pending:
+        operation = pending.pop()
+        if operation not in inputs_of:
+            inputs_of[operation] = [
                 *(tensor.op for tensor in operation.inputs),
                 *operation.control_inputs,
             ]
-            wanted += befores[operation]
+            pending += inputs_of[operation]
     # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation
     # order is not enough.
     created = {
-        operation: k for k, operation in enumerate(graph.get_operations()) if operation in befores
+        operation: k for k, operation in enumerate(graph.get_operations()) if operation in inputs_of
     }
     order: list[tf.Operation] = []
     placed: set[tf.Operation] = set()
     for operation in created:
-        pending = [operation]
-        while pending:
-            top = pending[-1]
-            missing = [] if top in placed else [o for o in befores[top] if o not in placed]
+        stack = [operation]
+        while stack:
+            top = stack[-1]
+            missing = [] if top in placed else [o for o in inputs_of[top] if o not in placed]
             if missing:
-                pending.extend(sorted(missing, key=created.__getitem__, reverse=True))
+                stack.extend(sorted(missing, key=created.__getitem__, reverse=True))
                 continue
-            pending.pop()
+            stack.pop()
             if top not in placed:
                 placed.add(top)
                 order.append(top)

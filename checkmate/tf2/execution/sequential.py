@@ -1,8 +1,8 @@
 """InOrder: loops and conditions whose bodies run one op after another.
 
 TensorFlow runs a body's ops as soon as their inputs are there, on as many threads as it has, and
-begins an iteration of a loop before the last one has ended. How much of a body is in memory
-together, and where it lies, then differs from step to step. In order, it does not.
+begins an iteration of a loop before the last one has ended. The memory that a body takes, and its
+place, then differ from step to step. With a chain of control edges they do not.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2 import ops as op_rules
 from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
-from checkmate.tf2.graph.bodies import LOOPS, functions_of, named
+from checkmate.tf2.graph.bodies import functions_of, named
 from checkmate.tf2.graph.grappler import optimize
+from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
+from checkmate.tf2.op_rule import Role
+from checkmate.tf2.ops import rule_of
 
 
 class InOrder(GraphWriter):
@@ -32,8 +34,8 @@ class InOrder(GraphWriter):
         self._bodies: dict[str, Any] = {}
 
     def definition(self, operation: tf.Operation) -> Any:
-        """An op's definition; a loop or condition runs bodies in order, and a loop one iteration
-        after another."""
+        """Returns an op's definition; a loop or condition runs bodies in order, and a loop runs one
+        iteration after another."""
         node = super().definition(operation)
         for function in functions_of(operation, node):
             if function.name not in self._bodies:
@@ -47,42 +49,43 @@ class InOrder(GraphWriter):
     def apart(
         self, operation: tf.Operation, inputs: Sequence[str], last: Sequence[str]
     ) -> list[str]:
-        """An op's inputs, those that must not be computed within one kernel with it read behind the
-        ops `last`, which run in between.
+        """Returns the names of an op's inputs; those that may be computed within one kernel with it
+        wait for the ops `last`, which run in between.
 
-        TensorFlow and oneDNN do not look for those when they fuse two kernels, which would then
-        wait for themselves. An edge to the op would not do, nor one to an identity before it: where
-        it reads one of `last` itself, TensorFlow's optimizer takes both away.
+        TensorFlow and oneDNN fuse two kernels without regard to the ops between them, and the fused
+        kernel would wait for itself. A control edge to the op would not prevent that, nor one to an
+        identity before it: if the op reads one of `last` itself, TensorFlow's optimizer removes
+        both.
         """
         found = list(inputs)
         for k, tensor in enumerate(operation.inputs):
             between = last and not any(inputs[k].startswith(f"{each}:") for each in last)
-            if between and op_rules.source(tensor).op.type in op_rules.FUSED_WITH_READER:
-                found[k] = self.behind(last, inputs[k], tensor)
+            if between and rule_of(source_of(tensor).op.type).fuses_with_reader:
+                found[k] = self.wait(last, inputs[k], tensor)
         return found
 
     def import_here(
         self, given: dict[str, tf.Tensor], outputs: Any, *, scope: str = ""
     ) -> list[tf.Tensor]:
-        """As that of `GraphWriter`; the graph has the bodies live as long as itself."""
+        """As in `GraphWriter`; the graph also keeps the bodies alive."""
         tf.compat.v1.get_default_graph().add_to_collection("bodies in order", self._bodies)
         return super().import_here(given, outputs, scope=scope)
 
 
 def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
-    """The control edge by which an op of a chain waits for the one before; none where it reads that
-    one's value.
+    """Returns the control edge by which an op of a chain waits for the one before; none if it reads
+    that one's value.
 
-    An edge beside a data edge would keep kernels from being fused. Loops get it all the same: they
-    begin as soon as one of their inputs is there.
+    A control edge parallel to a data edge would keep kernels from being fused. A loop gets it all
+    the same: it begins as soon as one of its inputs is there.
     """
     reads = any(name.startswith(f"{last}:") for name in inputs)
-    return [last] if last and (operation.type in LOOPS or not reads) else []
+    return [last] if last and (is_loop(operation) or not reads) else []
 
 
 def _optimized(body: Any) -> Any:
-    """A body as TensorFlow's graph optimizer leaves it, which does not see it any more when the
-    planned step runs."""
+    """A body as TensorFlow's graph optimizer leaves it. The optimizer is off when the planned step
+    runs."""
     with tf.init_scope():
         return optimize(
             SimpleNamespace(
@@ -93,8 +96,7 @@ def _optimized(body: Any) -> Any:
 
 
 def _in_order(body: Any) -> Any:
-    """A function like a body that runs its ops one after another; None where nothing is known of
-    it."""
+    """A function like a body that runs its ops one after another; None if there is no body."""
     if body is None:
         return None
     writer = InOrder(body)
@@ -103,13 +105,13 @@ def _in_order(body: Any) -> Any:
     copies: dict[tf.Operation, str] = {}
     last = ""
     for operation in reachable(body):
-        if operation.type == "Placeholder":
+        if is_argument(operation):
             continue
         inputs = writer.apart(
             operation, [names[tensor.ref()] for tensor in operation.inputs], [last] if last else []
         )
         after = [copies[before] for before in operation.control_inputs if before in copies]
-        chained = op_rules.role(operation) is op_rules.Role.KERNEL
+        chained = role_of(operation) is Role.KERNEL
         after += edge_from(last, operation, inputs) if chained else ()
         copies[operation] = writer.copy(operation, inputs, after=after)
         names.update(

@@ -1,9 +1,10 @@
 """The functions that loops, conditions and calls run, as graphs.
 
-Behind a fence: TensorFlow has no public way from an op to the graph of a function that it names.
-Used here, and nowhere else, are `Graph._get_function` and
-`tensorflow.python.framework.function_def_to_graph`. Where a TensorFlow has them not, nothing is
-known of such functions: calls stay one op, loops are kept, and what loops make is estimated.
+TensorFlow has no public way from an op to the graph of a function that the op names. This file
+alone uses `Graph._get_function` and `tensorflow.python.framework.function_def_to_graph`. If a
+TensorFlow version lacks them, the library does without the graphs: a call stays one op, a loop is
+not recomputed, and the sizes of its outputs are estimated. `test_bodies` asserts that the installed
+TensorFlow has both.
 """
 
 from __future__ import annotations
@@ -14,29 +15,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2 import ops as op_rules
+from checkmate.tf2.graph.operations import has_bodies, is_argument, may_run_again
+from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
 
-LOOPS = frozenset({"While", "StatelessWhile"})
-CONDITIONS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_NAMED_IN = {"While": ("body", "cond"), "If": ("then_branch", "else_branch"), "Case": ("branches",)}
 
-
-def body_of(graph: tf.Graph, operation: tf.Operation, attribute: str) -> Any:
-    """Returns the graph of the function that an op names, with all that is known of its shapes;
-    None where that cannot be had.
-
-    Args:
-      graph: The graph of the step as it was traced, which still has the functions.
-    """
-    return named(graph, operation.get_attr(attribute).name)
+def named(graph: tf.Graph, name: str) -> Any:
+    """Returns the graph of the function of this name in the library of `graph`, or None if
+    TensorFlow does not hand it out."""
+    return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)
 
 
 def from_definition(definition: Any, shapes: list[Any]) -> Any:
-    """Returns a new graph with the ops of a `FunctionDef` for inputs of these shapes, or None where
-    that cannot be had."""
+    """Returns a new graph with the ops of a `FunctionDef` for inputs of these shapes, or None if
+    TensorFlow does not make one."""
     try:
         from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
@@ -47,36 +40,38 @@ def from_definition(definition: Any, shapes: list[Any]) -> Any:
         return None
 
 
-def only_reads(graph: tf.Graph, operation: tf.Operation) -> bool:
-    """True for a loop or condition in which nothing happens but that values are computed, from its
-    inputs and from variables."""
-    bodies = list(_bodies(graph, operation))
-    return bool(bodies) and all(body is not None and _is_pure(graph, body) for body in bodies)
+def body_of(graph: tf.Graph, operation: tf.Operation, attribute: str) -> Any:
+    """Returns the graph of the function in an op's attribute, or None if TensorFlow does not hand
+    it out.
+
+    Args:
+      graph: The graph of the step as it was traced; its functions have the inferred shapes.
+    """
+    return named(graph, operation.get_attr(attribute).name)
+
+
+def bodies_of(graph: tf.Graph, operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of the functions that a loop or condition runs, None for each that
+    TensorFlow does not hand out; no graph for another op."""
+    return [named(graph, each.name) for each in functions_of(operation, operation.node_def)]
 
 
 def functions_of(operation: tf.Operation, node: Any) -> Iterator[Any]:
-    """The functions that a loop or condition runs, as attributes of its definition; none of another
-    op."""
-    for attribute in _NAMED_IN.get(operation.type.removeprefix("Stateless"), ()):
-        yield from node.attr[attribute].list.func or [node.attr[attribute].func]
+    """Yields the functions that a loop or condition runs, as attributes of its definition `node`;
+    none for another op."""
+    if has_bodies(operation):
+        for attribute in rule_of(operation.type).functions:
+            yield from node.attr[attribute].list.func or [node.attr[attribute].func]
 
 
-def _bodies(graph: tf.Graph, operation: tf.Operation) -> Iterator[Any]:
-    yield from (
-        named(graph, function.name) for function in functions_of(operation, operation.node_def)
-    )
+def only_reads(graph: tf.Graph, operation: tf.Operation) -> bool:
+    """True for a loop or condition that only computes values from its inputs and from variables."""
+    bodies = bodies_of(graph, operation)
+    return bool(bodies) and all(body is not None and _is_pure(graph, body) for body in bodies)
 
 
 def _is_pure(graph: tf.Graph, body: Any) -> bool:
     return all(
-        only_reads(graph, each)
-        if each.type in LOOPS | CONDITIONS
-        else each.type == "Placeholder" or op_rules.may_run_again(each)
+        only_reads(graph, each) if has_bodies(each) else is_argument(each) or may_run_again(each)
         for each in body.get_operations()
     )
-
-
-def named(graph: tf.Graph, name: str) -> Any:
-    """Returns the graph of the function of this name that an op of `graph` runs, or None where that
-    cannot be had."""
-    return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)

@@ -1,16 +1,15 @@
-"""FlatGraph: which ops of a traced function decide about memory, what they read, and what may be
-recomputed.
+"""FlatGraph: which ops of a traced function decide about memory, what they read, and which of them
+may be recomputed.
 
 Three kinds of ops are not planned; the executor makes them where they are needed:
 
 * views, aliases and shapes, which own no memory;
 * sources: arguments, constants and reads of variables, which are resident anyway;
-* small ops, whose inputs and outputs are so small that keeping all of them costs less than
-  `SMALL_SHARE` of the step's bytes (BatchNormalization's statistics, scalars of the optimizer).
-  They run once and are counted as resident.
+* small ops, whose inputs and outputs are so small that keeping all of them takes at most
+  `SMALL_SHARE` of the step's bytes (statistics of BatchNormalization, scalars of the optimizer).
+  They run once and count as resident.
 
-What a planned op makes beside a larger value is counted as resident, too, where it is as small, or
-no more than `BESIDE` of that value.
+The small outputs of a planned op that also has a large one count as resident, too.
 """
 
 from __future__ import annotations
@@ -19,67 +18,58 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2 import ops as op_rules
 from checkmate.tf2.execution.graph_writer import reachable
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph import loop_sizes as loops
-from checkmate.tf2.graph.bodies import CONDITIONS, LOOPS
-from checkmate.tf2.ops import Role
-
-SMALL_SHARE = 0.001
-"""Tensors that together make up at most this share of all bytes of a step count as small."""
-
-BESIDE = 0.01
-"""Share of a value's bytes that others which its op makes may take to be counted as resident: such
-as the loss beside the gradient of logits."""
+from checkmate.tf2.graph.backward import follows_gradients, with_inputs
+from checkmate.tf2.graph.operations import (
+    can_be_filled,
+    has_bodies,
+    is_argument,
+    is_constant,
+    is_known,
+    may_repeat,
+    role_of,
+    source_of,
+    static_shape,
+    ties_recomputation,
+)
+from checkmate.tf2.graph.sizes import OpSizes, rounded_up, tensor_bytes
+from checkmate.tf2.op_rule import Role
+from checkmate.tf2.ops import rule_of
 
 EARLY_SHARE = 0.05
 """Results that together take at most this share of the planned ops' bytes get their memory when the
 step begins."""
 
-ALLOCATION_GRANULE = 256
-"""TensorFlow's allocators hand out multiples of this many bytes."""
-
-
-def tensor_bytes(tensor: tf.Tensor) -> int | None:
-    """Returns the bytes the allocator hands out for a tensor, or None where shape or dtype do not
-    tell."""
-    count = tensor.shape.num_elements()
-    if tensor.dtype in (tf.resource, tf.string):
-        return 0
-    if count is None or tensor.dtype == tf.variant:
-        return None
-    return rounded_up(count * tensor.dtype.size)
+OpSets = dict[tf.Operation, set[tf.Operation]]
 
 
 class FlatGraph:
-    """The ops of a traced function that are really run, sorted into planned kernels and the rest.
+    """The ops of a traced function that run, sorted into planned kernels and the rest.
 
     Args:
       concrete: The function, simplified.
       traced: The function as it was traced, which has the variables, and the bodies of loops with
-        their shapes.
+        the inferred shapes.
       planned_names: Names of the ops to plan, or None for those that decide about memory.
-      forward_names: Names that ops of the forward pass had in the trace (see `forward_names`).
-        TensorFlow's optimizer makes one op of two equal ones and may call it as that of the
-        backward pass.
+      forward_names: Names of the ops of the forward pass in the trace (see `forward_names`).
+        TensorFlow's optimizer may merge two equal ops into one with a name of the backward pass.
 
     Attributes:
       operations: All ops that run, inputs first.
-      position: Their place in `operations`.
+      position: Their index in `operations`.
       planned: The kernels that decide about memory, in the same order.
       data_deps: For each planned op, the planned ops whose memory it reads, directly or through
         views and small ops.
-      order_deps: The same through control edges, too.
+      order_deps: The same, through control edges, too.
       overwritten: For each planned op that writes to a variable, the planned ops that read its old
         content.
       readers: For each planned op, the planned ops that read it.
-      read_once: Planned ops whose value the caller or an op that runs once reads.
+      read_once: Planned ops whose value is read by the caller or by an op that runs once.
       backward: Ops of the backward pass and of the optimizer's update.
       recomputable: Planned ops that may run again.
       small_bytes: The size up to which a tensor is small.
-      early: For each output whether its memory is there from the beginning of the step; see
-        `execute`.
+      early: For each output, whether its memory is allocated when the step begins.
     """
 
     def __init__(
@@ -90,83 +80,50 @@ class FlatGraph:
         self._planned_names = planned_names
         self.operations = reachable(concrete.graph)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
-        self._forward = _with_inputs(self.operations, forward_names)
-        self.estimated: list[tf.Operation] = []
-        self._estimates: dict[Any, int] = {}
-        self._kept = loops.Kept(
-            traced.graph, lambda tensor: self._estimates.get(tensor.ref(), tensor_bytes(tensor))
-        )
-        others = (o for o in self.operations if o.type not in op_rules.PURE_READS)
-        handed_on = {
-            op_rules.source(tensor).op
-            for o in others
-            for tensor in o.inputs
-            if tensor.dtype == tf.resource
-        }
-        self._reading = {
-            o
-            for o in self.operations
-            if o.type in LOOPS | CONDITIONS
-            and o not in handed_on
-            and bodies.only_reads(traced.graph, o)
-        }
-        # A loop looks at variables each time that it runs. Small writes to these are planned, too:
-        # they run at any time otherwise.
-        self._looked_at = {
-            _handle(tensor)
-            for o in self._reading
-            for tensor in o.inputs
-            if tensor.dtype == tf.resource
-        }
-        self._bytes: dict[tf.Operation, int] = {}
-        for operation in self.operations:
-            self._bytes[operation] = self._sized(operation)
-        kernels = [
-            operation for operation in self.operations if op_rules.role(operation) is Role.KERNEL
-        ]
-        self.small_bytes = _small_threshold(
-            [size for operation in kernels for size in self._sizes(operation)]
-        )
+        self._forward = with_inputs(self.operations, forward_names)
+        self._sizes = OpSizes(self.operations, traced.graph)
+        self.small_bytes = self._sizes.small_bytes
+        self._reading = _reading_bodies(self.operations, traced.graph)
+        # A loop reads variables in each iteration. Small writes to these variables are planned,
+        # too, since they could run at any time otherwise.
+        self._read_by_bodies = {handle for o in self._reading for handle in _handles(o)}
         self.planned: list[tf.Operation] = []
-        self._behind: dict[
-            tf.Operation, set[tf.Operation]
-        ] = {}  # op -> the planned ops its value is made of
-        self._behind_in_order: dict[
-            tf.Operation, set[tf.Operation]
-        ] = {}  # the same, through control edges too
-        self.data_deps: dict[tf.Operation, set[tf.Operation]] = {}
-        self.order_deps: dict[tf.Operation, set[tf.Operation]] = {}
+        # For each op the planned ops that its value is computed from; the same with control edges.
+        self._made_of: OpSets = {}
+        self._comes_after: OpSets = {}
+        self.data_deps: OpSets = {}
+        self.order_deps: OpSets = {}
         self.backward: set[tf.Operation] = set()
         for operation in self.operations:
             self._classify(operation)
-        self._beside = {operation: self._small_outputs(operation) for operation in self.planned}
+        self._small_outputs = {o: self._sizes.small_outputs(o) for o in self.planned}
         self._find_overwrites()
         self._find_readers()
         self.early = self._early_results()
 
     def bytes_of(self, operation: tf.Operation) -> int:
-        """Bytes of all its outputs, but for those that are small beside a larger one."""
-        return self._bytes[operation] - self._beside.get(operation, 0)
+        """Bytes of all outputs of an op, without those that are small next to a larger one."""
+        return self._sizes.total[operation] - self._small_outputs.get(operation, 0)
 
-    def planned_behind(self, tensor: tf.Tensor) -> set[tf.Operation]:
-        """The planned ops that must be in memory to have this tensor."""
-        return self._behind[op_rules.source(tensor).op]
+    def planned_sources(self, tensor: tf.Tensor) -> set[tf.Operation]:
+        """The planned ops whose values must be in memory to have this tensor."""
+        return self._made_of[source_of(tensor).op]
 
     def only_reads(self, operation: tf.Operation) -> bool:
         """True for an op that takes variables and changes none of them."""
-        return operation.type in op_rules.PURE_READS or operation in self._reading
+        return rule_of(operation.type).only_reads or operation in self._reading
 
     def may_repeat(self, operation: tf.Operation) -> bool:
-        """True when running it again on the same inputs gives the same outputs and nothing else
-        happens."""
-        return op_rules.may_repeat(operation) or operation in self._reading
+        """True if running an op again on the same inputs gives the same outputs and changes nothing
+        else."""
+        return may_repeat(operation) or operation in self._reading
 
     def fixed_bytes(self) -> int:
-        """What is resident all the time.
+        """Bytes that are resident during the whole step.
 
-        Arguments, captured variables and tensors, constants, everything small that is kept, and the
-        results of the step before, which a training loop still holds while this step runs; and
-        those of this step that have their memory from the beginning.
+        They are those of arguments, captured variables and tensors, constants, small values, the
+        results of the step before, which a training loop still holds, and the early results of this
+        step.
         """
         total = sum(
             (tensor_bytes(tensor) or 0) * (1 + early)
@@ -184,74 +141,34 @@ class FlatGraph:
             : len(self.concrete.inputs) - len(self.concrete.captured_inputs)
         ]
         total += sum(tensor_bytes(tensor) or 0 for tensor in arguments)
-        constants = sum(
-            self._bytes[operation] for operation in self.operations if operation.type == "Const"
-        )
+        constants = sum(self._sizes.total[o] for o in self.operations if is_constant(o))
         return total + constants + self.small_values_bytes()
 
     def small_values_bytes(self) -> int:
-        """What of `fixed_bytes` is for small values: counted as resident, though they need not all
-        be in memory at once."""
+        """Bytes of `fixed_bytes` for small values, which need not all be in memory at once."""
         once = set(self.operations) - set(self.planned)
-        small = (o for o in once if o.type != "Const" and op_rules.role(o) is Role.KERNEL)
-        return sum(map(self._bytes.__getitem__, small)) + sum(self._beside.values())
-
-    def _early_results(self) -> tuple[bool, ...]:
-        """The smallest results whose memory can be there before they are computed, up to
-        `EARLY_SHARE`."""
-        left = EARLY_SHARE * sum(self._bytes[operation] for operation in self.planned)
-        early = [False] * len(self.concrete.outputs)
-        for k in sorted(
-            range(len(early)), key=lambda k: tensor_bytes(self.concrete.outputs[k]) or 0
-        ):
-            tensor = self.concrete.outputs[k]
-            left -= tensor_bytes(tensor) or 0
-            early[k] = (
-                left >= 0
-                and op_rules.can_be_filled(tensor)
-                and op_rules.source(tensor).op.type != "Placeholder"
-            )
-        return tuple(early)
-
-    def _find_readers(self) -> None:
-        """Who reads each planned op: planned ops, or (`_read_once`) the caller and ops that run
-        once."""
-        planned = set(self.planned)
-        self.readers: dict[tf.Operation, set[tf.Operation]] = {
-            operation: set() for operation in self.planned
-        }
-        self.read_once = {
-            o for tensor in self.concrete.outputs for o in self.planned_behind(tensor)
-        }
-        for operation in self.operations:
-            if operation in planned:
-                for before in self.data_deps[operation]:
-                    self.readers[before].add(operation)
-            elif op_rules.role(operation) is Role.KERNEL:
-                self.read_once |= self._behind[operation]
+        small = (o for o in once if role_of(o) is Role.KERNEL)
+        return sum(self._sizes.total[o] for o in small) + sum(self._small_outputs.values())
 
     def notes(self) -> tuple[str, ...]:
         """What the report says about ops that could not be treated as usual."""
         notes = []
-        unknown = sorted({o.type for o in self.planned if not op_rules.is_known(o)})
+        unknown = sorted({o.type for o in self.planned if not is_known(o)})
         if unknown:
             notes.append(
                 "Ops of types that TensorFlow does not ship are kept and never recomputed:"
                 f" {', '.join(unknown)}."
             )
+        planned_estimates = (o for o in self._sizes.estimated if o in self.data_deps)
         guessed = sorted(
-            {
-                o.type
-                for o in self.estimated
-                if o in self.data_deps and self._bytes[o] > self.small_bytes
-            }
+            {o.type for o in planned_estimates if self._sizes.total[o] > self.small_bytes}
         )
         if guessed:
             notes.append(
                 "The size of some outputs is not known before the step runs and is estimated from"
                 f" their inputs: {', '.join(guessed)}."
             )
-        own = sum(map(op_rules.ties_recomputation, self.operations))
+        own = sum(map(ties_recomputation, self.operations))
         if own:
             notes.append(
                 f"The step computes {own} {'part' if own == 1 else 'parts'} again by itself"
@@ -260,129 +177,85 @@ class FlatGraph:
             )
         return tuple(notes)
 
-    def _sized(self, operation: tf.Operation) -> int:
-        """Bytes of all outputs; what shapes do not tell is estimated, for each output on its
-        own."""
-        total = 0
-        for k, tensor in enumerate(operation.outputs):
-            if operation.type in LOOPS and not tensor.consumers():
-                # Goes through the loop for the next iteration's sake, and is gone with the last.
-                continue
-            if (size := tensor_bytes(tensor)) is None:
-                size = self._estimates[tensor.ref()] = self._estimated(operation, k)
-                self.estimated.append(operation)
-            total += size
-        return total
+    def _early_results(self) -> tuple[bool, ...]:
+        """The smallest results whose memory can be allocated before they are computed, up to
+        `EARLY_SHARE`."""
+        outputs = self.concrete.outputs
+        left = EARLY_SHARE * sum(self._sizes.total[operation] for operation in self.planned)
+        early = [False] * len(outputs)
+        for k in sorted(range(len(early)), key=lambda k: tensor_bytes(outputs[k]) or 0):
+            left -= tensor_bytes(outputs[k]) or 0
+            own = not is_argument(source_of(outputs[k]).op)
+            early[k] = left >= 0 and own and can_be_filled(outputs[k])
+        return tuple(early)
 
-    def _sizes(self, operation: tf.Operation) -> list[int]:
-        """Bytes of each of an op's outputs; what a loop or condition makes counts as one."""
-        if operation.type in LOOPS | CONDITIONS:
-            return [self._bytes[operation]]
-        return [self._size_of(tensor) for tensor in operation.outputs]
-
-    def _small_outputs(self, operation: tf.Operation) -> int:
-        """Bytes of the small outputs of an op that has a larger one, too."""
-        sizes = self._sizes(operation)
-        largest = max(sizes, default=0)
-        small = max(self.small_bytes, BESIDE * largest)
-        return sum(size for size in sizes if size <= small) if largest > self.small_bytes else 0
-
-    def _estimated(self, operation: tf.Operation, output: int) -> int:
-        """Bytes of an output whose shape is not known before the step runs."""
-        if operation.type in loops.EMPTY_LISTS:
-            return 0
-        if operation.type in op_rules.SHAPES_OF_ANY:
-            return ALLOCATION_GRANULE
-        if (
-            operation.type in op_rules.MASKS
-            and (numbers := operation.inputs[0].shape.num_elements()) is not None
-        ):
-            return rounded_up(numbers // 2)
-        if (
-            operation.type in LOOPS | CONDITIONS
-            and (size := self._kept.bytes_of(operation, output)) is not None
-        ):
-            return size
-        if operation.type == "Fill" and op_rules.source(operation.inputs[0]).op.type == "Shape":
-            return self._size_of(op_rules.source(operation.inputs[0]).op.inputs[0])
-        sizes = [self._size_of(tensor) for tensor in operation.inputs]
-        return max(sizes) if operation.type in op_rules.IN_PLACE else sum(sizes)
-
-    def _size_of(self, tensor: tf.Tensor) -> int:
-        """Bytes of a tensor made before, estimated where its shape is not known."""
-        size = tensor_bytes(tensor)
-        return self._estimates.get(tensor.ref(), 0) if size is None else size
+    def _find_readers(self) -> None:
+        """Finds what reads each planned op: planned ops, or the caller and ops that run once."""
+        planned = set(self.planned)
+        self.readers: OpSets = {operation: set() for operation in self.planned}
+        self.read_once = {o for each in self.concrete.outputs for o in self.planned_sources(each)}
+        for operation in self.operations:
+            if operation in planned:
+                for before in self.data_deps[operation]:
+                    self.readers[before].add(operation)
+            elif role_of(operation) is Role.KERNEL:
+                self.read_once |= self._made_of[operation]
 
     def _classify(self, operation: tf.Operation) -> None:
-        role = op_rules.role(operation)
-        if role is Role.SHAPE and any(
-            op_rules.static_shape(operation, k) is None for k in range(len(operation.outputs))
-        ):
+        """Decides whether an op is planned, and of which planned ops its value is made."""
+        role = role_of(operation)
+        outputs = range(len(operation.outputs))
+        if role is Role.SHAPE and any(static_shape(operation, k) is None for k in outputs):
             role = Role.KERNEL
-        read = [op_rules.source(tensor).op for tensor in operation.inputs]
-        behind = set().union(*(self._behind[before] for before in read if role is not Role.SHAPE))
-        in_order = set().union(
-            *(self._behind_in_order[before] for before in (*read, *operation.control_inputs))
-        )
-        if operation not in self._forward and _follows_gradients(operation, self.backward):
+        read = [source_of(tensor).op for tensor in operation.inputs]
+        made_of = set().union(*(self._made_of[o] for o in read if role is not Role.SHAPE))
+        after = set().union(*(self._comes_after[o] for o in (*read, *operation.control_inputs)))
+        if operation not in self._forward and follows_gradients(operation, self.backward):
             self.backward.add(operation)
-        if role is Role.KERNEL and self._decides(operation, behind):
+        if role is Role.KERNEL and self._decides(operation, made_of):
             self.planned.append(operation)
-            self.data_deps[operation], self.order_deps[operation] = behind, in_order
-            self._behind[operation] = self._behind_in_order[operation] = {operation}
-        else:
-            self._behind[operation], self._behind_in_order[operation] = behind, in_order
+            self.data_deps[operation], self.order_deps[operation] = made_of, after
+            made_of = after = {operation}
+        self._made_of[operation], self._comes_after[operation] = made_of, after
 
-    def _decides(self, operation: tf.Operation, behind: set[tf.Operation]) -> bool:
+    def _decides(self, operation: tf.Operation, made_of: set[tf.Operation]) -> bool:
         """True for a kernel that decides about memory, given the planned ops that its value is made
         of."""
         if self._planned_names is not None:
             return operation.name in self._planned_names
-        if self._bytes[operation] > self.small_bytes or any(
-            self._bytes[o] > self.small_bytes for o in behind
-        ):
+        if any(self._sizes.total[o] > self.small_bytes for o in (operation, *made_of)):
             return True
-        handles = (_handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource)
-        return not self.only_reads(operation) and not self._looked_at.isdisjoint(handles)
+        writes = not self.only_reads(operation)
+        return writes and not self._read_by_bodies.isdisjoint(_handles(operation))
 
     def _find_overwrites(self) -> None:
-        """Which planned ops write to a variable that other planned ops read, and what may therefore
-        be recomputed."""
-        readers: dict[
-            int, set[tf.Operation]
-        ] = {}  # variable handle -> planned ops that read its content so far
-        self.overwritten: dict[tf.Operation, set[tf.Operation]] = {}
-        read_by: dict[
-            tf.Operation, set[int]
-        ] = {}  # op -> handles whose content its value is read from directly
-        small_writes: set[int] = set()
+        """Finds which planned ops write to a variable that other planned ops read, and therefore
+        what may be recomputed."""
+        readers: dict[int, set[tf.Operation]] = {}  # handle -> planned ops that read it so far
+        read_through: dict[tf.Operation, set[int]] = {}  # op -> handles that its value shows
         direct_reads: dict[tf.Operation, set[int]] = {}
+        small_writes: set[int] = set()
+        self.overwritten: OpSets = {}
         planned = set(self.planned)
         for operation in self.operations:
-            handles = {
-                _handle(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource
-            }
-            through = set()
-            for tensor in operation.inputs:
-                through |= read_by.get(tensor.op, set())
+            handles = _handles(operation)
+            shown = set().union(*(read_through.get(t.op, ()) for t in operation.inputs))
             if self.only_reads(operation):
-                through |= handles
+                shown |= handles
                 direct_reads[operation] = handles
             elif operation in planned:
-                overwritten = set().union(*(readers.get(handle, set()) for handle in handles)) - {
-                    operation
-                }
-                if overwritten:
-                    self.overwritten[operation] = overwritten
+                old = set().union(*(readers.get(handle, ()) for handle in handles)) - {operation}
+                if old:
+                    self.overwritten[operation] = old
             else:
                 small_writes |= handles
             if operation in planned:
-                for handle in through:
+                for handle in shown:
                     readers.setdefault(handle, set()).add(operation)
-            # A small op that runs once is done with the variable when it has run.
-            elif op_rules.role(operation) is not Role.KERNEL:
-                read_by[operation] = through
-        # Only forward ops: a chain of recomputed gradients would tie every update of a variable to
+            # A small kernel runs once. Once it has run, nothing reads the variable through it.
+            elif role_of(operation) is not Role.KERNEL:
+                read_through[operation] = shown
+        # Only forward ops: a chain of recomputed gradients would move every update of a variable to
         # the end of the step.
         self.recomputable = {
             o
@@ -393,71 +266,21 @@ class FlatGraph:
         }
 
 
-def _small_threshold(sizes: list[int]) -> int:
-    """The largest size such that all tensors up to it together are at most SMALL_SHARE of all
-    bytes."""
-    allowed = SMALL_SHARE * sum(sizes)
-    threshold = total = 0
-    for size in sorted(sizes):
-        total += size
-        if total > allowed:
-            break
-        threshold = size
-    # Of equally large tensors either all are small or none is.
-    return (
-        threshold
-        if sum(size for size in sizes if size <= threshold) <= allowed
-        else max((s for s in sizes if s < threshold), default=0)
-    )
-
-
-def forward_names(concrete: Any) -> set[str]:
-    """Returns the names of the ops of a traced function that are no gradients and are not made of
-    any."""
-    backward: set[tf.Operation] = set()
-    for operation in reachable(concrete.graph):
-        if _follows_gradients(operation, backward):
-            backward.add(operation)
+def _reading_bodies(operations: list[tf.Operation], graph: tf.Graph) -> set[tf.Operation]:
+    """The loops and conditions that only read variables, and whose outputs no op takes as the
+    handle of a variable that it may change."""
+    changing = (o for o in operations if not rule_of(o.type).only_reads)
+    passed_on = {
+        source_of(tensor).op for o in changing for tensor in o.inputs if tensor.dtype == tf.resource
+    }
     return {
-        operation.name for operation in concrete.graph.get_operations() if operation not in backward
+        o
+        for o in operations
+        if has_bodies(o) and o not in passed_on and bodies.only_reads(graph, o)
     }
 
 
-def _follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> bool:
-    """True for an op of the backward pass, given those before it, and for what is made of such
-    ops."""
-    if in_backward_scope(operation) or not backward.isdisjoint(operation.control_inputs):
-        return True
-    # Not through lists: a loop of the forward pass is given those that its gradient will read, when
-    # that is taken.
-    return any(
-        op_rules.source(tensor).op in backward
-        for tensor in operation.inputs
-        if tensor.dtype != tf.variant
-    )
-
-
-def _with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
-    """The ops of these names, and all that they are made of."""
-    found: set[tf.Operation] = set()
-    for operation in reversed(operations):
-        if operation.name in names or operation in found:
-            found.add(operation)
-            found.update(tensor.op for tensor in operation.inputs if tensor.dtype != tf.variant)
-    return found
-
-
-def in_backward_scope(operation: tf.Operation) -> bool:
-    """True when its name says that it computes a gradient."""
-    return "gradient_tape/" in operation.name or operation.name.startswith("gradients/")
-
-
-def _handle(tensor: tf.Tensor) -> int:
-    """Identifies the variable behind a resource tensor: the argument of the graph that carries it
-    in."""
-    return id(op_rules.source(tensor).op)
-
-
-def rounded_up(count: int) -> int:
-    """Returns the bytes that the allocator hands out for a request of `count`."""
-    return -(-count // ALLOCATION_GRANULE) * ALLOCATION_GRANULE
+def _handles(operation: tf.Operation) -> set[int]:
+    """Identifies the variables that an op takes: by the argument that carries the handle in."""
+    resources = (tensor for tensor in operation.inputs if tensor.dtype == tf.resource)
+    return {id(source_of(tensor).op) for tensor in resources}

@@ -1,8 +1,8 @@
-"""Which inputs the value of a group of ops may be written over, and what the group needs besides.
+"""Which inputs a group of ops may forward, and how many bytes the group needs besides them.
 
-TensorFlow's elementwise kernels, and some others, write their output into an input's buffer
-("forward" it) where it has the output's type and number of elements and nobody else holds it. Which
-kernels do, the table in `op_rules` says; `costs` finds it out for the others.
+TensorFlow's elementwise kernels, and some others, write their output into an input's buffer (they
+forward the buffer) if it has the output's type and number of elements and nothing else holds it.
+The table of op types lists the elementwise ones; `costs` measures the others.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from checkmate.tf2 import ops as op_rules
-from checkmate.tf2.graph.flat_graph import BESIDE, tensor_bytes
-from checkmate.tf2.ops import Role
+from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
+from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
+from checkmate.tf2.op_rule import Role
+from checkmate.tf2.ops import rule_of
 
 Group = tuple[tf.Operation, ...]
 
@@ -26,109 +27,108 @@ def made_by(tensor: tf.Tensor) -> tf.Operation:
 
 def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the tensor whose buffer a tensor is, through aliases and views."""
-    tensor = op_rules.source(tensor)
-    while op_rules.role(tensor.op) is Role.VIEW:
-        tensor = op_rules.source(tensor.op.inputs[0])
+    tensor = source_of(tensor)
+    while role_of(tensor.op) is Role.VIEW:
+        tensor = source_of(tensor.op.inputs[0])
     return tensor
 
 
 def candidates(group: Group, values: Group) -> list[tf.Tensor]:
-    """Returns the tensors from outside of a group that its value could be written over, by their
-    type, size and maker.
+    """Returns the tensors that a group reads and that its value could be written over, by their
+    type, size and op.
 
-    Only a value that is one tensor is, but for small ones beside it: of several, one alone would
-    take over the buffer. A tensor that may share its buffer with another one is never written over.
+    The value must be one tensor, apart from small ones next to it: of several values, one alone
+    would take the buffer. A tensor that may share its memory with another one is no candidate.
     """
-    value, beside = main_tensor(values)
+    value, others_bytes = main_tensor(values)
     if (
         len(values) != 1
         or value is None
-        or beside > BESIDE * tensor_bytes(value)
-        or not op_rules.can_be_copied(value.dtype)
+        or others_bytes > SIDE_OUTPUT_SHARE * (tensor_bytes(value) or 0)
+        or not can_be_copied(value.dtype)
     ):
         return []
     inside = set(group)
-    read = {
-        buffer.ref(): buffer
-        for operation in group
-        for tensor in operation.inputs
-        for buffer in (buffer_of(tensor),)
-    }
+    buffers = (buffer_of(tensor) for operation in group for tensor in operation.inputs)
     return [
         tensor
-        for tensor in read.values()
+        for tensor in {buffer.ref(): buffer for buffer in buffers}.values()
         if tensor.op not in inside
-        and op_rules.role(tensor.op) is Role.KERNEL
-        and not op_rules.may_share_memory(tensor)
+        and role_of(tensor.op) is Role.KERNEL
+        and not may_share_memory(tensor)
         and tensor.dtype == value.dtype
         and tensor.shape.num_elements() == value.shape.num_elements() is not None
     ]
 
 
 def main_tensor(values: Group) -> tuple[tf.Tensor | None, int]:
-    """Returns the largest of the tensors that ops make, and the bytes of the others; None where the
-    size of one is not known."""
+    """Returns the largest of the tensors that ops make and the bytes of the others; None if a size
+    is not known or all are 0."""
     tensors = [tensor for operation in values for tensor in operation.outputs]
-    sizes = [tensor_bytes(tensor) for tensor in tensors]
-    if None in sizes or not any(sizes):
+    sizes = [size for tensor in tensors if (size := tensor_bytes(tensor)) is not None]
+    if len(sizes) < len(tensors) or not any(sizes):
         return None, 0
     return tensors[sizes.index(max(sizes))], sum(sizes) - max(sizes)
 
 
-def needs(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int:
-    """Returns the bytes that a group takes beyond its inputs, its value included, as far as shapes
+def needed_bytes(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
+    """Returns the bytes that a group needs besides its inputs, its value included, as far as shapes
     and the table tell.
 
     Args:
-      gone: The ops whose values nobody else holds, so that the group may write over them.
+      taken: The ops whose values only the group reads, so that it may write over them.
     """
-    sizes = {
-        operation: sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)
-        for operation in (*group, *gone)
-    }
+    sizes = {operation: _known_bytes(operation) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
             last_reader[made_by(tensor)] = operation
-    live = {operation: sizes[operation] for operation in gone}
-    known = most = sum(live.values())  # counted as the inputs that they are
+    live = {operation: sizes[operation] for operation in taken}
+    inputs = peak = sum(live.values())
     for operation in group:
         ending = [o for o in live if o not in values and last_reader.get(o) is operation]
-        # What an op reads twice, it does not write over.
-        reads = Counter(made_by(tensor) for tensor in operation.inputs)
-        forwards = operation.type in op_rules.IN_PLACE
-        in_place = next(
-            (o for o in ending if forwards and reads[o] == 1 and sizes[o] == sizes[operation]), None
-        )
-        if in_place is not None:
-            del live[in_place]
+        forwarded = _forwarded(operation, ending, sizes)
+        if forwarded is not None:
+            del live[forwarded]
         live[operation] = sizes[operation]
-        most = max(most, sum(live.values()))
+        peak = max(peak, sum(live.values()))
         for o in ending:
             live.pop(o, None)
-    return most - known
+    return peak - inputs
 
 
-def workspace(group: Group, values: Group, gone: Sequence[tf.Operation] = ()) -> int:
-    """Returns the bytes that a group takes beyond its inputs and its value, as far as shapes and
+def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
+    """Returns the bytes that a group needs besides its inputs and its value, as far as shapes and
     the table tell."""
-    return max(
-        0,
-        needs(group, values, gone)
-        - sum(tensor_bytes(tensor) or 0 for o in values for tensor in o.outputs),
-    )
+    return max(0, needed_bytes(group, values, taken) - sum(map(_known_bytes, values)))
 
 
 def by_table(group: Group, values: Group, workspace_bytes: int = 0) -> list[tf.Tensor]:
-    """Returns those of the `candidates` that the table says the value is written over.
+    """Returns those of the `candidates` that, by the table, the value is written over.
 
     Args:
-      workspace_bytes: What the group was measured to take beyond its inputs and its value, where
-        that is more than `workspace` says.
+      workspace_bytes: The measured bytes that the group needs besides its inputs and its value, if
+        they are more than `workspace` returns.
     """
     allowed = max(workspace_bytes, workspace(group, values))
     return [
         tensor
         for tensor in candidates(group, values)
-        if needs(group, values, (tensor.op,)) <= allowed
+        if needed_bytes(group, values, (tensor.op,)) <= allowed
     ]
+
+
+def _forwarded(
+    operation: tf.Operation, ending: list[tf.Operation], sizes: dict[tf.Operation, int]
+) -> tf.Operation | None:
+    """The op whose buffer an elementwise op forwards: one that nothing reads later, that has its
+    size and that it reads once."""
+    if not rule_of(operation.type).is_elementwise:
+        return None
+    reads = Counter(made_by(tensor) for tensor in operation.inputs)
+    fitting = (o for o in ending if reads[o] == 1 and sizes[o] == sizes[operation])
+    return next(fitting, None)
+
+
+def _known_bytes(operation: tf.Operation) -> int:
+    return sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)

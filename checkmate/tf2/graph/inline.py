@@ -2,14 +2,13 @@
 planned one by one.
 
 A `tf.function` that a step calls is one op in the step's graph, and its gradient is another.
-TensorFlow puts their bodies there before it runs a graph; here that is done before the graph is
-planned. Left as they are: functions for XLA, functions that say that they must not be inlined or
-that TensorFlow exchanges for another implementation on this device, and the bodies of loops and
-conditions.
+TensorFlow inlines their bodies before it runs a graph; `inline` does so before the graph is
+planned. It leaves functions for XLA, functions marked as not to be inlined or which TensorFlow
+replaces with another implementation on this device, and the bodies of loops and conditions.
 
-Whatever has state in a body waits for all that the call waited for, and what waited for the call
-waits for all that has state in its body, so that variables are read and written in the order in
-which they were.
+Every stateful op of a body waits for all that the call waited for, and what waited for the call
+waits for all stateful ops of its body. Variables are thus read and written in the same order as
+before.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph.bodies import CALLS
+from checkmate.tf2.graph.operations import is_argument, is_call
 
-KEPT = ("_XlaMustCompile", "_noinline")
-"""Attributes of a function, or of its call, with which it stays one op."""
+NOT_INLINED = ("_XlaMustCompile", "_noinline")
+"""Attributes of a function, or of its call, with which the call stays one op."""
 
-EXCHANGED, MADE_FOR = "api_implements", "api_preferred_device"
-"""Attributes of a function that has another implementation for other kinds of devices, and of the
-kind that it is made for."""
+REPLACED, MADE_FOR = "api_implements", "api_preferred_device"
+"""Attributes of a function that has other implementations for other kinds of devices, and the kind
+of device of this one."""
 
 
 def inline(concrete: Any) -> Any:
@@ -39,10 +38,11 @@ def inline(concrete: Any) -> Any:
     Args:
       concrete: A traced function.
 
-    Returns: A function of the same flattened arguments, or `concrete` itself where it calls nothing
-      that can be inlined.
+    Returns:
+      A function of the same flattened arguments, or `concrete` itself if it calls nothing that can
+      be inlined.
     """
-    if not any(operation.type in CALLS for operation in concrete.graph.get_operations()):
+    if not any(map(is_call, concrete.graph.get_operations())):
         return concrete
     inliner = _Inliner(concrete)
     inliner.write(reachable(concrete.graph))
@@ -54,8 +54,12 @@ def inline(concrete: Any) -> Any:
 
 
 class _Inliner:
-    """Copies ops; `names` holds the name of each tensor's copy, `effects` those of the copies that
-    whatever waits for an op waits for."""
+    """Copies ops.
+
+    Attributes:
+      names: The name of each tensor's copy.
+      effects: For each op the names of the copies that an op waits for which waited for this one.
+    """
 
     def __init__(self, concrete: Any):
         self.writer = GraphWriter()
@@ -70,11 +74,11 @@ class _Inliner:
     def write(
         self, operations: Sequence[tf.Operation], after: Sequence[str] = (), device: str = ""
     ) -> tuple[str, ...]:
-        """Copies the ops of one body, those with state to run after others; returns the names of
-        the copies with state."""
+        """Copies the ops of one body, the stateful ones to run after the ops `after`; returns the
+        names of the stateful copies."""
         written: list[str] = []
         for operation in operations:
-            if operation.type == "Placeholder":
+            if is_argument(operation):
                 continue
             stateful = operation.op_def.is_stateful
             befores = [
@@ -101,23 +105,23 @@ class _Inliner:
         self, call: tf.Operation, body: Any, befores: Sequence[str], device: str
     ) -> tuple[str, ...]:
         self.count += 1
-        for inside, outside in zip(body.inputs, call.inputs, strict=True):
-            self.names[inside.ref()] = self.names[outside.ref()]
+        for inner, outer in zip(body.inputs, call.inputs, strict=True):
+            self.names[inner.ref()] = self.names[outer.ref()]
         written = self.write(reachable(body), befores, device)
-        for inside, outside in zip(body.outputs, call.outputs, strict=True):
-            self.names[outside.ref()] = self.names[inside.ref()]
+        for inner, outer in zip(body.outputs, call.outputs, strict=True):
+            self.names[outer.ref()] = self.names[inner.ref()]
         return written
 
     def _body(self, operation: tf.Operation) -> Any:
-        """The graph of the function that an op calls, or None where it is to stay a call."""
-        if operation.type not in CALLS:
+        """The graph of the function that an op calls, or None if the op stays a call."""
+        if not is_call(operation):
             return None
         definition = self._library.get(operation.get_attr("f").name)
         attributes = [operation.node_def.attr, definition.attr if definition else {}]
         if (
             definition is None
-            or any(found[name].b for found in attributes for name in KEPT if name in found)
-            or _is_exchanged(definition)
+            or any(found[name].b for found in attributes for name in NOT_INLINED if name in found)
+            or _is_replaced(definition)
         ):
             return None
         shapes = [
@@ -127,7 +131,7 @@ class _Inliner:
         return bodies.from_definition(definition, shapes)
 
 
-def _is_exchanged(definition: Any) -> bool:
-    """True for a function in whose place TensorFlow runs another one on the device that trains."""
+def _is_replaced(definition: Any) -> bool:
+    """True for a function that TensorFlow replaces with another one on the device that trains."""
     kind = devices.training_device().partition(":")[0].encode()
-    return EXCHANGED in definition.attr and definition.attr[MADE_FOR].s != kind
+    return REPLACED in definition.attr and definition.attr[MADE_FOR].s != kind

@@ -1,58 +1,46 @@
-"""simplify(): takes out of a traced step broadcasts that nobody needs in full, and numbers that are
-computed twice.
+"""simplify(): removes from a traced step broadcasts that nothing needs in full, and scalars that
+are computed twice.
 
 The gradient of a mean is a small tensor, tiled to the size of what was averaged, divided by a
-number, multiplied with something of that size. BatchNormalization and LayerNormalization make
-several of these per layer, each a full-sized tensor. Elementwise ops broadcast by themselves, so
-the tile can wait: the division is done on the small tensor, the product broadcasts, and what is
-left of the sum of gradients (AddN needs equal shapes) is added one by one in the same order. Every
-number is the same to the bit, as each element goes through the same operations in the same order;
-there are only fewer and smaller tensors.
+number, and multiplied by a tensor of that size. BatchNormalization and LayerNormalization make
+several of these per layer, each of full size. Elementwise ops broadcast on their own, so the tile
+can wait: the division runs on the small tensor, and the product broadcasts. A sum of gradients
+(AddN, which takes equal shapes only) becomes additions in the same order. Each element goes through
+the same operations in the same order, so every bit is the same, with fewer and smaller tensors.
 
-A tensor of one number everywhere, as the gradient of what does not matter is, is a broadcast of
-that number. Where it is needed in full it is made anew: TensorFlow would fold it into a constant,
-which lies in memory as long as the function lives.
+A tensor with one number everywhere is a broadcast of that number, such as a gradient of zeros. If
+it is needed in full, the executor makes it each time: TensorFlow would fold it into a constant,
+which takes memory as long as the function exists.
 
-An optimizer reads its learning rate and its number of steps for each variable, and computes the
-same powers of them. TensorFlow keeps reads of variables apart, and what is made of them. Those that
-nothing is written between are made once here.
+An optimizer reads its learning rate and its step counter for each variable, and computes the same
+powers of them. TensorFlow does not merge reads of variables, nor what is made of them. `simplify`
+merges scalars of equal inputs that no write separates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2 import ops as op_rules
 from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
-
-ELEMENTWISE = frozenset(
-    {
-        "Mul",
-        "AddV2",
-        "Add",
-        "Sub",
-        "RealDiv",
-        "Neg",
-        "Square",
-        "Sqrt",
-        "Rsqrt",
-        "Maximum",
-        "Minimum",
-        "Cast",
-    }
-)
-"""Ops on which a broadcast of the inputs can be exchanged with one of the result."""
+from checkmate.tf2.graph.operations import is_argument, is_constant, may_repeat, source_of
+from checkmate.tf2.ops import rule_of
 
 ADDS_IN_ORDER = (tf.float32, tf.float64)
-"""Types whose AddN sums from left to right without a wider accumulator, up to eight inputs."""
+"""Types whose AddN sums from left to right without a wider accumulator, for up to `MOST_TERMS`."""
+
+MOST_TERMS = 8
+
+Small = tuple[str, tuple[int, ...]]
+"""Name and shape of a tensor that is still to be broadcast."""
 
 
 def simplify(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects with fewer
-    broadcasts, constants and repeated numbers.
+    """Returns a `ConcreteFunction` with the same flat outputs and side effects, and fewer
+    broadcasts, constants and repeated scalars.
 
     Args:
       concrete: A traced function.
@@ -60,110 +48,106 @@ def simplify(concrete: Any) -> Any:
     Returns:
       A function of the same flattened arguments.
     """
-    writer = _Simplifier(concrete)
+    simplifier = _Simplifier(concrete)
     for operation in reachable(concrete.graph):
-        writer.write(operation)
-    return writer.writer.function_like(
-        concrete, [writer.name(tensor) for tensor in concrete.outputs]
-    )
+        simplifier.write(operation)
+    outputs = [simplifier.name(tensor) for tensor in concrete.outputs]
+    return simplifier.writer.function_like(concrete, outputs)
 
 
 class _Simplifier:
     """Copies ops.
 
     Attributes:
-      small: For each tensor whose broadcast waits the name and shape of what is to be broadcast.
+      small: For each tensor that is not broadcast yet, what is to be broadcast.
       folded: Tensors that depend on constants alone.
       copies: The name of each op's copy.
-      made: The same by all that its value hangs on, where that is a number, and by the op itself
-        otherwise.
+      made: The copies' names: of a scalar by all that its value depends on, else by the op.
     """
 
     def __init__(self, concrete: Any):
         self.writer = GraphWriter()
         self.given = names_of_inputs(concrete)
         self.names: dict[Any, str] = {}
-        self.small: dict[Any, tuple[str, list[int]]] = {}
+        self.small: dict[Any, Small] = {}
         self.folded: set[Any] = set()
         self.copies: dict[tf.Operation, str] = {}
         self.made: dict[Any, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
-        """Copies one op, or does without it."""
-        if operation.type == "Placeholder":
+        """Copies one op, or replaces it."""
+        if is_argument(operation):
             return
-        inputs = [op_rules.source(tensor) for tensor in operation.inputs]
-        if (
-            operation.outputs
-            and inputs
-            and all(tensor.ref() in self.folded or tensor.op.type == "Const" for tensor in inputs)
-        ):
-            self.folded.add(operation.outputs[0].ref())
-        if _is_broadcast(operation):
-            self.small[operation.outputs[0].ref()] = self._smallest(inputs[0])
-            return
-        if (number := _number(operation)) is not None:
-            self.small[operation.outputs[0].ref()] = (
-                self.writer.constant(number, operation.outputs[0].dtype),
-                [],
-            )
-            self.folded.add(operation.outputs[0].ref())
-            return
-        if any(tensor.ref() in self.small for tensor in inputs):
-            if operation.type in ELEMENTWISE:
-                name = self._copy(operation, [self._smallest(tensor)[0] for tensor in inputs])
-                self._keep(
-                    operation.outputs[0],
-                    f"{name}:0",
-                    np.broadcast_shapes(*(self._smallest(tensor)[1] for tensor in inputs)),
-                )
+        inputs = [source_of(tensor) for tensor in operation.inputs]
+        output = operation.outputs[0] if operation.outputs else None
+        if output is not None and inputs:
+            if all(tensor.ref() in self.folded or is_constant(tensor.op) for tensor in inputs):
+                self.folded.add(output.ref())
+            if _is_broadcast(operation):
+                self.small[output.ref()] = self._smallest(inputs[0])
                 return
-            if (
-                operation.type == "AddN"
-                and len(inputs) <= 8
-                and operation.outputs[0].dtype in ADDS_IN_ORDER
-            ):
-                self._add_in_order(operation, inputs)
+            if (number := _number(operation)) is not None:
+                self.small[output.ref()] = (self.writer.constant(number, output.dtype), ())
+                self.folded.add(output.ref())
+                return
+            waiting = any(tensor.ref() in self.small for tensor in inputs)
+            known = all(tensor.shape.is_fully_defined() for tensor in inputs)
+            if waiting and known and self._combine(operation, inputs):
                 return
         self._copy(operation, [self.name(tensor) for tensor in operation.inputs])
 
     def name(self, tensor: tf.Tensor) -> str:
-        """The name of a tensor in full size."""
+        """Returns the name of a tensor in full size."""
         if tensor.ref() in self.given:
             return self.given[tensor.ref()]
-        source = op_rules.source(tensor)
+        source = source_of(tensor)
         if source.ref() not in self.small:
             return f"{self.copies[tensor.op]}:{tensor.value_index}"
         if source.ref() not in self.names:
-            name, shape = self.small[source.ref()]
-            full = source.shape.as_list()
-            if shape != full:
-                extent = self.writer.constant(full, tf.int32)
-                if source.ref() in self.folded:
-                    name = self.writer.not_folded(
-                        name, source.dtype, name=f"{source.op.name}/number"
-                    )
-                name = self.writer.add(
-                    "BroadcastTo", [name, extent], source.dtype, name=f"{source.op.name}/broadcast"
-                )
-            self.names[source.ref()] = name
+            self.names[source.ref()] = self._broadcast(source)
         return self.names[source.ref()]
 
-    def _smallest(self, tensor: tf.Tensor) -> tuple[str, list[int]]:
-        tensor = op_rules.source(tensor)
+    def _broadcast(self, tensor: tf.Tensor) -> str:
+        name, shape = self.small[tensor.ref()]
+        full = tensor.shape.as_list()
+        if list(shape) == full:
+            return name
+        extent = self.writer.constant(full, tf.int32)
+        if tensor.ref() in self.folded:
+            name = self.writer.not_folded(name, tensor.dtype, name=f"{tensor.op.name}/number")
+        return self.writer.add(
+            "BroadcastTo", [name, extent], tensor.dtype, name=f"{tensor.op.name}/broadcast"
+        )
+
+    def _smallest(self, tensor: tf.Tensor) -> Small:
+        tensor = source_of(tensor)
         if tensor.ref() in self.small:
             return self.small[tensor.ref()]
-        return self.name(tensor), tensor.shape.as_list()
+        return self.name(tensor), tuple(tensor.shape.as_list())
 
-    def _keep(self, tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> None:
-        self.small[tensor.ref()] = (name, list(shape))
+    def _combine(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> bool:
+        """Computes an op on inputs that are not broadcast yet, and returns True, if that gives the
+        same bits."""
+        output = operation.outputs[0]
+        if rule_of(operation.type).broadcasts:
+            small = [self._smallest(tensor) for tensor in inputs]
+            name = self._copy(operation, [name for name, _ in small])
+            self.small[output.ref()] = (
+                f"{name}:0",
+                np.broadcast_shapes(*(shape for _, shape in small)),
+            )
+            return True
+        in_order = len(inputs) <= MOST_TERMS and output.dtype in ADDS_IN_ORDER
+        if operation.type == "AddN" and in_order:
+            self.small[output.ref()] = self._add_in_order(operation, inputs)
+            return True
+        return False
 
     def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
         after = [
             self.copies[before] for before in operation.control_inputs if before in self.copies
         ]
-        # What is written between two reads of a variable is what the later one waits for and the
-        # earlier one does not.
+        # A read of a variable after a write waits for that write, a read before it does not.
         same = (
             (_definition(operation), *inputs, None, *sorted(set(after)))
             if _makes_scalars(operation)
@@ -174,7 +158,7 @@ class _Simplifier:
         self.copies[operation] = self.made[same]
         return self.copies[operation]
 
-    def _add_in_order(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
+    def _add_in_order(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Small:
         total, shape = self._smallest(inputs[0])
         for k, tensor in enumerate(inputs[1:], start=1):
             name, other = self._smallest(tensor)
@@ -182,20 +166,19 @@ class _Simplifier:
                 "AddV2", [total, name], tensor.dtype, name=f"{operation.name}/add_{k}"
             )
             shape = np.broadcast_shapes(shape, other)
-        self._keep(operation.outputs[0], total, shape)
+        return total, shape
 
 
 def _makes_scalars(operation: tf.Operation) -> bool:
-    """True for an op that makes single numbers, of its inputs or by reading variables, and does
-    nothing else."""
+    """True for an op that only makes scalars, from its inputs or by reading variables."""
     numbers = bool(operation.outputs) and all(
         tensor.shape.rank == 0 and tensor.dtype != tf.variant for tensor in operation.outputs
     )
-    return numbers and op_rules.may_repeat(operation)
+    return numbers and may_repeat(operation)
 
 
 def _definition(operation: tf.Operation) -> bytes:
-    """What an op is but for its name and inputs; equal for equal ops."""
+    """An op's definition without its name and inputs; equal for equal ops."""
     node = operation.node_def
     node.name = ""
     del node.input[:]
@@ -216,7 +199,7 @@ def _is_broadcast(operation: tf.Operation) -> bool:
 
 
 def _number(operation: tf.Operation) -> float | None:
-    """What all elements of an op's output are, where the graph tells."""
+    """The number that all elements of an op's output are, or None if the graph does not tell."""
     if operation.type not in ("ZerosLike", "OnesLike", "Fill") or operation.control_inputs:
         return None
     shape, dtype = operation.outputs[0].shape, operation.outputs[0].dtype

@@ -18,14 +18,17 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
-from checkmate.tf2 import ops as op_rules
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.bodies import LOOPS
-from checkmate.tf2.graph.flat_graph import FlatGraph, forward_names, tensor_bytes
+from checkmate.tf2.graph.backward import forward_names
+from checkmate.tf2.graph.flat_graph import FlatGraph
+from checkmate.tf2.graph.fusing import Group, values_of
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.inline import inline
-from checkmate.tf2.graph.ordering import arrange, values_of
+from checkmate.tf2.graph.operations import is_loop
+from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
+from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.ops import rule_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,26 +41,25 @@ class TracedStep:
         whose ops are planned and copied by the executor.
       graph: The DFGraph, with unit costs and no workspaces until it is profiled.
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
-      values: values[i] are those of them whose outputs others read: the value of graph.ops[i].
-      taken: taken[i] are the TensorFlow ops whose values graph.ops[i] reads as the last of all and
-        writes its own over.
-      early: early[k] is true where the k-th result has its memory from the beginning of the planned
-        step.
-      results: results[i] are those of them that are made of the value of graph.ops[i] alone: they
-        are written once it has run, and need it no more.
-      small_bytes: What of `graph.fixed_bytes` is for small values, which need not all be in memory
-        at once.
+      values: values[i] are those of groups[i] that other ops read: the value of graph.ops[i].
+      taken: taken[i] are the TensorFlow ops whose values graph.ops[i] is the last to read and
+        writes its own value over.
+      early: early[k] is true if the memory of result k is allocated when the planned step begins.
+      results: results[i] are the early results that only the value of graph.ops[i] is needed for.
+        They are written right after it has been computed.
+      small_bytes: Bytes of `graph.fixed_bytes` for small values, which need not all be in memory at
+        once.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
-      notes: What was treated with caution, and why, as sentences for the report.
+      notes: Sentences for the report about ops that could not be treated as usual.
     """
 
     function: Any
     flat: Any
     graph: DFGraph
-    groups: tuple[tuple[tf.Operation, ...], ...]
-    values: tuple[tuple[tf.Operation, ...], ...]
-    taken: tuple[tuple[tf.Operation, ...], ...]
+    groups: tuple[Group, ...]
+    values: tuple[Group, ...]
+    taken: tuple[Group, ...]
     early: tuple[bool, ...]
     results: tuple[tuple[int, ...], ...]
     small_bytes: int
@@ -75,13 +77,13 @@ class TracedStep:
 
     @property
     def has_loops(self) -> bool:
-        """True where a loop is among the ops."""
-        return any(operation.type in LOOPS for operation in self.flat.graph.get_operations())
+        """True if the step has a loop."""
+        return any(map(is_loop, self.flat.graph.get_operations()))
 
     @property
     def between_bytes(self) -> int:
-        """What is in memory between two steps: `graph.fixed_bytes` without the results that the
-        next one begins with."""
+        """Bytes in memory between two steps: `graph.fixed_bytes` without the early results of the
+        next step."""
         return self.graph.fixed_bytes - sum(
             tensor_bytes(t) or 0
             for t, early in zip(self.flat.outputs, self.early, strict=True)
@@ -90,13 +92,13 @@ class TracedStep:
 
     @property
     def before_bytes(self) -> int:
-        """What is in memory before the first step: `between_bytes` without the results of one
+        """Bytes in memory before the first step: `between_bytes` without the results of a step
         before."""
         return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns the flat function's outputs in the structure that the step returns; what is None
-        there has no output."""
+        """Returns the flat function's outputs in the structure that the step returns. A None in
+        that structure has no output."""
         structure = self.function.structured_outputs
         left = iter(outputs)
         leaves = [
@@ -106,8 +108,7 @@ class TracedStep:
         return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
 
     def plain_plan(self) -> Plan:
-        """Returns the plan of the step as it was written: every op once, in the order of the
-        trace."""
+        """Returns the plan of the plain step: every op once, in the order of the trace."""
         return Plan.from_order(self.graph, self.plain_order)
 
 
@@ -121,14 +122,14 @@ def trace(
     """Traces a training step for the given argument specs.
 
     Args:
-      step: A callable or `tf.function`: forward pass, gradients, and, if it likes, the optimizer's
+      step: A callable or `tf.function`: forward pass, gradients and, optionally, the optimizer's
         update.
-      specs: What it is called with: tensors, arrays, `tf.TensorSpec`s, or nests of them, with
-        static shapes.
-      name: For people.
-      like: The same step traced with other shapes; then the same ops are planned, so that its plans
-        can fit this graph.
-      as_written: Leave out TensorFlow's graph optimizer, whose result hangs on shapes: for
+      specs: The step's arguments: tensors, arrays, `tf.TensorSpec`s, or nests of them, with static
+        shapes.
+      name: The graph's name, for reports.
+      like: The same step traced with other shapes. The same ops are planned, so that its plans can
+        fit this graph.
+      as_written: Leave out TensorFlow's graph optimizer, whose result depends on shapes. For
         estimates only.
 
     Raises:
@@ -137,7 +138,7 @@ def trace(
     function = step if hasattr(step, "get_concrete_function") else tf.function(step)
     try:
         concrete = function.get_concrete_function(*specs)
-    # Whatever the step's own code raises: it is theirs, chained, and told as what we were doing.
+    # The step's own code may raise anything.
     except Exception as error:
         shown = tf.nest.map_structure(
             lambda spec: (
@@ -156,7 +157,7 @@ def trace(
 def analyse(
     concrete: Any, *, name: str, like: TracedStep | None = None, as_written: bool = False
 ) -> TracedStep:
-    """Returns the DFGraph of a `ConcreteFunction` that is already traced."""
+    """Returns the `TracedStep` of a `ConcreteFunction`; see `trace`."""
     inlined = inline(concrete)
     simplified = simplify(inlined if as_written else optimize(inlined, concrete.variables))
     planned_names = {o.name for group in like.groups for o in group} if like else None
@@ -164,88 +165,61 @@ def analyse(
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = _same_groups(flat, like) or arrange(flat)
-    number = {operation: i for i, group in enumerate(groups) for operation in group}
-
-    def numbers(operations: Iterable[tf.Operation], own: int) -> tuple[int, ...]:
-        return tuple(sorted({number[operation] for operation in operations} - {own}))
-
     values = tuple(values_of(flat, group) for group in groups)
-    ops = []
-    for i, group in enumerate(groups):
-        ops.append(
-            Op(
-                name=group[-1].name,
-                deps=numbers(chain.from_iterable(flat.data_deps[o] for o in group), i),
-                output_bytes=sum(flat.bytes_of(o) for o in values[i]),
-                is_backward=any(o in flat.backward for o in group),
-                recomputable=all(o in flat.recomputable for o in group),
-                control_deps=numbers(chain.from_iterable(flat.order_deps[o] for o in group), i),
-                overwrites=numbers(
-                    chain.from_iterable(flat.overwritten.get(o, ()) for o in group), i
-                ),
-                kind="+".join(o.type for o in group),
-                in_place=_in_place(flat, number, group, values[i]),
-            )
-        )
-    behind = [{number[o] for o in flat.planned_behind(tensor)} for tensor in simplified.outputs]
-    results = tuple(
-        tuple(k for k, early in enumerate(flat.early) if early and behind[k] == {i})
-        for i in range(len(groups))
-    )
-    outputs = set().union(
-        *(made_of for k, made_of in enumerate(behind) if not flat.early[k] or len(made_of) > 1)
-    )
-    taken: list[tuple[tf.Operation, ...]] = [()] * len(groups)
+    number = {operation: i for i, group in enumerate(groups) for operation in group}
+    ops = [_op(flat, number, *each) for each in zip(groups, values, strict=True)]
     plain_order = _in_order_of_trace(ops, [flat.position[group[-1]] for group in groups])
-    place = dict(zip(plain_order, range(len(ops)), strict=True))
-    readers: list[list[int]] = [[] for _ in ops]
-    for u, op in enumerate(ops):
-        for d in op.deps:
-            readers[d].append(u)
-    for i, last in _last_readers(ops, readers, outputs, place).items():
-        # Written over for sure only where the one value is read by nothing that runs at a time of
-        # its own, and by an elementwise op.
-        if (
-            len(values[i]) == 1
-            and values[i][0] not in flat.read_once
-            and all(o.type in op_rules.NO_SCRATCH for o in groups[last])
-        ):
-            others = {*readers[i], *ops[last].control_deps} - {last}
-            ops[last] = replace(ops[last], control_deps=tuple(sorted(others)))
-            taken[last] += values[i]
-    graph = DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name)
-    small = flat.small_values_bytes()
+    made_of = [{number[o] for o in flat.planned_sources(each)} for each in simplified.outputs]
+    outputs = set[int]().union(
+        *(made for k, made in enumerate(made_of) if not flat.early[k] or len(made) > 1)
+    )
+    last_readers = _last_readers(ops, outputs, plain_order)
+    taken = _take_over(flat, ops, groups, values, last_readers)
     return TracedStep(
-        concrete,
-        simplified,
-        graph,
-        groups,
-        values,
-        tuple(taken),
-        flat.early,
-        results,
-        small,
-        plain_order,
-        flat.notes(),
+        function=concrete,
+        flat=simplified,
+        graph=DFGraph(tuple(ops), tuple(outputs), flat.fixed_bytes(), name),
+        groups=groups,
+        values=values,
+        taken=taken,
+        early=flat.early,
+        results=tuple(
+            tuple(k for k, early in enumerate(flat.early) if early and made_of[k] == {i})
+            for i in range(len(groups))
+        ),
+        small_bytes=flat.small_values_bytes(),
+        plain_order=plain_order,
+        notes=flat.notes(),
     )
 
 
-def _in_place(
-    flat: FlatGraph,
-    number: dict[tf.Operation, int],
-    group: tuple[tf.Operation, ...],
-    values: tuple[tf.Operation, ...],
-) -> tuple[int, ...]:
-    """The ops whose values a group may be written over, by the table, of those that are ops of the
-    plan and no smaller."""
+def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, values: Group) -> Op:
+    """The op of the DFGraph that stands for a group."""
+
+    def others(operations: Iterable[tf.Operation]) -> tuple[int, ...]:
+        return tuple(sorted({number[o] for o in operations} - {number[group[-1]]}))
+
+    size = sum(map(flat.bytes_of, values))
+    # The table names inputs that may be written over. They must be ops of the plan and no smaller.
     makers = {tensor.op for tensor in in_place.by_table(group, values)}
-    size = sum(flat.bytes_of(o) for o in values)
-    return tuple(sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size}))
+    return Op(
+        name=group[-1].name,
+        deps=others(chain.from_iterable(flat.data_deps[o] for o in group)),
+        output_bytes=size,
+        is_backward=any(o in flat.backward for o in group),
+        recomputable=all(o in flat.recomputable for o in group),
+        control_deps=others(chain.from_iterable(flat.order_deps[o] for o in group)),
+        overwrites=others(chain.from_iterable(flat.overwritten.get(o, ()) for o in group)),
+        kind="+".join(o.type for o in group),
+        in_place=tuple(
+            sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size})
+        ),
+    )
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
-    """The ops as near to their place in the trace as can be: one that stands for several runs as a
-    whole, where all that it waits for is there."""
+    """The ops as close to their place in the trace as their dependencies allow. An op that stands
+    for several TensorFlow ops runs as a whole."""
     network = nx.DiGraph()
     network.add_nodes_from(range(len(ops)))
     network.add_edges_from(
@@ -254,14 +228,25 @@ def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ..
     return tuple(nx.lexicographical_topological_sort(network, key=place.__getitem__))
 
 
-def _last_readers(
-    ops: list[Op], readers: list[list[int]], outputs: set[int], place: Mapping[int, int]
-) -> dict[int, int]:
-    """The values that are made once, for readers that run once, each with the last of them: there
-    every plan is done with it.
+def _readers(ops: Sequence[Op]) -> list[list[int]]:
+    """The ops that read each op's value."""
+    readers: list[list[int]] = [[] for _ in ops]
+    for u, op in enumerate(ops):
+        for d in op.deps:
+            readers[d].append(u)
+    return readers
 
-    Only where the same reader is the last in the order of the trace, too, whose places are given.
+
+def _last_readers(
+    ops: Sequence[Op], outputs: set[int], plain_order: Sequence[int]
+) -> dict[int, int]:
+    """For each value that is computed once, and that only ops read which run once, the last of
+    these ops: every plan may free the value there.
+
+    The same reader must be the last one in the order of the trace, too.
     """
+    readers = _readers(ops)
+    place = dict(zip(plain_order, range(len(ops)), strict=True))
     once = {i for i, op in enumerate(ops) if not op.recomputable}
     ends = {
         d: max(readers[d])
@@ -271,10 +256,35 @@ def _last_readers(
     return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
 
 
-def _same_groups(
-    flat: FlatGraph, like: TracedStep | None
-) -> tuple[tuple[tf.Operation, ...], ...] | None:
-    """The groups of `like` in its order, or None where this trace has other ops."""
+def _take_over(
+    flat: FlatGraph,
+    ops: list[Op],
+    groups: Sequence[Group],
+    values: Sequence[Group],
+    last_readers: Mapping[int, int],
+) -> tuple[Group, ...]:
+    """Has each op that is the last reader of a value run after the other readers, if it is sure to
+    write over the value; returns the values that each op writes over.
+
+    That is sure only for a single value that no small op reads, since those run at any time, and
+    for a last reader without scratch memory.
+    """
+    readers = _readers(ops)
+    taken: list[Group] = [()] * len(groups)
+    for i, last in last_readers.items():
+        if (
+            len(values[i]) == 1
+            and values[i][0] not in flat.read_once
+            and not any(rule_of(o.type).scratch for o in groups[last])
+        ):
+            before = {*readers[i], *ops[last].control_deps} - {last}
+            ops[last] = replace(ops[last], control_deps=tuple(sorted(before)))
+            taken[last] += values[i]
+    return tuple(taken)
+
+
+def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] | None:
+    """The groups of `like` in its order, or None if this trace has other ops."""
     if like is None:
         return None
     by_name = {operation.name: operation for operation in flat.planned}

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from checkmate.core.allocator import UNIT_BYTES
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.replay import Rooms
-from checkmate.tf2.graph.flat_graph import rounded_up
+from checkmate.tf2.execution.output_buffers import OutputBuffers
+from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import address_of, smallest_bytes
 from checkmate.tf2.memory.program import exact_bytes
@@ -34,17 +34,17 @@ and how many of the smallest size. Between two steps a few chunks are free; what
 soon is larger than that behind the chunk."""
 
 
-def make_rooms(traced: TracedStep) -> Rooms | None:
+def make_output_buffers(traced: TracedStep) -> OutputBuffers | None:
     """Returns memory for a step's results, with memory set apart for its batches and small values;
     None where there is too little."""
     try:
-        rooms = Rooms(traced)
+        buffers = OutputBuffers(traced)
     except tf.errors.ResourceExhaustedError:
         return None
     sizes = [exact_bytes(tensor) for tensor in traced.argument_tensors()]
     # Last, as it would be a good fit for results.
-    rooms.kept = set_apart(sizes, 2 * traced.small_bytes)
-    return rooms
+    buffers.batch_area = set_apart(sizes, 2 * traced.small_bytes)
+    return buffers
 
 
 def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:

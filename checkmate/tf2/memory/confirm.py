@@ -18,9 +18,9 @@ import tensorflow as tf
 from checkmate.core.events import Log
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import ops
-from checkmate.tf2.costs.measured import some_value
+from checkmate.tf2.costs.isolated import some_value
 from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.graph.operations import can_be_filled, draws, is_seen_outside
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import log_of
@@ -73,7 +73,7 @@ def confirm(
     Returns: What it took, or None where the step cannot run on such data, or prints, writes files
       or calls Python, which must not happen twice.
     """
-    if ops.is_seen_outside(traced.function):
+    if is_seen_outside(traced.function):
         return None
     own = of_its_own(run, traced)
     try:
@@ -129,7 +129,7 @@ def _watched(call: Callable[[], Any]) -> tuple[Any, Log | None]:
 def of_its_own(run: Callable[..., Any], traced: TracedStep) -> Callable[..., Any]:
     """Returns what runs a step without moving TensorFlow's random state on: of a step that draws
     from it a copy, else the same."""
-    if not ops.draws(traced.function):
+    if not draws(traced.function):
         return run
     return run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
 
@@ -174,7 +174,7 @@ def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
     An assignment gives it other memory, which may split what the allocator holds in one piece: a
     step would then measure differently before and after.
     """
-    if not ops.can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
+    if not can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
         variable.assign(value, read_value=False)
         return
     first, stride, whole = (

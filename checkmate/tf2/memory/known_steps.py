@@ -24,7 +24,7 @@ from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import cache_folder
-from checkmate.tf2.execution.replay import EVALUATION_MARK
+from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2 import ops
+from checkmate.tf2.graph.operations import can_be_copied, can_be_filled
 
 
 def give_own_memory(variables: Iterable[tf.Variable]) -> None:
@@ -26,9 +26,9 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
     for variable in variables:
         if not _has_value(variable):
             continue
-        if ops.can_be_filled(variable) and variable.shape.rank <= _MOST_DIMENSIONS:
+        if can_be_filled(variable) and variable.shape.rank <= _MOST_DIMENSIONS:
             _write_nothing(variable)
-        elif ops.can_be_copied(variable.dtype):
+        elif can_be_copied(variable.dtype):
             # No kernel writes a part of such a variable: it gets a copy, which frees the buffer
             # that it had.
             variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()), read_value=False)

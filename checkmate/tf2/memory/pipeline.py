@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from checkmate.core.replay import replay
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.replay import rooms_bytes
-from checkmate.tf2.graph.flat_graph import tensor_bytes
+from checkmate.tf2.execution.replay import output_buffers_bytes
+from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def bytes_ahead(traced: TracedStep, batches: int) -> int:
 def function_bytes(planned: Planned) -> int:
     """Returns what the function of a plan has in memory between two steps: constants, and the
     buffers of its results."""
-    return planned.held_bytes + rooms_bytes(planned.run)
+    return planned.held_bytes + output_buffers_bytes(planned.run)
 
 
 def too_much(planned: Planned, budget_bytes: int) -> int:
@@ -80,5 +80,7 @@ def _expected_bytes(planned: Planned) -> int:
     included."""
     results = sum(tensor_bytes(tensor) or 0 for tensor in planned.traced.flat.outputs)
     return (
-        planned.in_use_bytes + function_bytes(planned) + max(0, results - rooms_bytes(planned.run))
+        planned.in_use_bytes
+        + function_bytes(planned)
+        + max(0, results - output_buffers_bytes(planned.run))
     )

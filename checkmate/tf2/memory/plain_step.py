@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import ops
-from checkmate.tf2.graph.flat_graph import tensor_bytes
+from checkmate.tf2.graph.operations import is_seen_outside
+from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.confirm import made_up
 from checkmate.tf2.memory.own_memory import give_own_memory
@@ -76,7 +76,7 @@ def measured(
     device = devices.training_device()
     if not devices.allocator_reports(device):
         return PlainStep(why_not="this device's allocator does not report what is in use")
-    if ops.is_seen_outside(traced.function):
+    if is_seen_outside(traced.function):
         return PlainStep(
             why_not="it prints, writes files or calls Python, which a measurement must not"
         )

@@ -16,8 +16,9 @@ from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
-from checkmate.tf2.execution.replay import Rooms, Written, write
-from checkmate.tf2.graph.flat_graph import rounded_up
+from checkmate.tf2.execution.output_buffers import OutputBuffers
+from checkmate.tf2.execution.replay import Written, write
+from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import address_of, probe
 from checkmate.tf2.memory.program import Programs, exact_bytes
@@ -43,7 +44,7 @@ class Predictor:
     traced: TracedStep
     graph: DFGraph
     batch: Sequence[tf.Tensor]
-    rooms: Rooms | None = None
+    buffers: OutputBuffers | None = None
     footprints: dict[str, Footprint] = field(default_factory=dict)
     why_not: str = ""
     _pool: Pool | None = None
@@ -72,7 +73,7 @@ class Predictor:
         """Returns a plan's ops and nodes, not made yet."""
         if self._programs is None:
             self._programs = Programs(self.traced, self.graph)
-        written = write(self.traced, plan, self.rooms)
+        written = write(self.traced, plan, self.buffers)
         return PlanOnPaper(written, self._programs.of(written))
 
     def peak_bytes(self, plan: PlanOnPaper) -> int | None:

@@ -11,15 +11,16 @@ import tensorflow as tf
 from checkmate.core.events import Log, Program
 from checkmate.core.footprint import Kind, Node
 from checkmate.core.graph import DFGraph
-from checkmate.tf2 import ops as op_rules
-from checkmate.tf2.execution.replay import SCOPE, Written
+from checkmate.tf2.execution.plan_writer import SCOPE
+from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.graph import in_place
+from checkmate.tf2.graph.operations import can_be_copied, may_share_memory
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import Observation
-from checkmate.tf2.ops import Role
+from checkmate.tf2.op_rule import Pooling, Role
+from checkmate.tf2.ops import rule_of
 
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
-_WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
 
 
 class Programs:
@@ -50,8 +51,8 @@ class Programs:
                 _made(definition, like.outputs),
                 key=like.name,
                 workspace_bytes=self._workspaces.get(like.name, 0),
-                in_place=definition.op in _WRITES_OVER or like.name in self._in_place,
-                shares=any(map(op_rules.may_share_memory, like.outputs)),
+                in_place=rule_of(definition.op).in_place is not None or like.name in self._in_place,
+                shares=any(map(may_share_memory, like.outputs)),
             )
         return replace(self._facts[like], name=definition.name, reads=_reads(definition))
 
@@ -59,9 +60,12 @@ class Programs:
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
     """Has the workspace of a pooling live until its gradient has run, which reads it in oneDNN and
     needs none of its own."""
-    pools = {node.name: k for k, node in enumerate(nodes) if types[k] in op_rules.POOLS}
+    pools = {
+        node.name: k for k, node in enumerate(nodes) if rule_of(types[k]).pooling is Pooling.FORWARD
+    }
     for k, node in enumerate(nodes):
-        before = pools.get(node.reads[1][0]) if types[k] in op_rules.POOL_GRADIENTS else None
+        is_gradient = rule_of(types[k]).pooling is Pooling.GRADIENT
+        before = pools.get(node.reads[1][0]) if is_gradient else None
         if before is not None and (
             nodes[before].workspace_bytes or len(nodes[before].output_bytes) > 1
         ):
@@ -88,7 +92,7 @@ def log_of(seen: Observation) -> Log:
 
 def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
     """A node whose outputs are like some tensors."""
-    kind = _KINDS.get(op_rules.role_of_type(definition.op), Kind.KERNEL)
+    kind = _KINDS.get(rule_of(definition.op).role, Kind.KERNEL)
     sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
     return Node(
         definition.name,
@@ -96,7 +100,7 @@ def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
         kind,
         _reads(definition),
         sizes,
-        in_place=definition.op in _WRITES_OVER,
+        in_place=rule_of(definition.op).in_place is not None,
     )
 
 
@@ -112,7 +116,7 @@ def _tensor(name: str) -> tuple[str, int]:
 def exact_bytes(tensor: tf.Tensor) -> int:
     """Returns the bytes that are asked for a tensor; 0 where its shape does not tell."""
     count = tensor.shape.num_elements()
-    return count * tensor.dtype.size if count and op_rules.can_be_copied(tensor.dtype) else 0
+    return count * tensor.dtype.size if count and can_be_copied(tensor.dtype) else 0
 
 
 def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
@@ -123,7 +127,7 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
         graph.ops, traced.groups, traced.values, traced.taken, strict=True
     ):
         more = op.workspace_bytes - in_place.workspace(group, values, taken)
-        heavy = [operation for operation in group if operation.type not in op_rules.NO_SCRATCH]
+        heavy = [operation for operation in group if rule_of(operation.type).scratch]
         if more > 0 and heavy:
             found[heavy[0].name] = more
     return found

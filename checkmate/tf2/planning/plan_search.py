@@ -36,7 +36,7 @@ from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.batch_area import make_rooms
+from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.confirm import Confirmed, confirm
 from checkmate.tf2.memory.prediction import PlanOnPaper, Predictor
@@ -171,7 +171,7 @@ class PlanSearch:
         return self._predictor
 
     def _make_predictor(self) -> None:
-        rooms = make_rooms(self.traced) if self.has_rooms else None
+        rooms = make_output_buffers(self.traced) if self.has_rooms else None
         self._predictor = Predictor(
             self.traced, self.graph, self.batch or (), rooms, self.footprints
         )
@@ -357,7 +357,7 @@ class PlanSearch:
         with self.clock.phase("building"), self.progress.phase("building"):
             self._forget_functions()
             written = candidate.paper.written if candidate.paper else None
-            run = Replayed(self.traced, result.plan, predictor.rooms, written)
+            run = Replayed(self.traced, result.plan, predictor.buffers, written)
         if not self.can_measure:
             return Found(result, run, self.expected(candidate), None, None)
         known = bool(self.footprints)

@@ -24,7 +24,7 @@ from checkmate.tf2.costs.measured import CostModel, with_costs
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory import known_steps
-from checkmate.tf2.memory.batch_area import make_rooms
+from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import UNCHECKED_RESERVE, MemoryBudget
 from checkmate.tf2.memory.confirm import confirm, in_memory
 from checkmate.tf2.memory.own_memory import give_own_memory
@@ -349,7 +349,7 @@ class _Work:
         plan = known.plan or traced.plain_plan()
         with self.clock.phase("building"), self.progress.phase("building"):
             run = (
-                Replayed(traced, plan, make_rooms(traced) if planner.has_rooms else None)
+                Replayed(traced, plan, make_output_buffers(traced) if planner.has_rooms else None)
                 if known.plan
                 else unchanged(traced, self.specs)
             )

@@ -38,40 +38,34 @@ def step(tensorflow):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache, in the process and on disk."""
-    from checkmate.tf2.costs import measured as profile
+    from checkmate.tf2.costs.cache import forget
 
     monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(tmp_path / "costs"))
-    monkeypatch.setattr(profile._Cache, "_of_process", {})
-    return tmp_path / "costs"
+    forget()
+    yield tmp_path / "costs"
+    forget()
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The groups that are run to be measured, as they are."""
-    from checkmate.tf2.costs import measured as profile
+    """The types of each group of ops that is run to be measured, in order."""
+    from checkmate.tf2.costs.isolated import IsolatedOps
 
     groups = []
-    measure = profile._Isolated.measure
+    measure = IsolatedOps.measure
 
     def counting(self, *arguments):
         groups.append([operation.type for operation in self.group])
         return measure(self, *arguments)
 
-    monkeypatch.setattr(profile._Isolated, "measure", counting)
+    monkeypatch.setattr(IsolatedOps, "measure", counting)
     return groups
 
 
 def with_costs(step, model, **options):
-    from checkmate.tf2.costs import measured as profile
+    from checkmate.tf2.costs.measured import with_costs
 
-    return profile.with_costs(step, model, **options)
-
-
-def forget(monkeypatch):
-    """What a new process knows: only what is on disk."""
-    from checkmate.tf2.costs import measured as profile
-
-    monkeypatch.setattr(profile._Cache, "_of_process", {})
+    return with_costs(step, model, **options)
 
 
 @pytest.mark.parametrize("model", ["profile", "roofline", "unit"])
@@ -143,27 +137,30 @@ def test_what_was_measured_is_kept_in_the_process(step, folder, measured):
     assert len(measured) == count
 
 
-def test_what_was_measured_is_kept_on_disk(step, folder, measured, monkeypatch):
+def test_what_was_measured_is_kept_on_disk(step, folder, measured):
+    from checkmate.tf2.costs.cache import forget
+
     first = with_costs(step, "profile")
     (path,) = folder.iterdir()
     data = json.loads(path.read_text())
     assert len(data["entries"]) == len(measured)
     assert "TensorFlow" in data["device"]
     measured.clear()
-    forget(monkeypatch)
+    forget()  # as a new process
     assert with_costs(step, "profile") == first
     assert not measured
 
 
-def test_only_what_is_new_is_measured(tensorflow, step, folder, measured, monkeypatch):
+def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
     tf = tensorflow
     from checkmate.tf2 import trace
+    from checkmate.tf2.costs.cache import forget
 
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     known = json.loads(path.read_text())["entries"]
     measured.clear()
-    forget(monkeypatch)
+    forget()  # as a new process
     with_costs(trace(lambda x, y: (x @ y, tf.exp(x)), *[tf.TensorSpec((128, 128))] * 2), "profile")
     assert measured == [["Exp"]]
     entries = json.loads(path.read_text())["entries"]
@@ -193,13 +190,15 @@ def test_other_shapes_are_other_ops(tensorflow, folder, measured):
         lambda text: json.dumps({**json.loads(text), "entries": [1, 2]}),
     ],
 )
-def test_a_damaged_file_is_written_anew(step, folder, measured, monkeypatch, damage):
+def test_a_damaged_file_is_written_anew(step, folder, measured, damage):
+    from checkmate.tf2.costs.cache import forget
+
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     whole = path.read_text()
     count = len(measured)
     path.write_text(damage(whole))
-    forget(monkeypatch)
+    forget()  # as a new process
     with_costs(step, "profile")
     assert len(measured) == 2 * count
     assert json.loads(path.read_text())["entries"].keys() == json.loads(whole)["entries"].keys()
@@ -212,16 +211,16 @@ def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured):
 
 
 def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured, monkeypatch):
-    from checkmate.tf2.costs import measured as profile
+    from checkmate.tf2.costs.isolated import IsolatedOps
 
-    counting = profile._Isolated.measure
+    counting = IsolatedOps.measure
 
     def interrupted(self, *arguments):
         if len(measured) == 2:
             raise KeyboardInterrupt
         return counting(self, *arguments)
 
-    monkeypatch.setattr(profile._Isolated, "measure", interrupted)
+    monkeypatch.setattr(IsolatedOps, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         with_costs(step, "profile")
     (path,) = folder.iterdir()
@@ -240,7 +239,7 @@ def test_unit_counts_tensorflow_ops(step):
 
 
 def test_a_function_is_a_cost_model(step):
-    from checkmate.tf2.costs.measured import Measurement
+    from checkmate.tf2.costs.measurement import Measurement
 
     graph = with_costs(
         step,
@@ -303,7 +302,7 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
     from checkmate.tf2.costs.measured import with_costs
 
     tf = tensorflow
-    monkeypatch.setattr("checkmate.tf2.graph.flat_graph.SMALL_SHARE", small_share)
+    monkeypatch.setattr("checkmate.tf2.graph.sizes.SMALL_SHARE", small_share)
     labels = tf.zeros(N, tf.int32)
 
     def step(x):

@@ -80,11 +80,12 @@ def test_every_plan_gives_the_results_of_the_step(make):
 
 def made_of_constants(operation):
     """TensorFlow evaluates such ops when it builds the function, and never again."""
-    from checkmate.tf2 import ops as op_rules
+    from checkmate.tf2.graph.operations import role_of
+    from checkmate.tf2.op_rule import Role
 
     return bool(operation.inputs) and all(
         tensor.op.type == "Const"
-        or op_rules.role(tensor.op) is op_rules.Role.SHAPE
+        or role_of(tensor.op) is Role.SHAPE
         or made_of_constants(tensor.op)
         for tensor in operation.inputs
     )
@@ -92,8 +93,8 @@ def made_of_constants(operation):
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_what_runs_is_what_the_plan_says(make):
-    from checkmate.tf2 import ops as op_rules
     from checkmate.tf2.graph import bodies
+    from checkmate.tf2.graph.operations import is_loop, is_stateful
     from checkmate.tf2.memory.profiler import observe
 
     step, arguments, _ = make()
@@ -114,7 +115,7 @@ def test_what_runs_is_what_the_plan_says(make):
             (folded if made_of_constants(operation) else expected).update(names)
             assert (
                 times == 1
-                or not op_rules.is_stateful(operation)
+                or not is_stateful(operation)
                 or bodies.only_reads(found.function.graph, operation)
             )
     # A call of a function is replaced by the ops inside of it: X/evaluation_k/op.
@@ -131,7 +132,7 @@ def test_what_runs_is_what_the_plan_says(make):
         f"{operation.name}/evaluation_"
         for group in found.groups
         for operation in group
-        if operation.type in bodies.LOOPS
+        if is_loop(operation)
     )
     more = [
         name
@@ -240,7 +241,8 @@ from test_execution import replayed, run_twice, traced
 step, arguments, variables = convolutions()
 found = traced(step, arguments)
 expected = run_twice(found.function, arguments, variables)
-for plan in (Plan.keep_all(found.graph), repeating(found.graph), *(random_plan(found.graph, seed) for seed in range(6))):
+graph = found.graph
+for plan in (Plan.keep_all(graph), repeating(graph), *(random_plan(graph, k) for k in range(6))):
     got = run_twice(replayed(found, plan), arguments, variables)
     for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(got), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)

@@ -60,13 +60,10 @@ def waits_for(operation):
 
 
 def kernels(body):
-    from checkmate.tf2 import ops as op_rules
+    from checkmate.tf2.graph.operations import role_of
+    from checkmate.tf2.op_rule import Role
 
-    return [
-        operation
-        for operation in body.get_operations()
-        if op_rules.role(operation) is op_rules.Role.KERNEL
-    ]
+    return [operation for operation in body.get_operations() if role_of(operation) is Role.KERNEL]
 
 
 def in_order(body):

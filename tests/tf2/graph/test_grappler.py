@@ -251,7 +251,7 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
         if o.type in ("Sin", "Mul")
         for tensor in o.outputs
     )
-    monkeypatch.setattr(grappler, "tell_shapes", lambda *_: None)
+    monkeypatch.setattr("checkmate.tf2.graph.grappler_nodes.tell_shapes", lambda *_: None)
     assert grappler.optimize(concrete, ()) is concrete
 
 
@@ -285,7 +285,7 @@ def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, ca
 def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     """TensorFlow's memory pass would make accumulators of them, which no plan may free or compute
     again."""
-    from checkmate.tf2 import ops as op_rules
+    from checkmate.tf2.graph.operations import is_stateful
 
     def step(x):
         each = [tensorflow.sin(x), tensorflow.cos(x), tensorflow.tanh(x), tensorflow.exp(x)]
@@ -296,5 +296,5 @@ def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     monkeypatch.setattr(grappler, "_NO_MEMORY_OPTIMIZATION", 0)
     found = grappler.optimize(concrete, ())
     assert "AddN" not in types(found) and any(
-        op_rules.is_stateful(operation) for operation in found.graph.get_operations()
+        is_stateful(operation) for operation in found.graph.get_operations()
     )

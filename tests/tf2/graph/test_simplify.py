@@ -56,3 +56,22 @@ def test_numbers_read_before_and_after_a_write_stay_apart(tensorflow, actions):
 
     traced = step.get_concrete_function(tf.TensorSpec(()))
     assert outcome(simplify(traced)) == outcome(traced)
+
+
+def test_a_broadcast_that_meets_a_size_known_only_at_run_time_is_made_in_full(tensorflow):
+    """How the two broadcast together is not known before."""
+    import numpy as np
+
+    from checkmate.tf2.graph.simplify import simplify
+
+    tf = tensorflow
+
+    def step(x):
+        rows = tf.boolean_mask(x, x[:, 0] > 0)
+        return rows * tf.fill((1, 4), 2.0) + tf.tile(x[:1], (1, 1))
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec((8, 4)))
+    x = tf.random.stateless_normal((8, 4), (1, 2))
+    found = simplify(traced)(x)[0]
+    assert 0 < len(found) < 8
+    np.testing.assert_array_equal(found, traced(x))

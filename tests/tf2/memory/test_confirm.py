@@ -81,7 +81,7 @@ def test_a_watched_run_tells_what_ops_asked_for():
 
     step = planned()._main
     asked = bursts(confirm(step.run, step.traced, steps=2, watch=True).requests)
-    program = Predictor(step.traced, step.graph, (), step.run.rooms).write(step.plan).program
+    program = Predictor(step.traced, step.graph, (), step.run.buffers).write(step.plan).program
     products = [
         node for node in program.nodes if "/MatMul" in node.name and node.output_bytes[0] >= 2**16
     ]

@@ -1,0 +1,270 @@
+"""IsolatedOps: a few TensorFlow ops as a function of their own, which is run to be measured."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.execution.graph_writer import GraphWriter
+from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.in_place import Group
+from checkmate.tf2.graph.operations import (
+    is_constant,
+    is_stateful,
+    role_of,
+    source_of,
+    static_shape,
+)
+from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.memory.profiler import observe
+from checkmate.tf2.op_rule import Role
+from checkmate.tf2.ops import rule_of
+
+REPEATS, MOST_REPEATS, REPEAT_FOR_S = 3, 50, 0.01
+"""Each function is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds
+together or MOST_REPEATS times."""
+
+
+class IsolatedOps:
+    """A group of TensorFlow ops as a function of its own, with an argument for each tensor that
+    other ops make.
+
+    Args:
+      group: The ops, in order.
+      values: Those of them whose outputs are the group's value.
+      taken: Ops whose values the group writes over.
+
+    Attributes:
+      arguments: The tensors that other ops make.
+      runs: Whether the function can run: it touches no variable, list or string, and has no state.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        values: Group,
+        taken: Group,
+    ):
+        self.group, self.values, self.taken = group, values, taken
+        if len(group) > 1 and _touches_resource(group[-1]):
+            # Without the final write to a variable, which takes the buffer of what it writes. That
+            # buffer is workspace, not value.
+            self.group, self.values = group[:-1], ()
+        self.arguments: list[tf.Tensor] = []
+        self._index: dict[Any, int] = {}
+        for operation in self.group:
+            for tensor in operation.inputs:
+                self._collect(tensor)
+        self.runs = all(_can_be_made(tensor) for tensor in self.arguments) and not any(
+            _touches_resource(o) or is_stateful(o) or any(t.dtype == tf.variant for t in o.outputs)
+            for o in self.group
+        )
+
+    def signature(self) -> str:
+        """Returns a digest of all that decides about time and memory."""
+        position = {operation: k for k, operation in enumerate(self.group)}
+        parts: list[Any] = [[o in self.values for o in self.group]]
+        parts.append(
+            [[in_place.made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group]
+        )
+        parts += [
+            [o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]]
+            for o in self.group
+        ]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def measure(self, device: str, reports: bool, overhead_s: float) -> Measurement | None:
+        """Runs the function and returns what it takes, or None if TensorFlow refuses to run it.
+
+        Args:
+          reports: Whether the device's allocator reports what is in use.
+          overhead_s: Seconds that a call of any function takes.
+        """
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
+        try:
+            with tf.device(device):
+                function = tf.function(self._build, autograph=False).get_concrete_function(*specs)
+                values = [some_value(spec) for spec in specs]
+
+                def call() -> Any:
+                    return grappler.run(function, *values)
+
+                call()  # a warm-up run creates kernels and maps memory
+                workspace = self._workspace(call) if reports else None
+                seconds = _median_s(call)
+        except (tf.errors.OpError, ValueError, TypeError):
+            return None
+        if workspace is None:
+            workspace = in_place.workspace(self.group, self.values, self.taken)
+        written_over = (
+            tuple(k for k in self._candidates() if self._is_written_over(k, values, workspace))
+            if reports
+            else ()
+        )
+        return Measurement(max(seconds - overhead_s, 1e-6), int(workspace), written_over)
+
+    def _candidates(self) -> list[int]:
+        """Arguments that the value may be written over and of which the table says nothing."""
+        known = {tensor.ref() for tensor in in_place.by_table(self.group, self.values)}
+        found = {tensor.ref() for tensor in in_place.candidates(self.group, self.values)} - known
+        return [k for k, tensor in enumerate(self.arguments) if tensor.ref() in found]
+
+    def _is_written_over(self, k: int, values: list[tf.Tensor], workspace_bytes: int) -> bool:
+        """Runs the ops with a copy of one argument that only they hold, and returns whether they
+        request no memory for the value."""
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
+
+        def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            own = tf.raw_ops.DeepCopy(x=arguments[k])
+            return self._build(*arguments[:k], own, *arguments[k + 1 :])
+
+        try:
+            function = tf.function(build, autograph=False).get_concrete_function(*specs)
+            grappler.run(function, *values)
+            asked = observe(lambda: grappler.run(function, *values)).most_requested_bytes
+        except (CheckmateError, tf.errors.OpError, ValueError, TypeError):
+            return False
+        return (
+            asked - (tensor_bytes(self.arguments[k]) or 0)
+            <= workspace_bytes + in_place.main_tensor(self.values)[1]
+        )
+
+    def _workspace(self, call: Callable[[], Any]) -> int | None:
+        """Bytes that a call requests besides those of its values; None if they follow from shapes
+        or cannot be observed."""
+        if all(not rule_of(operation.type).scratch for operation in self.group):
+            return None
+        try:
+            asked = observe(call).most_requested_bytes
+        except CheckmateError:  # another profile is being taken
+            return None
+        return max(
+            0,
+            asked
+            - sum(
+                tensor_bytes(tensor) or 0
+                for operation in self.values
+                for tensor in operation.outputs
+            ),
+        )
+
+    def _build(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        writer = GraphWriter()
+        made: dict[tf.Operation, str] = {}
+        for operation in self.group:
+            made[operation] = writer.copy(
+                operation, [self._name(tensor, writer, made) for tensor in operation.inputs]
+            )
+        values = self.values or self.group[-1:]
+        names = [
+            f"{made[operation]}:{k}" for operation in values for k in range(len(operation.outputs))
+        ]
+        return writer.import_here(
+            {f"given_{k}:0": tensor for k, tensor in enumerate(arguments)}, names
+        )
+
+    def _name(self, tensor: tf.Tensor, writer: GraphWriter, made: dict[tf.Operation, str]) -> str:
+        tensor = source_of(tensor)
+        if tensor.op in made:
+            return f"{made[tensor.op]}:{tensor.value_index}"
+        if tensor.ref() in self._index:
+            return f"given_{self._index[tensor.ref()]}:0"
+        if (shape := _shape_value(tensor)) is not None:
+            return writer.constant(shape, tensor.dtype)
+        inputs = [self._name(each, writer, made) for each in tensor.op.inputs]
+        return f"{writer.copy(tensor.op, inputs)}:{tensor.value_index}"
+
+    def _collect(self, tensor: tf.Tensor) -> None:
+        tensor = source_of(tensor)
+        made_here = tensor.op in self.group or is_constant(tensor.op)
+        if made_here or _shape_value(tensor) is not None:
+            return
+        if role_of(tensor.op) is Role.VIEW:
+            for each in tensor.op.inputs:
+                self._collect(each)
+        elif tensor.ref() not in self._index:
+            self._index[tensor.ref()] = len(self.arguments)
+            self.arguments.append(tensor)
+
+    def _describe(self, tensor: tf.Tensor, position: dict[tf.Operation, int]) -> Any:
+        tensor = source_of(tensor)
+        if tensor.op in position:
+            return ["made", position[tensor.op], tensor.value_index]
+        if tensor.ref() in self._index:
+            return ["given", self._index[tensor.ref()], tensor.dtype.name, str(tensor.shape)]
+        if (shape := _shape_value(tensor)) is not None:
+            return ["shape", shape]
+        return [
+            tensor.op.type,
+            _attributes(tensor.op),
+            [self._describe(each, position) for each in tensor.op.inputs],
+        ]
+
+
+def call_overhead_s(device: str) -> float:
+    """Returns the seconds that a call of any function takes, measured on one that does next to
+    nothing. They are not part of an op's cost."""
+    with tf.device(device):
+        nothing = tf.function(lambda x: x + 1.0, autograph=False).get_concrete_function(
+            tf.TensorSpec((), tf.float32)
+        )
+        value = tf.constant(1.0)
+        return statistics.median(_seconds(lambda: grappler.run(nothing, value)) for _ in range(30))
+
+
+def _median_s(call: Callable[[], Any]) -> float:
+    """The median of the seconds that some calls take."""
+    seconds: list[float] = []
+    while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < MOST_REPEATS):
+        seconds.append(_seconds(call))
+    return statistics.median(seconds)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """The seconds that a call takes, until its result is freed."""
+    started = time.perf_counter()
+    call()
+    devices.synchronize()
+    return time.perf_counter() - started
+
+
+def some_value(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns a value that ops can run on: halves for floating-point numbers, since no kernel is
+    slow on them, and zeros for indices."""
+    if spec.dtype.is_floating or spec.dtype.is_complex:
+        return tf.fill(spec.shape, tf.constant(0.5, spec.dtype))
+    return tf.zeros(spec.shape, spec.dtype)
+
+
+def _can_be_made(tensor: tf.Tensor) -> bool:
+    return tensor.shape.is_fully_defined() and (
+        tensor.dtype.is_floating
+        or tensor.dtype.is_integer
+        or tensor.dtype.is_bool
+        or tensor.dtype.is_complex
+    )
+
+
+def _touches_resource(operation: tf.Operation) -> bool:
+    return any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.inputs)
+
+
+def _shape_value(tensor: tf.Tensor) -> Any:
+    return static_shape(tensor.op, tensor.value_index) if role_of(tensor.op) is Role.SHAPE else None
+
+
+def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
+    attributes = operation.node_def.attr
+    return [
+        (key, hashlib.sha256(attributes[key].SerializeToString()).hexdigest()[:16])
+        for key in sorted(attributes)
+        if not key.startswith("_")
+    ]

@@ -1,0 +1,168 @@
+"""PlanWriter: writes one evaluation of a DFGraph op after another.
+
+oneDNN fuses two kernels without regard to the ops that the chain of control edges has between them,
+which can close a cycle. It does so only if both kernels wait for the same control edges. Hence no
+control edge goes parallel to a data edge (Conv2D and its BiasAdd are then neighbours, or wait for
+different ops). oneDNN also pairs any gradient of a bias with any gradient of a filter that reads
+the same tensor, as those of two convolutions do whose results are added. Hence a bias gradient
+reads a view of that tensor, unless it is to be paired.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from checkmate.tf2.execution.results import Results
+from checkmate.tf2.execution.sequential import edge_from
+from checkmate.tf2.execution.values import Values
+from checkmate.tf2.graph.operations import reads_variable, role_of, source_of
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.op_rule import Fusion, Role
+from checkmate.tf2.ops import rule_of
+
+SCOPE, EVALUATION_MARK = "planned", "/evaluation_"
+"""Evaluation k of op X is named planned/X/evaluation_k in the executed graph, so that it can be
+counted there."""
+
+
+class PlanWriter:
+    """Writes the evaluations of a plan, in its order.
+
+    Args:
+      buffers: How many output buffers the caller gives: one for each early result, or none.
+
+    Attributes:
+      values: The names of the step's tensors at this point of the plan.
+      results: Where the step's results are written.
+    """
+
+    def __init__(self, traced: TracedStep, buffers: int):
+        self.traced = traced
+        self.values = Values(traced)
+        self.results = Results(self.values, buffers)
+        self._evaluations: Counter[tf.Operation] = Counter()
+        self._filter_gradients = Counter(
+            source_of(o.inputs[2]).ref()
+            for o in self.values.planned
+            if rule_of(o.type).fusion is Fusion.FILTER_GRADIENT
+        )
+
+    def evaluate(self, i: int) -> None:
+        """Writes one more evaluation of DFGraph op `i`."""
+        values, group = self.values, self.traced.groups[i]
+        # First what the group needs: its ops may run within one kernel, which no op can divide.
+        for operation in group:
+            for tensor in (*operation.inputs, *self._small_biases(operation)):
+                values.prepare(tensor)
+            for reader in values.pending_readers(operation):
+                values.made(reader)
+        inputs: list[str] = []  # of the next op, if it is paired with the one before
+        pair: list[str] = []
+        for k, operation in enumerate(group):
+            paired = self._paired_filter_gradient(operation, group[k + 1 :])
+            inputs = self._write(operation, inputs, paired)
+            pair.append(values.current[operation])
+            if paired is None:
+                values.last, pair = pair, []
+        for k in self.traced.results[i]:
+            self.results.write(k)
+
+    def _write(
+        self, operation: tf.Operation, inputs: list[str], paired: tf.Operation | None
+    ) -> list[str]:
+        """Writes an evaluation of a TensorFlow op.
+
+        Args:
+          inputs: Names of its inputs, if it is paired with the op before; else empty.
+          paired: The filter gradient that comes next and is paired with this op.
+
+        Returns:
+          The names of the inputs of `paired`. Both ops of a pair wait for the same ops and read the
+          same tensor, or oneDNN does not fuse them.
+        """
+        values, writer, rule = self.values, self.values.writer, rule_of(operation.type)
+        if not inputs:
+            read = [values.tensor(tensor) for tensor in operation.inputs]
+            inputs = writer.apart(operation, read, values.last)
+        # The control predecessors of a first evaluation precede the later ones, too.
+        repeated = operation in values.current
+        after = [] if repeated else values.control_predecessors(operation)
+        next_inputs = [*map(values.tensor, paired.inputs[:2]), inputs[0]] if paired else []
+        edges = [
+            values.done(edge)
+            for last in values.last
+            for edge in edge_from(last, operation, [*inputs, *next_inputs])
+        ]
+        if edges and rule.fusion is Fusion.PRODUCT:
+            # An edge to the product itself would keep TensorFlow from fusing it with the next
+            # kernel, which rounds once less.
+            inputs[0], edges = writer.wait(edges, inputs[0], operation.inputs[0]), []
+        if rule.fusion is Fusion.BIAS_GRADIENT and not paired:
+            inputs = [self._as_rows(operation, inputs[0])]
+        name = f"{operation.name}{EVALUATION_MARK}{self._evaluations[operation]}"
+        copy = values.copy(operation, inputs, [*after, *edges], name)
+        values.current[operation] = copy
+        values.gone.discard(operation)
+        self._evaluations[operation] += 1
+        if rule.is_elementwise and any(
+            rule_of(source_of(tensor).op.type).fusion is Fusion.PRODUCT
+            for tensor in operation.inputs
+        ):
+            values.fusible[copy] = operation.outputs[0]
+        return next_inputs
+
+    def _small_biases(self, product: tf.Operation) -> list[tf.Tensor]:
+        """The weights that an op too small to be planned adds to a product: it may run within the
+        product's kernel."""
+        if rule_of(product.type).fusion is not Fusion.PRODUCT:
+            return []
+        planned = self.values.planned
+        biases = [
+            reader.inputs[1]
+            for reader in product.outputs[0].consumers()
+            if rule_of(reader.type).fusion is Fusion.BIAS and reader not in planned
+        ]
+        return [bias for bias in biases if _is_weight(bias, planned)]
+
+    def _paired_filter_gradient(
+        self, gradient: tf.Operation, following: Sequence[tf.Operation]
+    ) -> tf.Operation | None:
+        """The filter gradient that comes next and within which oneDNN may compute a bias gradient,
+        as it does in the plain step, where this rounds differently.
+
+        oneDNN takes any filter gradient that reads the same tensor, so there must be only one.
+        """
+        if rule_of(gradient.type).fusion is not Fusion.BIAS_GRADIENT or not following:
+            return None
+        found = following[0]
+        if rule_of(found.type).fusion is not Fusion.FILTER_GRADIENT:
+            return None
+        read = source_of(gradient.inputs[0])
+        alone = self._filter_gradients[read.ref()] == 1
+        return found if source_of(found.inputs[2]) is read and alone else None
+
+    def _as_rows(self, gradient: tf.Operation, name: str) -> str:
+        """The name of a view, as a matrix, of the tensor whose rows a bias gradient adds up; of the
+        tensor itself if its shape does not allow that."""
+        tensor = gradient.inputs[0]
+        if (
+            not tensor.shape.is_fully_defined()
+            or tensor.shape.rank < 3
+            or gradient.get_attr("data_format") != b"NHWC"
+        ):
+            return name
+        writer = self.values.writer
+        rows = writer.constant([-1, tensor.shape[-1]], tf.int32)
+        return writer.add("Reshape", [name, rows], tensor.dtype, name="rows")
+
+
+def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:
+    """True for what is read from a variable, in any shape or precision, without a planned op."""
+    operation = source_of(tensor).op
+    converts = role_of(operation) is Role.VIEW or operation.type == "Cast"
+    if converts and operation not in planned:
+        return _is_weight(operation.inputs[0], planned)
+    return reads_variable(operation)

@@ -1,0 +1,164 @@
+"""Questions about one operation of a graph, or about all that a function runs, answered by the
+table of op types in `ops`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.device import training_device
+from checkmate.tf2.op_rule import Role, Runs, Shares, Source, State
+from checkmate.tf2.ops import rule_of
+
+
+def role_of(operation: tf.Operation) -> Role:
+    """Returns the role of an op."""
+    return rule_of(operation.type).role
+
+
+def is_argument(operation: tf.Operation) -> bool:
+    """True for an argument of the function, or what stands for a tensor that it captures."""
+    return rule_of(operation.type).source is Source.ARGUMENT
+
+
+def is_constant(operation: tf.Operation) -> bool:
+    """True for a constant."""
+    return rule_of(operation.type).source is Source.CONSTANT
+
+
+def reads_variable(operation: tf.Operation) -> bool:
+    """True for the op that reads a whole variable."""
+    return rule_of(operation.type).source is Source.VARIABLE
+
+
+def is_loop(operation: tf.Operation) -> bool:
+    """True for a loop."""
+    return rule_of(operation.type).runs is Runs.LOOP
+
+
+def is_call(operation: tf.Operation) -> bool:
+    """True for a call of a function."""
+    return rule_of(operation.type).runs is Runs.CALL
+
+
+def has_bodies(operation: tf.Operation) -> bool:
+    """True for a loop or a condition."""
+    return rule_of(operation.type).runs in (Runs.LOOP, Runs.CONDITION)
+
+
+def source_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that aliases lead back to."""
+    while role_of(tensor.op) is Role.ALIAS:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def can_be_copied(dtype: tf.DType) -> bool:
+    """True for a dtype whose values are plain numbers in the allocator's memory."""
+    return dtype.is_numpy_compatible and dtype not in (tf.string, tf.resource, tf.variant)
+
+
+def can_be_filled(tensor: tf.Tensor) -> bool:
+    """True if memory for a value can be allocated before the value is computed, and TensorFlow has
+    a kernel that copies the value there."""
+    kernel = tensor.dtype.is_floating or not training_device().startswith("GPU")
+    return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
+
+
+def keeps_order(transposition: tf.Operation) -> bool | None:
+    """True if the axes of more than one element stay in order, so that no element moves; None if
+    the order of axes or the rank is not known."""
+    order = tf.get_static_value(transposition.inputs[1])
+    shape = transposition.inputs[0].shape
+    if order is None or shape.rank is None:
+        return None
+    moved = [axis for axis in order if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def may_share_memory(tensor: tf.Tensor) -> bool:
+    """True if a tensor's memory may be that of another tensor which its op reads or makes. Nothing
+    may then be written into it."""
+    operation = tensor.op
+    shares = rule_of(operation.type).shares
+    if shares in (None, Shares.PART):
+        return shares is Shares.PART
+    if shares is Shares.IDLE_ORDER and (ordered := keeps_order(operation)) is not None:
+        return ordered
+    if shares is Shares.IDLE_SUM and len(operation.inputs) > 1:
+        return False
+    return any(
+        each.shape.num_elements() == tensor.shape.num_elements()
+        for each in operation.inputs
+        if each.dtype == tensor.dtype
+    )
+
+
+def is_stateful(operation: tf.Operation) -> bool:
+    """True if an op may change or depend on something other than its inputs. Reading a variable
+    does not count, nor does a check of numbers."""
+    rule = rule_of(operation.type)
+    if rule.state in (State.READS, State.CHECKS):
+        return False
+    if rule.stateless_if and operation.get_attr(rule.stateless_if):
+        return False
+    return operation.op_def.is_stateful or rule.state is State.DRAWS
+
+
+def is_known(operation: tf.Operation) -> bool:
+    """True for an op that TensorFlow ships."""
+    return hasattr(tf.raw_ops, operation.type) or rule_of(operation.type).from_optimizer
+
+
+def may_run_again(operation: tf.Operation) -> bool:
+    """True if running the op again on the same inputs gives the same outputs and changes nothing
+    else."""
+    calls_out = rule_of(operation.type).state is State.CALLS_OUT
+    return is_known(operation) and not is_stateful(operation) and not calls_out
+
+
+def may_repeat(operation: tf.Operation) -> bool:
+    """True if a plan may recompute the op: it may run again, and makes tensors or lists of
+    tensors."""
+    opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
+    return may_run_again(operation) and (not opaque or rule_of(operation.type).makes_list)
+
+
+def static_shape(operation: tf.Operation, output: int) -> list[int] | int | None:
+    """Returns the value of an output of a SHAPE op, or None if a dimension is not known."""
+    shape = operation.inputs[output].shape
+    if operation.type == "Rank":
+        return shape.rank
+    if not shape.is_fully_defined():
+        return None
+    return shape.num_elements() if operation.type == "Size" else shape.as_list()
+
+
+def ties_recomputation(operation: tf.Operation) -> bool:
+    """True for the op by which `tf.recompute_grad` makes its recomputation depend on the arriving
+    gradient: a choice between 0 and a value that is not a number."""
+    if operation.type != "SelectV2" or operation.outputs[0].shape.rank != 0:
+        return False
+    choices = [tf.get_static_value(tensor) for tensor in operation.inputs[1:]]
+    return None not in choices and choices[0] == 0 and bool(choices[1] != choices[1])
+
+
+def draws(concrete: Any) -> bool:
+    """True if a `ConcreteFunction` draws from random state that its kernels keep."""
+    return _runs_any(concrete, State.DRAWS)
+
+
+def is_seen_outside(concrete: Any) -> bool:
+    """True if a `ConcreteFunction` prints, writes to a file or a summary, or calls Python."""
+    return _runs_any(concrete, State.VISIBLE)
+
+
+def _runs_any(concrete: Any, state: State) -> bool:
+    """True if an op of this state is in a function, or in the loops, conditions and functions that
+    it runs."""
+    graph_def = concrete.graph.as_graph_def()
+    functions = (function.node_def for function in graph_def.library.function)
+    return any(
+        rule_of(node.op).state is state for nodes in (graph_def.node, *functions) for node in nodes
+    )

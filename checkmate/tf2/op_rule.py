@@ -1,0 +1,223 @@
+"""OpRule: a row of the table of op types in `ops`, with a default in every column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import tensorflow as tf
+
+
+class Role(Enum):
+    """What the executor does with an op.
+
+    ALIAS: output k is input k. No op is made; readers take the input. VIEW: shares its input's
+    buffer. It is made again for every reader, since a view that stays keeps the buffer alive.
+    SHAPE: depends on its input's shape only; a constant where that shape is static. SOURCE: an
+    argument, a constant, or the read of a variable; resident during the whole step. KERNEL:
+    allocates or computes.
+    """
+
+    ALIAS = "alias"
+    VIEW = "view"
+    SHAPE = "shape"
+    SOURCE = "source"
+    KERNEL = "kernel"
+
+
+class Source(Enum):
+    """What a SOURCE op stands for, where code must tell."""
+
+    ARGUMENT = "argument"
+    CONSTANT = "constant"
+    VARIABLE = "variable"
+    NOTHING = "nothing"
+
+
+class State(Enum):
+    """How an op depends on, or changes, something other than its inputs and outputs.
+
+    REGISTERED: as `OpDef.is_stateful` says. READS: only reads its resource. CHECKS: returns its
+    input or fails; it is safe to repeat. DRAWS: draws from random state that the kernel keeps from
+    call to call. VISIBLE: prints, writes a file or calls Python, which cannot be undone. CALLS_OUT:
+    registered as stateless, but calls Python or another process.
+    """
+
+    REGISTERED = "registered"
+    READS = "reads"
+    CHECKS = "checks"
+    DRAWS = "draws"
+    VISIBLE = "visible"
+    CALLS_OUT = "calls out"
+
+
+class InPlace(Enum):
+    """Which inputs an op may forward: write its output into their buffer."""
+
+    ANY_INPUT = "any input of the output's size"
+    FIRST_INPUT = "the first input"
+
+
+class Shares(Enum):
+    """When an output may be (part of) the memory of a value that the op reads or makes.
+
+    PART: it may be part of an input, of a list or of another output. IDLE: it is the input where
+    the op has nothing to do. IDLE_SUM: the same, for a sum of one term. IDLE_ORDER: the same, for
+    an order of axes that moves no element.
+    """
+
+    PART = "part"
+    IDLE = "idle"
+    IDLE_SUM = "idle sum"
+    IDLE_ORDER = "idle order"
+
+
+class Size(Enum):
+    """How an output is estimated whose size the graph does not tell.
+
+    INPUTS: the sum of the inputs' sizes; the largest one for an op that runs in place. NUMBERS: a
+    few numbers. MASK: half a byte for each number of the first input. EMPTY: no bytes. SHAPE_READ:
+    the size of the tensor whose shape is the first input.
+    """
+
+    INPUTS = "inputs"
+    NUMBERS = "numbers"
+    MASK = "mask"
+    EMPTY = "empty"
+    SHAPE_READ = "shape read"
+
+
+class ListOp(Enum):
+    """What an op does with a list of tensors: make an empty one or one of a tensor's rows, return
+    it with the entries it has, add up lists, or return one entry."""
+
+    EMPTY = "empty"
+    OF_ROWS = "of rows"
+    SAME = "same"
+    SUM = "sum"
+    ENTRY = "entry"
+
+
+class Runs(Enum):
+    """What an op that runs functions of the graph's library is."""
+
+    LOOP = "loop"
+    CONDITION = "condition"
+    CALL = "call"
+
+
+class Fusion(Enum):
+    """Within which kernel TensorFlow or oneDNN may compute an op.
+
+    PRODUCT: the bias and the activation that follow may run in this op's kernel. READER: the op may
+    run in the kernel of its only reader. BIAS: the op adds a bias and may run in a product's
+    kernel. BIAS_GRADIENT: the op may run in the kernel of a FILTER_GRADIENT that reads the same
+    tensor.
+    """
+
+    PRODUCT = "product"
+    READER = "reader"
+    BIAS = "bias"
+    BIAS_GRADIENT = "bias gradient"
+    FILTER_GRADIENT = "filter gradient"
+
+
+class Pooling(Enum):
+    """A pooling, or the gradient that with oneDNN reads the workspace which the pooling left."""
+
+    FORWARD = "forward"
+    GRADIENT = "gradient"
+
+
+class Eager(Enum):
+    """How dynamic rematerialization treats an op.
+
+    PASSED_ON: TensorFlow runs and records it as usual; it allocates nothing that can be evicted.
+    VIEW: its first output shares the memory of its first input. REDUCTION: the same where the
+    reduced axes have one element each.
+    """
+
+    PASSED_ON = "passed on"
+    VIEW = "view"
+    REDUCTION = "reduction"
+
+
+Indices = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpRule:
+    """What the library assumes of an op type.
+
+    Attributes:
+      role: What the executor does with it.
+      source: What it stands for, if its role is SOURCE.
+      state: Whether it depends on more than its inputs, or changes more than its outputs.
+      stateless_if: Name of a boolean attribute that makes it stateless although it is registered as
+        stateful.
+      from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
+      in_place: The inputs that it may forward; None if none, or if that has to be measured.
+      scratch: It may allocate memory besides its outputs.
+      shares: When its output may be memory of another value.
+      size: The estimate of an output of unknown size.
+      list_op: What it does with a list of tensors.
+      list_entry: Index of the input that it adds to a list as an entry.
+      runs: Whether it is a loop, a condition or a call.
+      functions: Names of the attributes that hold the functions it runs.
+      flops: Counts its floating-point operations; None for an op that memory bandwidth bounds.
+      fusion: Within which kernel it may be computed.
+      pooling: Whether it leaves or reads a pooling's workspace.
+      broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
+      absorbs_transpose: TensorFlow's optimizer may merge a neighbouring transposition into it.
+      eager: How dynamic rematerialization treats it.
+      eager_refusal: Why it cannot run under dynamic rematerialization.
+      gradient_reads: Indices of the (inputs, outputs) that its gradient reads; None if not known.
+    """
+
+    role: Role = Role.KERNEL
+    source: Source | None = None
+    state: State = State.REGISTERED
+    stateless_if: str = ""
+    from_optimizer: bool = False
+    in_place: InPlace | None = None
+    scratch: bool = True
+    shares: Shares | None = None
+    size: Size = Size.INPUTS
+    list_op: ListOp | None = None
+    list_entry: int | None = None
+    runs: Runs | None = None
+    functions: tuple[str, ...] = ()
+    flops: Callable[[tf.Operation], float] | None = None
+    fusion: Fusion | None = None
+    pooling: Pooling | None = None
+    broadcasts: bool = False
+    absorbs_transpose: bool = False
+    eager: Eager | None = None
+    eager_refusal: str = ""
+    gradient_reads: tuple[Indices, Indices] | None = None
+
+    @property
+    def is_elementwise(self) -> bool:
+        """True for an op that may forward any input of its output's size, and needs no scratch."""
+        return self.in_place is InPlace.ANY_INPUT
+
+    @property
+    def only_reads(self) -> bool:
+        """True for an op that takes a variable and does not change it."""
+        return self.state is State.READS
+
+    @property
+    def makes_list(self) -> bool:
+        """True for an op that makes a list of tensors."""
+        return self.list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
+
+    @property
+    def is_free(self) -> bool:
+        """True for an op that runs no kernel worth counting."""
+        return self.role in (Role.ALIAS, Role.SOURCE)
+
+    @property
+    def fuses_with_reader(self) -> bool:
+        """True for an op that may run in the kernel of its only reader."""
+        return self.fusion in (Fusion.PRODUCT, Fusion.READER)
