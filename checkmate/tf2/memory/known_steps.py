@@ -26,6 +26,7 @@ from checkmate.tf2.costs.cache import cache_folder
 from checkmate.tf2.execution.replay import EVALUATION_MARK
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
+from checkmate.version import __version__
 
 log = logging.getLogger("checkmate")
 
@@ -88,8 +89,6 @@ def save(traced: TracedStep, known: KnownStep) -> None:
 
 
 def _path(traced: TracedStep) -> Path:
-    from checkmate import __version__
-
     arguments = [
         f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()
     ]

@@ -28,6 +28,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
 from checkmate.units import format_bytes
+from checkmate.version import __version__
 
 log = logging.getLogger("checkmate")
 
@@ -195,8 +196,6 @@ def path_in(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any]) -
     The name stands for all that a plan depends on: the graph, what was asked for, device and
     versions.
     """
-    from checkmate import __version__
-
     if Path(kept).suffix == ".json":
         return None
     here = _made_for(traced)
