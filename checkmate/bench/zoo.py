@@ -222,7 +222,7 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     import keras
 
     from checkmate.bench.zoo_programs import Task
-    from checkmate.tf2.compile import training_step
+    from checkmate.tf2.training_step import training_step
 
     keras.utils.set_random_seed(0)
     if name not in models():
@@ -241,23 +241,12 @@ def _lowest(
 ) -> Any:
     """The planned step for the lowest of `SHARES` that has a plan."""
     from checkmate.tf2.compile import PlannedStep
-    from checkmate.tf2.planning.planner import Planner
+    from checkmate.tf2.options import PlanOptions
+    from checkmate.tf2.planning.request import PlanRequest
 
     def planned(share: float, explains: bool = False) -> PlannedStep:
-        return PlannedStep(
-            Planner(
-                traced,
-                name,
-                int(share * plain_bytes),
-                "auto",
-                "profile",
-                None,
-                False,
-                explains=explains,
-            ),
-            specs,
-            batch,
-        )
+        options = PlanOptions(int(share * plain_bytes), verbose=False)
+        return PlannedStep(PlanRequest(traced, name, options, explains=explains), specs, batch)
 
     least = 0  # what was proven to be needed
     for share in SHARES[:-1]:

@@ -121,12 +121,11 @@ def _planned(
     row: dict[str, Any] = {"model": name, "for": door, "budget": budget}
     try:
         step = plan_into(
-            folder,
             name,
+            {"budget": budget, "plan": folder},
             fit=door == "fit",
             batch=batch,
             size=size,
-            budget=budget,
             optimizer=optimizer,
         )
     except CheckmateError as error:

@@ -31,7 +31,8 @@ class TensorBoardScalars(keras.callbacks.Callback):
         The package tensorboard is only needed to look at them.
 
     Example:
-      >>> model.fit(x, y, callbacks=[keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")])  # doctest: +SKIP
+      >>> callbacks = [keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")]
+      >>> model.fit(x, y, callbacks=callbacks)  # doctest: +SKIP
     """
 
     def __init__(self, log_dir: str | Path = "logs"):
@@ -84,13 +85,13 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
 def scalars(report: Report) -> dict[str, float]:
     """What a report says, as numbers by tag."""
-    result = report.result
+    plan = report.result.plan if report.result else None
     return {
         "budget_GiB": report.budget_bytes / GIB,
         "planned_peak_GiB": report.peak_bytes / GIB,
         "plain_peak_GiB": report.plain_peak_bytes / GIB,
-        "recomputations": float(sum(result.plan.recomputed.values())) if result else 0.0,
-        "predicted_overhead": result.overhead - 1 if result else 0.0,
+        "recomputations": float(sum(plan.recomputed.values())) if plan else 0.0,
+        "predicted_overhead": report.predicted_slowdown - 1,
     }
 
 

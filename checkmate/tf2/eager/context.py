@@ -294,5 +294,5 @@ def _reserve(device: str, budget_bytes: int) -> None:
     to half of themselves."""
     room = budget_bytes - devices.bytes_in_use(device)
     if budget_bytes <= devices.free_bytes(device):
-        devices.make_room(device, room)
+        devices.fetch_region(device, room)
     tf.config.experimental.reset_memory_stats(device)

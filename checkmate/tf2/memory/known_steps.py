@@ -1,9 +1,10 @@
 """What was measured of a step, kept on disk for the next process that trains it: its plain peak and
 time, and the footprints of its ops.
 
-A file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step, whose name stands for all
-that the figures hang on: the graph, its sizes, the device with its threads and allocator, and the
-versions. A file that is torn, foreign or of another version is measured anew and written over.
+There is a file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step. Its name stands
+for all that the figures depend on: the graph, its sizes, the device with its threads and allocator,
+and the versions. A step whose file is damaged or of another version is measured anew, and its file
+replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger("checkmate")
 
 FORMAT, VERSION = "checkmate-step", 1
 
-MOST_FILES = 200
+MAX_FILES = 200
 """How many files are kept: the ones written last."""
 
 
@@ -50,7 +51,7 @@ class KnownStep:
 
 
 def load(traced: TracedStep) -> KnownStep:
-    """Returns what is known of a step; nothing where no file tells."""
+    """Returns what the file of a step says; nothing where there is none."""
     path, numbered = _path(traced), _numbers(traced)
     names = {number: name for name, number in numbered.items()}
     try:
@@ -68,8 +69,8 @@ def load(traced: TracedStep) -> KnownStep:
 
 
 def save(traced: TracedStep, known: KnownStep) -> None:
-    """Writes what is known of a step; a folder that cannot be written to costs only the next
-    process' time."""
+    """Writes what is known of a step; where the folder cannot be written to, the next process
+    measures again."""
     path, numbered = _path(traced), _numbers(traced)
     rows = {
         _renamed(name, numbered): [
@@ -82,7 +83,7 @@ def save(traced: TracedStep, known: KnownStep) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORMAT, "version": VERSION, "plain": plain, "footprints": rows})
-        for old in sorted(path.parent.glob("step-*.json"), key=os.path.getmtime)[:-MOST_FILES]:
+        for old in sorted(path.parent.glob("step-*.json"), key=os.path.getmtime)[:-MAX_FILES]:
             old.unlink()
     except (OSError, PlanFileError) as error:
         log.info("What was measured of a step is not kept: %s", error)
