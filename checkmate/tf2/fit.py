@@ -31,7 +31,7 @@ def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.
 
     The step is the model's own `train_step`, with its losses, metrics and optimizer, and its
     numbers do not change. It is planned when the first batch is there, and anew after the model is
-    compiled again. `planned(model)` tells what was planned.
+    compiled again. `planned(model)` is the planned step.
 
     XLA would undo a plan, as it computes once what is written twice. The training step therefore
     runs without it, also where the model was compiled with `jit_compile=True` or "auto"; evaluation

@@ -41,8 +41,7 @@ class MaxBatch:
       plain_batch: The largest batch whose plain step is predicted to fit, 0 for none.
       overhead: Predicted cost of the plan over that of the plain step at this batch, 1.0 for equal.
       budget_bytes: The budget.
-      binding_op: The op that needs most memory around it at this batch: what to make smaller for
-        more.
+      binding_op: The op that needs the most memory at this batch: the one to make smaller for more.
       step: The planned step for `batch`, ready to train.
       tried: (batch, what was found) for each batch planned on the way.
     """

@@ -29,7 +29,7 @@ class Workload:
     Attributes:
       inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
       labels: As `inputs`.
-      optimizer: A Keras optimizer or its name, for those who do not choose another.
+      optimizer: A Keras optimizer or its name, unless the user chooses another.
     """
 
     model: keras.Model

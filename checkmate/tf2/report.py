@@ -211,8 +211,8 @@ class Report(ReportFigures):
         return found or ["For less memory give a smaller budget; for less time a larger one."]
 
     def to_html(self) -> str:
-        """Returns a page that shows the plan and answers to the mouse. It holds all it needs: write
-        it to a file and open that."""
+        """Returns a page that shows the plan, answers to the mouse and loads nothing. Write it to a
+        file and open that."""
         if self.graph is None:
             return (
                 "<!doctype html><meta"

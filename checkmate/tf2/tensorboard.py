@@ -1,4 +1,4 @@
-"""TensorBoardScalars: what a plan was made for and what it takes, as scalars beside those of
+"""TensorBoardScalars: what a plan was made for and what it takes, as scalars next to those of
 `keras.callbacks.TensorBoard`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
     Args:
       log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
-        The package tensorboard is only needed to look at them.
+        The package tensorboard is only needed to show them.
 
     Example:
       >>> callbacks = [keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")]

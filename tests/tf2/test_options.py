@@ -46,9 +46,7 @@ def test_an_option_that_does_not_apply_is_refused_with_the_reason(name, option, 
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize(
-    "option", [{"budget": "6 apples"}, {"time_limit_s": -1}]
-)
+@pytest.mark.parametrize("option", [{"budget": "6 apples"}, {"time_limit_s": -1}])
 def test_an_option_that_cannot_be_read_is_refused_before_anything_is_traced(name, option):
     with pytest.raises(checkmate.BudgetError):
         called(name, **option)

@@ -173,7 +173,7 @@ def made_up(traced: TracedStep) -> list[tf.Tensor]:
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
     """Gives a variable this value to the bit, where it can in the memory that it has.
 
-    An assignment gives it other memory, which may split what the allocator holds in one piece: a
+    An assignment gives it other memory, which may split what the allocator has in one piece: a
     step would then measure differently before and after.
     """
     if not ops.can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):

@@ -64,7 +64,7 @@ def load(traced: TracedStep) -> KnownStep:
         )
     except (PlanFileError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if path.exists():
-            log.info("What %s tells of a step is not used: %s", path, error)
+            log.info("The file %s of a step is not used: %s", path, error)
         return KnownStep()
 
 

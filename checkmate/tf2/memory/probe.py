@@ -1,8 +1,8 @@
 """Which chunks of the device's memory pool are free now, asked of TensorFlow's allocator itself.
 
-The allocator does not tell its free chunks. `probe` has it fill them: it requests buffers until all
-free chunks but one are full, watches which chunks it gets, and releases them. As free neighbours
-join, the allocator is then as it was; its pool may have fetched a region.
+The allocator does not report its free chunks. `probe` has it fill them: it requests buffers until
+all free chunks but one are full, watches which chunks it gets, and releases them. As free
+neighbours join, the allocator is then as it was; its pool may have fetched a region.
 
 One large chunk is not filled. The first request, for all that a step may need, finds it. As the
 allocator takes the smallest chunk that fits, a later and smaller request that is served from the
@@ -47,7 +47,7 @@ def probe(step_bytes: int) -> Pool:
     `step_bytes`; the allocator fetches a region where none has. The simulation is exact for steps
     that use, holes included, no more than the first `step_bytes` of the large chunk. Free chunks
     that are larger are left out: such a step does not reach them. What is in use now cannot be
-    released in the pool, unless `Pool.add_chunk_in_use` tells of it. The pool's limit is the
+    released in the pool, unless it is added by `Pool.add_chunk_in_use`. The pool's limit is the
     allocator's.
 
     Call it between steps, in eager code. It can fail where other threads request and release

@@ -1,4 +1,4 @@
-"""From what is written of a plan to the nodes that the allocator serves, one after another."""
+"""From the written ops of a plan to the nodes that the allocator serves, one after another."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from checkmate.tf2.memory.profiler import Observation
 from checkmate.tf2.ops import Role
 
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
-_WRITES_OVER = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
+_IN_PLACE = op_rules.IN_PLACE | {"TensorStridedSliceUpdate"}
 
 
 class Programs:
-    """Makes the programs of a step's plans. What is known of an op is found out once for all of
-    them.
+    """Makes the programs of a step's plans. The facts about an op are found once for all plans.
 
     Args:
-      graph: The step's graph with costs, for the workspaces of what was not seen to run yet.
+      graph: The step's graph with costs, for the workspaces of ops that were not seen to run yet.
     """
 
     def __init__(self, traced: TracedStep, graph: DFGraph):
@@ -50,7 +49,7 @@ class Programs:
                 _made(definition, like.outputs),
                 key=like.name,
                 workspace_bytes=self._workspaces.get(like.name, 0),
-                in_place=definition.op in _WRITES_OVER or like.name in self._in_place,
+                in_place=definition.op in _IN_PLACE or like.name in self._in_place,
                 shares=any(map(op_rules.may_share_memory, like.outputs)),
             )
         return replace(self._facts[like], name=definition.name, reads=_reads(definition))
@@ -96,7 +95,7 @@ def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
         kind,
         _reads(definition),
         sizes,
-        in_place=definition.op in _WRITES_OVER,
+        in_place=definition.op in _IN_PLACE,
     )
 
 
@@ -110,7 +109,7 @@ def _tensor(name: str) -> tuple[str, int]:
 
 
 def exact_bytes(tensor: tf.Tensor) -> int:
-    """Returns the bytes that are asked for a tensor; 0 where its shape does not tell."""
+    """Returns the bytes that an op requests for a tensor; 0 where its shape is not known."""
     count = tensor.shape.num_elements()
     return count * tensor.dtype.size if count and op_rules.can_be_copied(tensor.dtype) else 0
 
@@ -130,7 +129,7 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
 
 
 def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
-    """The names of the ops that were seen to write over an input."""
+    """The names of the ops that were seen to run in place."""
     return {
         values[0].name
         for op, values in zip(graph.ops, traced.values, strict=True)

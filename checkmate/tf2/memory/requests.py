@@ -1,6 +1,6 @@
-"""Requests to TensorFlow's allocator for buffers that nobody writes to, and where they lie.
+"""Requests to TensorFlow's allocator for buffers that are never written to, and their addresses.
 
-TensorFlow tells the address of an eager tensor in the DLPack format alone.
+TensorFlow gives the address of an eager tensor in the DLPack format alone.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, float | None]:
         each is None or (type(each) is float and each > 0) for each in seconds
     ):
         raise TypeError("what the plain step took is not a number of bytes and seconds")
-    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not tell"), seconds[1]
+    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not say"), seconds[1]
 
 
 def find(

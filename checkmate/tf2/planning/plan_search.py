@@ -72,7 +72,7 @@ class PlanSearch:
 
     def run(self) -> Found | None:
         """Returns the cheapest plan found within the budget, built and confirmed; None where there
-        is none: `candidates` and `refusal` tell why."""
+        is none: `candidates` and `refusal` say why."""
         best: Found | None = None
         for _ in range(TUNING.max_built):
             candidate = self._best_on_paper()
@@ -118,7 +118,7 @@ class PlanSearch:
             predictor.refresh(min(activations, self.piece_bytes))
 
     def forget(self) -> None:
-        """Releases all memory of the device that the search holds."""
+        """Releases all memory of the device that the search refers to."""
         self._predictor = None
         self.candidates, self.answers = [], []
 
