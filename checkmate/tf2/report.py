@@ -69,7 +69,8 @@ class Report(ReportFigures):
         """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
         memory = self.memory
         asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
-        overhead = (self.predicted_peak_bytes or self.measured_peak_bytes or asked) - asked
+        peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
+        overhead = memory.allocator_overhead_bytes(peak, asked)
         source = "predicted" if self.predicted_peak_bytes else "measured"
         others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
         limit = memory.device_limit_bytes
@@ -100,9 +101,9 @@ class Report(ReportFigures):
             ),
             (
                 "allocator overhead",
-                f"{format_bytes(max(0, overhead))}, {source}: rounding and holes",
+                f"{format_bytes(overhead)}, {source}: rounding and holes",
             ),
-            ("unused", format_bytes(max(0, self.budget_bytes - self.expected_peak_bytes))),
+            ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
             *self._peaks(),
         ]
 

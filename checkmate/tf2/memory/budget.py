@@ -120,19 +120,28 @@ class MemoryBudget:
         return self.fixed_bytes - self.graph_fixed_bytes
 
     @property
-    def activation_bytes(self) -> int:
+    def activation_budget_bytes(self) -> int:
         """The activation budget: for activations, gradients and workspaces, with the reserve."""
         return self.limit_bytes - self.fixed_bytes
 
     @property
     def reserve_bytes(self) -> int:
         """What of the activation budget a plan must leave unused."""
-        return int(self.reserve_share * max(0, self.activation_bytes))
+        return int(self.reserve_share * max(0, self.activation_budget_bytes))
 
     @property
     def peak_limit_bytes(self) -> int:
         """The highest peak that a plan may have: the budget without the reserve."""
         return self.limit_bytes - self.reserve_bytes
+
+    def unused_bytes(self, peak_bytes: int) -> int:
+        """Returns what of the budget a step with this peak leaves."""
+        return max(0, self.limit_bytes - peak_bytes)
+
+    def allocator_overhead_bytes(self, peak_bytes: int, asked_bytes: int) -> int:
+        """Returns what a peak by the allocator's count has beyond the bytes that ops ask for:
+        rounding and holes."""
+        return max(0, peak_bytes - asked_bytes)
 
     def smallest_limit_bytes(self, peak_bytes: int) -> int:
         """Returns the smallest budget whose reserve a plan with this peak leaves unused."""

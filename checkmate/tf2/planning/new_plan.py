@@ -90,7 +90,7 @@ def _fits_unchanged(memory: MemoryBudget, plain_peak: int, measured_peak: int | 
     reserve."""
     if measured_peak is not None:
         return measured_peak <= memory.peak_limit_bytes
-    reserve = int(RESERVES.unconfirmed * max(0, memory.activation_bytes))
+    reserve = int(RESERVES.unconfirmed * max(0, memory.activation_budget_bytes))
     return plain_peak + reserve <= memory.limit_bytes
 
 

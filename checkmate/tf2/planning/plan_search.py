@@ -114,7 +114,7 @@ class PlanSearch:
 
     def _refresh(self, predictor: Predictor) -> None:
         if self.task.reports:
-            activations = max(0, self.memory.activation_bytes) + devices.UNSPLIT_BYTES
+            activations = max(0, self.memory.activation_budget_bytes) + devices.UNSPLIT_BYTES
             predictor.refresh(min(activations, self.piece_bytes))
 
     def forget(self) -> None:
@@ -255,7 +255,7 @@ class PlanSearch:
         fixed, predicted = memory.fixed_bytes, candidate.predicted_bytes
         if (
             predicted is None
-            or measured <= predicted + TUNING.close_share * memory.activation_bytes
+            or measured <= predicted + TUNING.close_share * memory.activation_budget_bytes
         ):
             return
         self._correction = max(1.0, (measured - fixed) / max(1, predicted - fixed))

@@ -23,7 +23,7 @@ def budget(limit=100 * MIB, **changes):
 
 def test_what_is_left_is_for_activations():
     memory = budget()
-    assert memory.fixed_bytes == 30 * MIB and memory.activation_bytes == 70 * MIB
+    assert memory.fixed_bytes == 30 * MIB and memory.activation_budget_bytes == 70 * MIB
     assert memory.other_bytes == 7 * MIB and memory.graph_fixed_bytes == 23 * MIB
     assert memory.peak_limit_bytes == 100 * MIB - memory.reserve_bytes
     assert memory.peak(25 * MIB) == memory.resident_bytes + memory.next_batch_bytes, (
@@ -49,7 +49,7 @@ def test_a_measured_peak_leaves_the_reserve_of_the_budget_that_a_refusal_names(
     peak = budget().fixed_bytes + activations
     found = budget(budget(reserve_share=share).smallest_limit_bytes(peak), reserve_share=share)
     assert peak <= found.peak_limit_bytes <= peak + 1
-    assert found.reserve_bytes == pytest.approx(share * found.activation_bytes, abs=1)
+    assert found.reserve_bytes == pytest.approx(share * found.activation_budget_bytes, abs=1)
 
 
 def test_the_kinds_of_bytes_of_a_step(tensorflow):

@@ -89,7 +89,10 @@ def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_an
         if each.result and each.result.plan == second.plan
     }
     peaks = peaks_of_training(second, case, search.memory)
-    assert abs(max(peaks) - predicted) <= CLOSE * search.memory.activation_bytes, (predicted, peaks)
+    assert abs(max(peaks) - predicted) <= CLOSE * search.memory.activation_budget_bytes, (
+        predicted,
+        peaks,
+    )
     assert max(peaks) <= search.memory.limit_bytes
 
 
