@@ -17,7 +17,7 @@ setup(
     # Read, not imported: the package's own requirements are not installed yet.
     version=re.search(
         r'^__version__ = "(.+)"$',
-        (HERE / "checkmate" / "__init__.py").read_text(encoding="utf-8"),
+        (HERE / "checkmate" / "version.py").read_text(encoding="utf-8"),
         re.MULTILINE,
     )[1],
     description=(

@@ -32,13 +32,12 @@ from checkmate.errors import (
 from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.solve import solve
+from checkmate.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from checkmate import plot as plot
     from checkmate import tf2 as tf2
     from checkmate.dtr.simulator import simulate
-
-__version__ = "0.1.0"
 
 # Without "tf2" and "plot": `from checkmate import *` must not import TensorFlow and Matplotlib.
 __all__ = [

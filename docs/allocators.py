@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 SETTINGS = {
-    "as it is": {},
+    "default": {},
     "without oneDNN": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "that of GPUs": {"TF_CPU_ALLOCATOR_USE_BFC": "true"},
 }
@@ -14,7 +14,8 @@ import tensorflow as tf
 values = [tf.zeros([size], tf.uint8) + tf.cast(1, tf.uint8) for size in (3 * 2**20 + 1, 1000)]
 try:
     for count in (2, 1):
-        print("  in use with", [int(tf.size(value)) for value in values[:count]], tf.config.experimental.get_memory_info("CPU:0")["current"])
+        in_use = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        print("  in use with", [int(tf.size(value)) for value in values[:count]], in_use)
         del values[1:]
 except ValueError as error:
     print(" ", error)

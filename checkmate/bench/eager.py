@@ -154,7 +154,7 @@ def run_tree(kind: str, leaves: int) -> float:
     from checkmate.tf2 import device as devices
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    devices.make_room(devices.training_device(), int(POOL_SHARE * CAP_MIB * MIB))
+    devices.fetch_region(devices.training_device(), int(POOL_SHARE * CAP_MIB * MIB))
     with contextlib.nullcontext() if kind == "plain" else tf2.dtr(int(TREE_SHARE * CAP_MIB * MIB)):
         variables, loss, _ = workload("treelstm", leaves=leaves)
         started = time.perf_counter()

@@ -126,12 +126,12 @@ def planned(step: Any, name: str, batch: tuple[Any, ...], budget_bytes: int) -> 
     import tensorflow as tf
 
     from checkmate.tf2.compile import PlannedStep
-    from checkmate.tf2.planning.planner import Planner
+    from checkmate.tf2.options import PlanOptions
+    from checkmate.tf2.planning.request import PlanRequest
 
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
-    return PlannedStep(
-        Planner(step, name, budget_bytes, "auto", "profile", None, False), specs, batch
-    )
+    options = PlanOptions(budget_bytes, verbose=False)
+    return PlannedStep(PlanRequest(step, name, options), specs, batch)
 
 
 if __name__ == "__main__":

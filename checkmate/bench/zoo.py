@@ -214,7 +214,7 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     """Returns the training step of a model of the zoo, and its arguments."""
     import keras
 
-    from checkmate.tf2.compile import training_step
+    from checkmate.tf2.training_step import training_step
 
     keras.utils.set_random_seed(0)
     known = models()
@@ -232,23 +232,12 @@ def _lowest(
 ) -> Any:
     """Returns the planned step for the lowest of `SHARES` that has a plan."""
     from checkmate.tf2.compile import PlannedStep
-    from checkmate.tf2.planning.planner import Planner
+    from checkmate.tf2.options import PlanOptions
+    from checkmate.tf2.planning.request import PlanRequest
 
     def planned(share: float, explains: bool = False) -> PlannedStep:
-        return PlannedStep(
-            Planner(
-                traced,
-                name,
-                int(share * plain_bytes),
-                "auto",
-                "profile",
-                None,
-                False,
-                explains=explains,
-            ),
-            specs,
-            batch,
-        )
+        options = PlanOptions(int(share * plain_bytes), verbose=False)
+        return PlannedStep(PlanRequest(traced, name, options, explains=explains), specs, batch)
 
     least = 0  # bytes that were proven to be needed
     for share in SHARES[:-1]:

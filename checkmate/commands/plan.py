@@ -84,7 +84,8 @@ def plan_command(
     graph.save(graph_file)
 
     def save(plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
-        plan_files.save(path, traced, graph, plan, unchanged=False, measured=None, **facts)
+        facts |= {"unchanged": False, "measured_peak_bytes": None}
+        plan_files.save(path, traced, graph, plan, facts)
 
     found = solve_each(graph, budgets, search, folder=output, graph_file=graph_file.name, save=save)
     more = (f"Written: {graph_file}", *_next(found))

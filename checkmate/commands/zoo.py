@@ -83,11 +83,14 @@ def zoo_command(
 def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> dict[str, Any]:
     with quietly():
         from checkmate.tf2.models import plan_into
+        from checkmate.tf2.options import PlanKeywords
 
     started = time.perf_counter()
+    training = dict(training)
     row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
     try:
-        step = plan_into(folder, name, fit=door == "fit", **training)
+        keywords: PlanKeywords = {"budget": training.pop("budget"), "plan": folder}
+        step = plan_into(name, keywords, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}
     report = step.report()

@@ -1,13 +1,15 @@
-"""Checkmate for TensorFlow 2 and Keras 3. The only room that imports them."""
+"""Checkmate for TensorFlow 2 and Keras 3. Only this folder imports them."""
 
 from typing import TYPE_CHECKING
 
 from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
-from checkmate.tf2.function import PlannedFunction, PlanOptions, function
+from checkmate.tf2.function import function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.max_batch import MaxBatch, max_batch
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.tensorboard import TensorBoardScalars
 from checkmate.tf2.verify import verify
 
@@ -36,8 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    # It uses private parts of TensorFlow: where they are not as expected, it is the only thing that
-    # must not work.
+    # `dtr` uses private parts of TensorFlow. Where they are not as expected, only `dtr` must fail.
     if name == "dtr":
         from checkmate.tf2.eager.context import dtr
 

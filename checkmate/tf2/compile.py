@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
-from checkmate.solvers.search import Solver
-from checkmate.tf2.costs.measured import CostModel
-from checkmate.tf2.memory.pipeline import too_much
+from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.planning.in_use import excess_bytes
 from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.planner import Planner, check_asked, save
+from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.planning.stored_plan import save
 from checkmate.tf2.report import Report
-from checkmate.units import Bytes, format_bytes
+from checkmate.tf2.training_step import shown, training_step
+from checkmate.units import format_bytes
 
 
 def compile(
@@ -30,13 +32,7 @@ def compile(
     optimizer: Any,
     input_spec: Any,
     label_spec: Any,
-    *,
-    budget: Bytes = "auto",
-    solver: str | Solver = "auto",
-    cost_model: str | CostModel = "profile",
-    time_limit_s: float | None = None,
-    verbose: bool = True,
-    plan: str | os.PathLike | None = None,
+    **options: Unpack[PlanKeywords],
 ) -> PlannedStep:
     """Makes a training step of a Keras model that keeps its memory within a budget.
 
@@ -53,22 +49,7 @@ def compile(
       input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a
         nest of them. A plan is confirmed on the tensors, or where there are none on made-up data.
       label_spec: The same for labels.
-      budget: The limit for everything resident on the device while the step runs: variables,
-        optimizer slots, the batch, activations, gradients, workspaces, and the results of the step
-        before. "6GiB", a number of bytes, "60%" of the plain step's measured peak (predicted where
-        it cannot be run, as the report says), or "auto": what is free on the device less a tenth,
-        or 96 % of the cap where the allocator has one of its own (TF_CPU_BFC_MEM_LIMIT_IN_MB).
-      solver: See `checkmate.solve`.
-      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run
-        nothing.
-      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is
-        used. It is asked up to eight times, and up to three times once a plan is within the budget.
-        Unless said, two seconds for the first and half for the others, and more for graphs of more
-        than a thousand ops.
-      verbose: Show progress on a terminal. Without a terminal nothing is shown.
-      plan: A .json file that `save` wrote, to run its plan; it must be for this very step, and with
-        a budget other than "auto" within it. Or a folder: a plan that lies there for this step and
-        these options is run, else one is made and left there.
+      options: The fields of `PlanOptions`, but `batch_size`.
 
     Returns: A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and
       `report()`.
@@ -84,50 +65,15 @@ def compile(
         budget.
 
     Example:
-      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="2GiB")  # doctest: +SKIP
+      >>> step = checkmate.tf2.compile(  # doctest: +SKIP
+      ...     model, "mse", "adam", x0, y0, budget="2GiB"
+      ... )
       >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
     """
+    asked = PlanOptions.of("compile", options, {"batch_size": "input_spec says it."})
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
-    planner = Planner(
-        train_step, model.name, budget, solver, cost_model, time_limit_s, verbose, plan
-    )
-    return PlannedStep(planner, specs, tf.nest.flatten((input_spec, label_spec)))
-
-
-def training_step(
-    model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any
-) -> tuple[Callable, tuple[Any, Any]]:
-    """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
-    it is not, and its specs."""
-    optimizer = _known(keras.optimizers.get, optimizer, "optimizer")
-    specs = (as_spec(input_spec), as_spec(label_spec))
-    _build(model, specs[0])
-    if not model.trainable_variables:
-        raise TraceError(
-            f"Model {model.name!r} has no trainable variables, so there is nothing to train. Set"
-            " trainable=True on a layer."
-        )
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    loss_function = _scalar_loss(loss)
-
-    def train_step(inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
-        with tf.GradientTape() as tape:
-            prediction = model(inputs, training=True)
-            loss_value = loss_function(labels, prediction)
-            if loss_value.shape.rank != 0:
-                raise TraceError(
-                    f"The loss must be one number per batch; got shape {loss_value.shape}. Reduce"
-                    " it, for example with tf.reduce_mean."
-                )
-            if model.losses:
-                loss_value += tf.add_n([tf.cast(extra, loss_value.dtype) for extra in model.losses])
-            scaled = optimizer.scale_loss(loss_value)
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(scaled, variables), variables)
-        return prediction, loss_value
-
-    return train_step, specs
+    request = PlanRequest(train_step, model.name, asked)
+    return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))
 
 
 class PlannedStep:
@@ -137,17 +83,22 @@ class PlannedStep:
     one made for it. A larger one is refused.
     """
 
-    def __init__(self, planner: Planner, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
-        check_asked(planner.budget, planner.solver, planner.time_limit_s)
-        self._planner, self._specs, self._flat_specs = planner, specs, tf.nest.flatten(specs)
+    def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
+        self._planner, self._specs = Planner(request), specs
+        self._flat_specs = tf.nest.flatten(specs)
         for spec in self._flat_specs:
             if not spec.shape.is_fully_defined():
                 raise TraceError(
                     f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
                     " size you train with."
                 )
-        self._main = planner.plan(specs, batch=batch)
+        self._main = self._planner.plan(specs, batch=batch)
         self._by_shape = {_shapes(self._flat_specs): self._main}
+
+    @property
+    def planned(self) -> Planned:
+        """The planned batch's step: the traced step, its plan, and the function that runs."""
+        return self._main
 
     @property
     def plan(self) -> Plan:
@@ -156,7 +107,7 @@ class PlannedStep:
 
     @property
     def result(self) -> SolveResult | None:
-        """The solver's answer, or None when the step fits as it is and runs unchanged."""
+        """The solver's answer, or None when the step fits and runs unchanged."""
         return self._main.result
 
     @property
@@ -193,45 +144,39 @@ class PlannedStep:
             is larger than planned.
         """
         planned, flat = self.planned_for(*batch)
-        if self._planner.next_batches and (
-            more := too_much(self._main, self._planner.budget_bytes)
+        if self._planner.request.next_batches and (
+            excess := excess_bytes(self._main, self._planner.budget_bytes)
         ):
-            planned = self._with_more_in_use(planned, flat, more)
+            planned = self._with_more_in_use(planned, flat, excess)
         return planned.run(*flat)
 
-    def _with_more_in_use(self, planned: Planned, flat: list[tf.Tensor], more: int) -> Planned:
+    def _with_more_in_use(self, planned: Planned, flat: list[tf.Tensor], excess: int) -> Planned:
         """The plan that these arguments run under once the main plan counts what came to be in
         use."""
-        whole = planned is self._main
+        is_main = planned is self._main
         self._main = self._planner.with_more_in_use(
-            self._main, self._specs, flat if whole else (), more
+            self._main, self._specs, flat if is_main else (), excess
         )
         self._by_shape = {_shapes(self._flat_specs): self._main}
-        if whole:
-            return self._main
-        planned = self._by_shape[_shapes(flat)] = self._planner.plan(
-            self._smaller(flat), like=self._main, batch=flat
-        )
+        return self._main if is_main else self._planned_smaller(flat)
+
+    def _planned_smaller(self, flat: list[tf.Tensor]) -> Planned:
+        planned = self._planner.plan(self._smaller(flat), like=self._main, batch=flat)
+        self._by_shape[_shapes(flat)] = planned
         return planned
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
         """Returns the plan that a batch of these shapes runs under, made now if it is the first,
         and the batch flattened."""
         flat = self._flatten(batch)
-        shapes = _shapes(flat)
-        planned = self._by_shape.get(shapes)
-        if planned is None:
-            planned = self._by_shape[shapes] = self._planner.plan(
-                self._smaller(flat), like=self._main, batch=flat
-            )
-        return planned, flat
+        return self._by_shape.get(_shapes(flat)) or self._planned_smaller(flat), flat
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:
         try:
             tf.nest.assert_same_structure(self._specs, batch)
         except (ValueError, TypeError) as error:
             raise TraceError(
-                f"The step was planned for {_shown(self._specs)} and is called with another"
+                f"The step was planned for {shown(self._specs)} and is called with another"
                 f" structure: {error}"
             ) from error
         flat = []
@@ -270,61 +215,5 @@ class PlannedStep:
         )
 
 
-def as_spec(value: Any) -> Any:
-    """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
-
-    def one(leaf: Any) -> tf.TensorSpec:
-        if isinstance(leaf, tf.TensorSpec):
-            return leaf
-        if isinstance(leaf, keras.KerasTensor):
-            return tf.TensorSpec(leaf.shape, leaf.dtype)
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
-        if isinstance(leaf, (bool, int, float, np.generic)):
-            return tf.TensorSpec((), tf.convert_to_tensor(leaf).dtype)
-        raise TraceError(
-            f"A spec is a tensor, an array, a tf.TensorSpec, or a nest of them; found {leaf!r}."
-        )
-
-    return tf.nest.map_structure(one, value)
-
-
-def _build(model: keras.Model, input_spec: Any) -> None:
-    """Creates the variables of a model that has none yet, by calling it on symbolic inputs."""
-    if model.built:
-        return
-    try:
-        tf.function(lambda inputs: model(inputs, training=True)).get_concrete_function(input_spec)
-    except (ValueError, TypeError, tf.errors.OpError) as error:
-        raise TraceError(
-            f"Model {model.name!r} cannot be built for inputs {_shown(input_spec)}: {error}"
-        ) from error
-
-
-def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
-    if isinstance(loss, str):
-        per_example = _known(keras.losses.get, loss, "loss")
-        return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
-    if not callable(loss):
-        raise TraceError(
-            "A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name;"
-            f" got {loss!r}."
-        )
-    return lambda labels, prediction: tf.convert_to_tensor(loss(labels, prediction))
-
-
-def _known(get: Callable[[Any], Any], identifier: Any, what: str) -> Any:
-    try:
-        return get(identifier)
-    except (ValueError, TypeError) as error:
-        raise TraceError(f"Keras knows no {what} {identifier!r}: {error}") from error
-
-
 def _shapes(flat: list[Any]) -> tuple:
     return tuple(tuple(each.shape.as_list()) for each in flat)
-
-
-def _shown(specs: Any) -> str:
-    return str(
-        tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs)
-    )

@@ -15,12 +15,12 @@ AUTO_RESERVE = 0.1
 context, fragmentation."""
 
 CAP_RESERVE = 0.04
-"""The same of an allocator's own cap, which nobody outside of the process can take from."""
+"""The same of an allocator's own limit, which no other process can take from."""
 
 UNSPLIT_BYTES = 128 * 2**20
-"""A free chunk is handed out whole where less than this would be left of it, and less than what was
-asked for (TensorFlow's BFC allocator). With as much beyond what a step takes, the pool's last chunk
-is always split."""
+"""TensorFlow's BFC allocator gives out a free chunk whole where less than this would be left of it,
+and less than what was requested. With as much beyond what a step takes, the pool's last chunk is
+always split."""
 
 
 def training_device() -> str:
@@ -62,7 +62,7 @@ def allocator_reports(device: str) -> bool:
     """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or
     with TF_CPU_ALLOCATOR_USE_BFC=true.
 
-    That of oneDNN, TensorFlow's default on x86, counts whole chunks, and leaves out what is small.
+    The allocator of oneDNN, TensorFlow's default on x86, counts whole chunks, without small ones.
     """
     try:
         tf.config.experimental.get_memory_info(device)
@@ -104,31 +104,31 @@ def forget_peak(device: str) -> None:
         tf.config.experimental.reset_memory_stats(device)
 
 
-def make_room(device: str, size: int) -> int:
-    """Has the allocator fetch `size` bytes in one piece now, which it keeps for later, and returns
-    how many it did.
+def fetch_region(device: str, size: int) -> int:
+    """Has the allocator fetch a region of `size` bytes now, which it keeps for later, and returns
+    how many bytes it fetched.
 
-    A pool that grows piece by piece hands out whole old pieces that are up to twice what was asked
-    for. From one large piece it cuts what is asked. Nothing is written to the memory, so that the
-    system need not provide it before it is used.
+    A pool that grows region by region gives out whole old chunks of up to twice the request. From
+    one large region it cuts what is requested. Nothing is written to the memory, so that the system
+    need not provide it before it is used.
 
-    A pool that has a cap gives what is left of it, if that is less: its pieces never join, and
+    A pool that has a limit fetches what is left of it, if that is less: its regions never join, and
     TensorFlow waits ten seconds before it refuses.
     """
-    for piece in _pieces(device, size):
+    for region in _region_sizes(device, size):
         try:
-            # Sizes are 32-bit numbers in it.
+            # Two dimensions, as sizes are 32-bit numbers in a shape.
             with tf.device(device):
-                tf.raw_ops.Empty(shape=[-(-piece // 2**10), 2**10], dtype=tf.uint8)
-            return piece
+                tf.raw_ops.Empty(shape=[-(-region // 2**10), 2**10], dtype=tf.uint8)
+            return region
         except tf.errors.ResourceExhaustedError:
             continue
     return 0
 
 
-def _pieces(device: str, size: int) -> list[int]:
-    """What to ask for in turn. A pool grows by pieces each twice the one before, more or less: with
-    a cap, what they left of it is all there is."""
+def _region_sizes(device: str, size: int) -> list[int]:
+    """The sizes to request in turn. Each region of a pool is about twice the one before: with a
+    limit, what they left of it is all there is."""
     sizes = [size]
     if (cap := cap_bytes(device)) is not None:
         grown = 1 << tf.config.experimental.get_memory_info(device)["peak"].bit_length()
@@ -136,7 +136,7 @@ def _pieces(device: str, size: int) -> list[int]:
     return [each for each in sizes if each > 0]
 
 
-def held_bytes(tensor: tf.Tensor) -> int:
+def value_bytes(tensor: tf.Tensor) -> int:
     """Returns the bytes of an eager tensor's values."""
     return (
         int(tf.size(tensor)) * tensor.dtype.size
@@ -145,26 +145,24 @@ def held_bytes(tensor: tf.Tensor) -> int:
     )
 
 
-def all_held_bytes(result: Any) -> int:
+def all_value_bytes(result: Any) -> int:
     """Returns the bytes of the values of all eager tensors in a nest."""
     return sum(
-        held_bytes(each)
+        value_bytes(each)
         for each in tf.nest.flatten(result, expand_composites=True)
         if each is not None
     )
 
 
 def synchronize() -> None:
-    """Waits until the device has done what it was told; kernels on a GPU run behind the program's
-    back."""
-    # Not those of other workers, which tf.test.experimental.sync_devices would wait for, too.
+    """Waits until the device has run all its kernels; those on a GPU run asynchronously."""
+    # tf.test.experimental.sync_devices would wait for other workers, too.
     with tf.device(training_device()):
         tf.raw_ops.SyncDevice()
 
 
 def cap_bytes(device: str) -> int | None:
-    """Returns the most that the allocator of a CPU may take, everything in the process included;
-    None where nobody set a limit."""
+    """Returns the limit of the allocator of a CPU; None where the user set none."""
     limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
     return (
         int(limit) * 2**20
@@ -174,16 +172,16 @@ def cap_bytes(device: str) -> int | None:
 
 
 def free_bytes(device: str) -> int:
-    """Returns how many bytes a training step could use now, what this process already holds on the
-    device included."""
+    """Returns how many bytes a training step could use now, what this process has in memory
+    included."""
     if device.startswith("GPU"):
         return _gpu_free_bytes(device)
     if limit := cap_bytes(device):
         return limit
     import psutil
 
-    held = psutil.Process().memory_info().rss
-    return min([psutil.virtual_memory().available + held, *_container_limits()])
+    own = psutil.Process().memory_info().rss
+    return min([psutil.virtual_memory().available + own, *_container_limits()])
 
 
 def auto_budget(device: str) -> int:
@@ -193,7 +191,7 @@ def auto_budget(device: str) -> int:
 
 
 def _container_limits() -> list[int]:
-    """What a container lets its processes have together; empty outside of one that has a limit."""
+    """The limits of the container on the memory of its processes; empty without one."""
     found = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:

@@ -2,9 +2,9 @@
 changed.
 
 Keras runs training through `model.train_function`, which `model.make_train_function()` makes: the
-public place to put another way to run `train_step`. Ours takes the batch from Keras's iterator and
-gives it to a `PlannedFunction` of the model's own `train_step`, whatever that is. All else (epochs,
-callbacks, validation, saving) is Keras's.
+public place for another way to run `train_step`. The one made here takes the batch from Keras's
+iterator and gives it to a `PlannedFunction` of the model's own `train_step`, whatever that is. All
+else (epochs, callbacks, validation, saving) is Keras's.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from checkmate.errors import TraceError
 from checkmate.tf2.distribute import ReplicatedFit
-from checkmate.tf2.function import PlannedFunction, PlanOptions
-from checkmate.units import Bytes
+from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.planned_function import PlannedFunction
 
 ATTRIBUTE = "make_train_function"
-"""The model's method that ours takes the place of, on the one model only."""
+"""The model's method that is replaced, on this model only."""
 
 
-def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any) -> keras.Model:
+def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.Model:
     """Has `fit` and `train_on_batch` of a compiled model stay within a memory budget.
 
     The step is the model's own `train_step`, with its losses, metrics and optimizer, and its
     numbers do not change. It is planned when the first batch is there, and anew after the model is
-    compiled again. `planned(model)` tells what was planned.
+    compiled again. `planned(model)` is the planned step.
 
     XLA would undo a plan, as it computes once what is written twice. The training step therefore
     runs without it, also where the model was compiled with `jit_compile=True` or "auto"; evaluation
@@ -45,8 +46,7 @@ def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any)
 
     Args:
       model: A compiled Keras 3 model, built or not, on TensorFlow.
-      budget: The limit for everything resident on the device while a step runs; see `PlanOptions`.
-      options: The other fields of `PlanOptions`.
+      options: The fields of `PlanOptions`.
 
     Returns:
       The same model. `release(model)` undoes it.
@@ -59,7 +59,7 @@ def rematerialize(model: keras.Model, *, budget: Bytes = "auto", **options: Any)
     Example:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP
     """
-    asked = PlanOptions(budget, **options)
+    asked = PlanOptions.of("rematerialize", options)
     _check(model)
     training = Training(model, asked)
     setattr(model, ATTRIBUTE, training.make_train_function)
@@ -101,9 +101,9 @@ class Rematerialize(keras.callbacks.Callback):
       planned: The planned training step of the latest `fit`.
     """
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options: Unpack[PlanKeywords]):
         super().__init__()
-        PlanOptions(**options)  # refused here rather than in fit
+        PlanOptions.of("Rematerialize", options)  # refused here rather than in fit
         self._options = options
         self.planned: PlannedFunction | None = None
 

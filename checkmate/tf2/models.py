@@ -15,9 +15,11 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.tf2.compile import PlannedStep, compile, training_step
+from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.fit import planned, rematerialize
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.options import PlanKeywords
+from checkmate.tf2.training_step import training_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Workload:
     Attributes:
       inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
       labels: As `inputs`.
-      optimizer: A Keras optimizer or its name, for those who do not choose another.
+      optimizer: A Keras optimizer or its name, unless the user chooses another.
     """
 
     model: keras.Model
@@ -69,36 +71,25 @@ def workload(
 
 
 def plan_into(
-    folder: str | os.PathLike,
     model: str,
+    options: PlanKeywords,
     *,
     fit: bool,
     batch: int,
     size: int | None,
-    budget: str,
     optimizer: str,
-    verbose: bool = True,
 ) -> PlannedStep:
-    """Plans a model ahead of time, into a folder that `plan=` of `compile`, or where `fit` is set
-    of `rematerialize`, looks into.
+    """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
+    `compile`, or where `fit` is set of `rematerialize`, with the same options.
 
-    Args: see `traced_step`; `budget` as it will be asked for.
+    Args: See `traced_step`.
     """
     keras.backend.clear_session()
     work = workload(model, batch=batch, size=size)
     if not fit:
-        return compile(
-            work.model,
-            work.loss,
-            optimizer,
-            work.inputs,
-            work.labels,
-            budget=budget,
-            plan=folder,
-            verbose=verbose,
-        )
+        return compile(work.model, work.loss, optimizer, work.inputs, work.labels, **options)
     work.model.compile(optimizer, work.loss, jit_compile=False)
-    rematerialize(work.model, budget=budget, plan=folder, verbose=verbose)
+    rematerialize(work.model, **options)
     return planned(work.model).plan_for((work.inputs, work.labels))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from checkmate.tf2.costs import flops
+from checkmate.tf2 import flops
 from checkmate.tf2.op_rule import (
     Eager,
     Fusion,

@@ -1,4 +1,4 @@
-"""TensorBoardScalars: what a plan was made for and what it takes, as scalars beside those of
+"""TensorBoardScalars: what a plan was made for and what it takes, as scalars next to those of
 `keras.callbacks.TensorBoard`."""
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
     Args:
       log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
-        The package tensorboard is only needed to look at them.
+        The package tensorboard is only needed to show them.
 
     Example:
-      >>> model.fit(x, y, callbacks=[keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")])  # doctest: +SKIP
+      >>> callbacks = [keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")]
+      >>> model.fit(x, y, callbacks=callbacks)  # doctest: +SKIP
     """
 
     def __init__(self, log_dir: str | Path = "logs"):
@@ -84,13 +85,13 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
 def scalars(report: Report) -> dict[str, float]:
     """What a report says, as numbers by tag."""
-    result = report.result
+    plan = report.result.plan if report.result else None
     return {
         "budget_GiB": report.budget_bytes / GIB,
         "planned_peak_GiB": report.peak_bytes / GIB,
         "plain_peak_GiB": report.plain_peak_bytes / GIB,
-        "recomputations": float(sum(result.plan.recomputed.values())) if result else 0.0,
-        "predicted_overhead": result.overhead - 1 if result else 0.0,
+        "recomputations": float(sum(plan.recomputed.values())) if plan else 0.0,
+        "predicted_overhead": report.predicted_slowdown - 1,
     }
 
 

@@ -32,4 +32,4 @@ def predicted(monkeypatch):
     """The plain step is not measured: for tests in which budgets and peaks are given."""
     from dense import not_measured
 
-    monkeypatch.setattr("checkmate.tf2.planning.planner.measured", not_measured)
+    monkeypatch.setattr("checkmate.tf2.planning.new_plan.measured", not_measured)

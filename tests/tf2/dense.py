@@ -83,10 +83,26 @@ def nothing_else(patch):
 
     of = MemoryBudget.of
 
-    def of_the_step(traced, *arguments, **options):
-        return replace(of(traced, *arguments, **options), resident_bytes=traced.before_bytes)
+    def of_the_step(*arguments, **options):
+        memory = of(*arguments, **options)
+        return replace(memory, resident_bytes=memory.counted_bytes)
 
     patch.setattr(MemoryBudget, "of", of_the_step)
+
+
+def planner_of(budget=HUGE, *, explains=True, **options):
+    """A planner of the dense model's step with SGD, and the specs of its batch."""
+    import keras
+
+    from checkmate.tf2.options import PlanOptions
+    from checkmate.tf2.planning.planner import Planner
+    from checkmate.tf2.planning.request import PlanRequest
+    from checkmate.tf2.training_step import training_step
+
+    loss, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1)
+    step, specs = training_step(dense_model(), loss, optimizer, *batch_of())
+    options = PlanOptions(budget, **{"cost_model": "roofline", "solver": UNHURRIED, **options})
+    return Planner(PlanRequest(step, "dense_model", options, explains=explains)), specs
 
 
 @functools.cache
@@ -95,7 +111,7 @@ def planned():
     counted, and the plain step not measured."""
     with pytest.MonkeyPatch.context() as patch:
         nothing_else(patch)
-        patch.setattr("checkmate.tf2.planning.planner.measured", not_measured)
+        patch.setattr("checkmate.tf2.planning.new_plan.measured", not_measured)
         return tight(lambda budget: compiled(budget=budget), lowest=40)
 
 
@@ -153,7 +169,7 @@ def confirmed(patch, taken):
 
     patch.setattr(MemoryBudget, "of", noted)
     patch.setattr(plan_search, "confirm", confirm)
-    patch.setattr(Predictor, "look", lambda self, room_bytes: None)
+    patch.setattr(Predictor, "refresh", lambda self, step_bytes: None)
 
 
 def address(variable):

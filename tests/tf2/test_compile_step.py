@@ -6,7 +6,18 @@ import functools
 
 import numpy as np
 import pytest
-from dense import BATCH, HUGE, batch_of, compiled, confirmed, dense_model, planned, tight
+from dense import (
+    BATCH,
+    HUGE,
+    batch_of,
+    compiled,
+    confirmed,
+    dense_model,
+    nothing_else,
+    planned,
+    planner_of,
+    tight,
+)
 
 from checkmate import DFGraph, Plan, replay
 
@@ -137,23 +148,31 @@ def test_what_a_step_shows():
     )
 
 
-def test_large_graphs_are_given_more_time_unless_somebody_says_how_much(monkeypatch):
-    from checkmate.tf2.planning import plan_search
+@pytest.mark.parametrize("ops", [1, 1000, 1001, 5000])
+def test_large_graphs_are_given_more_time(ops):
+    from strategies import training_chain
 
-    solve, asked = plan_search.solve, []
+    from checkmate.tf2.planning.solver_calls import time_limit
+
+    graph = training_chain(ops)
+    assert time_limit(None, graph) == max(2.0, 0.002 * len(graph))
+    assert time_limit(0.5, graph) == 0.5
+
+
+def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
+    from checkmate.tf2.planning import solver_calls
+    from checkmate.tf2.planning.tuning import TUNING
+
+    solve, asked = solver_calls.solve, []
 
     def recorded(*args, time_limit_s, **options):
         asked.append(time_limit_s)
         return solve(*args, time_limit_s=5, **options)
 
-    monkeypatch.setattr(plan_search, "solve", recorded)
+    monkeypatch.setattr(solver_calls, "solve", recorded)
     tight(lambda budget: compiled(budget=budget))
-    assert asked[0] == plan_search.LEAST_TIME_S
+    assert asked[0] == TUNING.min_time_s
     assert set(asked) <= {asked[0], asked[0] / 2}, "half for the plans after the first"
-    monkeypatch.setattr(plan_search, "TIME_PER_OP_S", 1.0)
-    asked.clear()
-    step = tight(lambda budget: compiled(budget=budget))
-    assert max(asked) == len(step.graph)
     asked.clear()
     tight(lambda budget: compiled(budget=budget, time_limit_s=0.5))
     assert set(asked) == {0.5}
@@ -187,7 +206,7 @@ def test_a_huge_budget_runs_the_step_as_it_is():
     step = compiled()
     assert step.result is None
     assert not step.plan.recomputed
-    assert "none needed: the step runs as it is" in str(step.report())
+    assert "none needed: the step runs unchanged" in str(step.report())
     assert "proven" not in str(step.report())
     assert step.report().measured_peak_bytes > step.report().fixed_bytes
 
@@ -238,7 +257,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     if budget == "tight":
         # For the batch of 100; that of 1 has another graph, and runs as it is.
         assert replays == [step.plan]
-        assert step._main.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
+        assert step.planned.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
 
@@ -383,7 +402,7 @@ def test_mixed_precision_with_a_scaled_loss():
     )
     assert any(
         operation.outputs and operation.outputs[0].dtype == tf.float16
-        for group in step._main.traced.groups
+        for group in step.planned.traced.groups
         for operation in group
     )
     assert ours == plain
@@ -395,28 +414,30 @@ def test_nothing_is_shown_without_a_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("predicted")
 def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(monkeypatch, tmp_path):
     """As more came to be in use since."""
-    from checkmate.tf2.planning import plan_search
-
-    step = tight(lambda budget: compiled(budget=budget, plan=tmp_path))
-    left, solve, asked = step.kept_at.read_bytes(), plan_search.solve, []
-    monkeypatch.setattr(
-        plan_search, "solve", lambda *args, **options: asked.append(args) or solve(*args, **options)
-    )
-    confirmed(monkeypatch, lambda budget, k: int(0.9 * budget))
-    step._planner.with_more_in_use(step._main, step._specs, step._flatten(batch_of()), 4096)
-    assert asked, "planned, and not taken from the folder"
-    assert step.kept_at.read_bytes() != left, "another measured peak at least"
+    nothing_else(monkeypatch)
+    planner, specs = planner_of(planned().budget_bytes, plan=tmp_path)
+    confirmed(monkeypatch, lambda budget, k: int(0.9 * budget) - k)
+    first = planner.plan(specs)
+    path = planner.path_of(first.traced)
+    left = path.read_bytes()
+    again = planner.with_more_in_use(first, specs, (), 4096)
+    assert "solving" in again.report.seconds, "planned, and not taken from the folder"
+    assert path.read_bytes() != left, "another measured peak at least"
 
 
+@pytest.mark.usefixtures("predicted")
 def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(
     monkeypatch, caplog
 ):
-    step = tight(lambda budget: compiled(budget=budget))
-    confirmed(monkeypatch, lambda budget, k: budget + 2**20)
-    kept = step._planner.with_more_in_use(step._main, step._specs, step._flatten(batch_of()), 4096)
-    assert kept.plan is step.plan and kept.run is step._main.run
-    assert not kept.in_use_bytes, "nobody asks again"
+    nothing_else(monkeypatch)
+    planner, specs = planner_of(planned().budget_bytes)
+    confirmed(monkeypatch, lambda budget, k: budget + 2**20 if k else int(0.9 * budget))
+    first = planner.plan(specs)
+    kept = planner.with_more_in_use(first, specs, (), 4096)
+    assert kept.plan is first.plan and kept.run is first.run
+    assert not kept.in_use_bytes, "the excess is not looked for again"
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1 and "4.00 KiB more than the budget" in warnings[0]

@@ -15,8 +15,9 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 
 mib = 2**20
-kept = [tf.zeros([3 * mib], tf.uint8) for _ in range(3)]  # the pool has grown by pieces of 2, 4 and 8 MiB, or so
-room = devices.make_room("CPU:0", 64 * mib)
+# The pool has grown by regions of about 2, 4 and 8 MiB.
+kept = [tf.zeros([3 * mib], tf.uint8) for _ in range(3)]
+room = devices.fetch_region("CPU:0", 64 * mib)
 assert 40 * mib <= room <= 55 * mib, room
 assert devices.bytes_in_use("CPU:0") <= 16 * mib
 there = tf.zeros([room], tf.uint8)  # in one piece
@@ -37,8 +38,8 @@ def test_room_under_a_cap_is_what_is_left_of_it_in_one_piece():
 
 
 def test_room_without_a_cap_is_all_that_was_asked_for():
-    assert devices.make_room("CPU:0", 2**20) == 2**20
-    assert devices.make_room("CPU:0", 0) == devices.make_room("CPU:0", -1) == 0
+    assert devices.fetch_region("CPU:0", 2**20) == 2**20
+    assert devices.fetch_region("CPU:0", 0) == devices.fetch_region("CPU:0", -1) == 0
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_mixed_precision(policy):
     )
     operations = [
         o
-        for group in checkmate.tf2.planned(model)._first._main.traced.groups
+        for group in checkmate.tf2.planned(model).steps[0].planned.traced.groups
         for o in group
         if o.outputs
     ]

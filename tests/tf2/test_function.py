@@ -99,7 +99,7 @@ def test_keywords_nests_and_a_smaller_batch():
             step(nest(seed=1), rate=rate),
         ],
     )
-    assert len(step._steps) == 1
+    assert step.kinds == 1
     with pytest.raises(TraceError, match=f"batch of {BATCH} and is called with {2 * BATCH}"):
         step(nest(2 * BATCH), rate=rate)
 
@@ -111,7 +111,7 @@ def test_another_python_number_is_another_step():
     step = same(
         sgd_step, lambda step: [step(nest(), rate=rate, power=power) for power in (2, 3, 2)]
     )
-    assert len(step._steps) == 2
+    assert step.kinds == 2
 
 
 def test_as_a_decorator():

@@ -92,7 +92,7 @@ def test_an_argument_without_a_batch():
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 99, 100])
 @pytest.mark.parametrize("known", [0, 1, 5])
 def test_bisection(most, known):
-    from checkmate.tf2.max_batch import _largest
+    from checkmate.tf2.max_batch import largest_fitting
 
     if known <= most:
-        assert _largest(lambda batch: batch <= most, 100, known=known) == most
+        assert largest_fitting(lambda batch: batch <= most, 100, known=known) == most

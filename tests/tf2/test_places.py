@@ -45,10 +45,10 @@ def test_results_lie_where_those_before_the_last_did(name):
     keras.utils.set_random_seed(0)
     case = keras_models.ALL[name]()
     step = tightest(case, keras.optimizers.Adam(1e-3))
-    assert len(step.plan.recomputed) and all(step._main.traced.early)
+    assert len(step.plan.recomputed) and all(step.planned.traced.early)
     flat, places, held = step.planned_for(case.inputs, case.labels)[1], [], None
     for _ in range(6):
-        held = step._main.run(*flat)
+        held = step.planned.run(*flat)
         places.append(
             [np.asarray(memoryview(value)).ctypes.data for value in tf.nest.flatten(held)]
         )
@@ -113,8 +113,8 @@ def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execution.graph_writer import reachable
     from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.graph.graph_writer import reachable
     from checkmate.tf2.graph.trace import trace
     from checkmate.tf2.memory.profiler import observe
 
@@ -147,10 +147,10 @@ def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
 def readers_and_writes(step):
     """(a reader of a variable's content, a write to it that is not behind the reading, whether the
     write waits for the reader)."""
-    from checkmate.tf2.execution.graph_writer import reachable
+    from checkmate.tf2.graph.graph_writer import reachable
 
     before = {}  # op -> itself and every op that runs before it
-    for operation in reachable(step._main.run.function.graph):
+    for operation in reachable(step.planned.run.function.graph):
         befores = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
         before[operation] = {operation}.union(*(before[o] for o in befores))
     writes = [

@@ -2,7 +2,6 @@
 
 import re
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from dense import (
     confirmed,
     dense_model,
     planned,
+    planner_of,
     raising,
     tf_strings,
 )
@@ -140,11 +140,10 @@ def test_an_unknown_cost_model():
         compiled(cost_model="flops")
 
 
-def quickly(step, budget, **options):
-    """Plans a step anew; a refusal does not look for what would fit."""
-    return replace(
-        step._planner, budget=budget, budget_bytes=0, plain=None, explains=False, **options
-    ).plan(step._specs)
+def quickly(budget, **options):
+    """Plans the step; a refusal does not look for what would fit."""
+    planner, specs = planner_of(budget, explains=False, **options)
+    return planner.plan(specs)
 
 
 @pytest.mark.own_process
@@ -219,21 +218,21 @@ def test_what_is_proven_of_one_order_of_ops_is_no_proof_for_a_step():
             search.prove_infeasible("not in this order.")
 
     with pytest.raises(NoPlanFoundError, match="in this order of ops"):
-        quickly(planned(), planned().budget_bytes, solver=ProvesOfItsOrder())
+        quickly(planned().budget_bytes, solver=ProvesOfItsOrder())
     with pytest.raises(NoPlanFoundError, match="solver 'idle' found none"):
-        quickly(planned(), planned().budget_bytes, solver=Idle())
+        quickly(planned().budget_bytes, solver=Idle())
 
 
 def test_what_need_not_be_in_memory_together_proves_nothing():
     """Small values count as resident, and batches that a pipeline may make are reckoned with;
     neither is part of what a proof says is needed."""
     step = compiled()
-    lowest, small = floor(step.graph).bytes, step._main.traced.small_bytes
+    lowest, small = floor(step.graph).bytes, step.planned.traced.small_bytes
     assert 0 < small < 0.05 * lowest
     with pytest.raises(NoPlanFoundError, match="with small values"):
-        quickly(step, lowest - small)
+        quickly(lowest - small)
     with pytest.raises(InfeasibleBudgetError) as caught:
-        quickly(step, lowest - small - 1)
+        quickly(lowest - small - 1)
     assert caught.value.floor_bytes == lowest - small
 
 
@@ -286,12 +285,12 @@ def test_where_memory_runs_out_for_every_plan_it_is_refused(monkeypatch):
         compiled(budget=budget)
 
 
-def test_a_plan_within_the_budget_with_too_little_to_spare_is_refused(monkeypatch):
+def test_a_plan_within_the_budget_that_leaves_less_than_the_reserve_is_refused(monkeypatch):
     """Batches that come to lie elsewhere would bring it above."""
     budget = planned().budget_bytes
     confirmed(monkeypatch, lambda budget, k: budget - 1)
-    with pytest.raises(NoPlanFoundError, match="leaves too little to spare") as caught:
-        quickly(planned(), budget)
+    with pytest.raises(NoPlanFoundError, match="leaves less than the reserve") as caught:
+        quickly(budget)
     assert caught.value.best_peak_bytes == budget - 1
     with pytest.raises(NoPlanFoundError) as caught:
         compiled(budget=budget)

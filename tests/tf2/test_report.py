@@ -23,19 +23,17 @@ def report(budget="60%", **changes):
     limit = changes.pop("budget_bytes", result.budget_bytes if result else 2 * PLAIN)
     kinds = {
         "resident_bytes": 0,
+        "counted_bytes": 0,
         "next_batch_bytes": 0,
         "step_bytes": GRAPH.fixed_bytes,
-        "spare_share": 0.0,
+        "reserve_share": 0.0,
         "start_bytes": 0,
+        "device_limit_bytes": None,
     }
-    kinds |= {
-        key: changes.pop(key)
-        for key in ("resident_bytes", "next_batch_bytes", "device_limit_bytes")
-        if key in changes
-    }
+    kinds |= {key: changes.pop(key) for key in kinds if key in changes}
     memory = MemoryBudget(limit, **kinds)
     facts = {
-        "name": "chain", "memory": memory, "fixed_bytes": GRAPH.fixed_bytes,
+        "name": "chain", "memory": memory,
         "plain_peak_bytes": PLAIN, "measured_peak_bytes": None, "result": result, "ops": len(GRAPH),
         "tensorflow_ops": 100, "seconds": {"tracing": 0.5, "solving": 1.25}, "notes": (),
     }  # fmt: skip
@@ -58,10 +56,10 @@ def test_the_printed_report():
     shown = rows(str(found))
     keys = [
         "budget",
-        "resident before",
-        "the step's own",
+        "resident",
+        "fixed, of the step",
         "activations",
-        "allocator's overhead",
+        "allocator overhead",
         "unused",
         "peak, this step",
         "peak, plain step",
@@ -91,18 +89,18 @@ def test_the_printed_report():
 def test_every_byte_of_the_budget_is_told_once():
     from checkmate.units import format_bytes, parse_bytes
 
-    others, ahead, resident = 2 * 2**20, 2**20, 5 * 2**20
-    found = report(
-        outside_bytes=others + ahead,
-        next_batch_bytes=ahead,
-        resident_bytes=resident,
-        device_limit_bytes=2**30,
-    )
+    others, ahead, resident = 2 * 2**20, 2**20, 5 * 2**19
+    kinds = {
+        "next_batch_bytes": ahead,
+        "resident_bytes": resident,
+        "counted_bytes": resident - others,
+        "step_bytes": GRAPH.fixed_bytes - (resident - others),
+    }
+    found = report(**kinds)
+    assert found.outside_bytes == others + ahead and found.fixed_bytes == GRAPH.fixed_bytes
     limit = found.peak_bytes + found.outside_bytes + 7 * 2**20
     found = report(
-        outside_bytes=others + ahead,
-        next_batch_bytes=ahead,
-        resident_bytes=resident,
+        **kinds,
         budget_bytes=limit,
         predicted_peak_bytes=limit - 3 * 2**20,
         measured_peak_bytes=limit - 4 * 2**20,
@@ -110,18 +108,16 @@ def test_every_byte_of_the_budget_is_told_once():
     )
     shown = rows(str(found))
     assert shown["budget"] == f"{format_bytes(limit)} of the 1.00 GiB that the device has"
-    assert (
-        shown["resident before"] == "5.00 MiB: variables, optimizer, batch, and 2.00 MiB of others"
-    )
-    assert shown["left for next batches"].startswith("1.00 MiB;")
-    assert shown["allocator's overhead"].startswith("4.00 MiB, predicted")
+    assert shown["resident"] == "2.50 MiB: variables, optimizer, batch, and 2.00 MiB of others"
+    assert shown["for next batches"].startswith("1.00 MiB;")
+    assert shown["allocator overhead"].startswith("4.00 MiB, predicted")
     assert shown["unused"] == "3.00 MiB"
     kinds = (
-        "resident before",
-        "left for next batches",
-        "the step's own",
+        "resident",
+        "for next batches",
+        "fixed, of the step",
         "activations",
-        "allocator's overhead",
+        "allocator overhead",
         "unused",
     )
     told = sum(
@@ -132,7 +128,7 @@ def test_every_byte_of_the_budget_is_told_once():
 
 
 def test_what_no_pipeline_makes_is_not_told():
-    assert "left for next batches" not in rows(str(report()))
+    assert "for next batches" not in rows(str(report()))
 
 
 def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
@@ -197,23 +193,23 @@ def test_advice_follows_what_binds():
     assert found.advice() == ["For less memory give a smaller budget; for less time a larger one."]
     loose = replace(found.result, status=SolveStatus.FEASIBLE, bound=found.result.cost / 1.5)
     assert "time_limit_s" in " ".join(report(result=loose).advice())
-    assert "resident" in " ".join(report(fixed_bytes=PLAIN).advice())
+    assert "resident" in " ".join(report(step_bytes=PLAIN).advice())
     assert "least possible" in " ".join(report(budget_bytes=floor(GRAPH).bytes).advice())
     assert "fits" in " ".join(report(budget=None).advice())
 
 
-def test_a_step_that_runs_as_it_is(notebook):
+def test_a_step_that_runs_unchanged(notebook):
     found = report(budget=None)
-    assert "none needed: the step runs as it is" in str(found)
+    assert "none needed: the step runs unchanged" in str(found)
     assert "proven" not in str(found)
-    assert "runs as it is" in found.sentence()
+    assert "runs unchanged" in found.sentence()
     assert found.layers() == []
     (table,) = notebook(found)
     assert "<table>" in table["text/html"]
     assert "none needed" in found.to_html()
 
 
-def test_a_step_that_runs_as_it_is_has_pictures_where_its_graph_is_known(notebook):
+def test_a_step_that_runs_unchanged_has_pictures_where_its_graph_is_known(notebook):
     found = report(budget=None, graph=GRAPH)
     assert [each.keys() for each in notebook(found)] == [{"text/html"}, {"image/png"}]
     assert '"title":"plain step"' in found.to_html()

@@ -9,7 +9,8 @@ from unhurried import UNHURRIED
 
 import checkmate
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.request import PlanRequest
 
 BUDGETS = ("70%", "80%", "90%")
 """Of the plain step's peak. How low a plan can get is the business of the solvers' tests."""
@@ -55,8 +56,9 @@ def with_constants(x):
 
 def planned_function(step, *batch, budget):
     """A function as a planned step, for the shapes of this batch."""
-    planner = Planner(step, step.__name__, budget, "auto", "roofline", 1, False)
-    return PlannedStep(planner, tuple(tf.TensorSpec(each.shape, each.dtype) for each in batch))
+    options = PlanOptions(budget, cost_model="roofline", time_limit_s=1, verbose=False)
+    request = PlanRequest(step, step.__name__, options)
+    return PlannedStep(request, tuple(tf.TensorSpec(each.shape, each.dtype) for each in batch))
 
 
 def tightest(case, optimizer, **options):

@@ -13,8 +13,8 @@ import tensorflow as tf
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measurement import Measurement
-from checkmate.tf2.execution.graph_writer import GraphWriter
 from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.in_place import Group
 from checkmate.tf2.graph.operations import (
     is_constant,

@@ -85,5 +85,5 @@ def reserve(device: str, budget_bytes: int) -> None:
     sizes waste up to half of themselves."""
     rest = budget_bytes - devices.bytes_in_use(device)
     if budget_bytes <= devices.free_bytes(device):
-        devices.make_room(device, rest)
+        devices.fetch_region(device, rest)
     tf.config.experimental.reset_memory_stats(device)

@@ -9,7 +9,7 @@ from typing import Any
 from checkmate.dtr.instructions import Call, Constant, Instruction, Release
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.storage import FRESH
-from checkmate.tf2.device import held_bytes
+from checkmate.tf2.device import value_bytes
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.storage import Cell, EagerCall
 
@@ -50,7 +50,7 @@ class Recorder:
             return
         key = private_api.id_of(variable)
         if key not in self._variables:
-            self._variables[key] = self._constant("v", held_bytes(value))
+            self._variables[key] = self._constant("v", value_bytes(value))
         self._names[id(value)] = self._variables[key]
         weakref.finalize(value, self._names.pop, id(value), None)
 
@@ -91,4 +91,4 @@ class Recorder:
 def _bytes(tensor: Any) -> int:
     if isinstance(tensor, Cell):
         return tensor.storage.bytes
-    return held_bytes(tensor)
+    return value_bytes(tensor)

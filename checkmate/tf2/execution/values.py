@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.execution.graph_writer import reachable
 from checkmate.tf2.execution.sequential import InOrder
+from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     is_argument,

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.execution.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import source_of
 
 

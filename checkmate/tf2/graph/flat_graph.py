@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.execution.graph_writer import reachable
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.backward import follows_gradients, with_inputs
+from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     has_bodies,

@@ -29,7 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.execution.graph_writer import names_of_inputs
+from checkmate.tf2.graph.graph_writer import names_of_inputs
 from checkmate.tf2.graph.grappler_nodes import (
     UnusableError,
     as_registered,

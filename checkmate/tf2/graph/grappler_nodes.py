@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.graph_writer import (
+from checkmate.tf2.graph.graph_writer import (
     GraphWriter,
     names_of_inputs,
     reachable,

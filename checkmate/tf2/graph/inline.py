@@ -19,8 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import is_argument, is_call
 
 NOT_INLINED = ("_XlaMustCompile", "_noinline")

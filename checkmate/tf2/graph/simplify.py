@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.execution.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import is_argument, is_constant, may_repeat, source_of
 from checkmate.tf2.ops import rule_of
 

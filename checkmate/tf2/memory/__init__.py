@@ -1,1 +1,1 @@
-"""What memory a step has, what else lies in it, and what the plain step takes of it."""
+"""The kinds of bytes of a budget, and what is predicted and measured of them."""

@@ -3,11 +3,11 @@ do not cut the memory that steps take and give back.
 
 A batch that is made between two steps gets the smallest free chunk that fits. Where that is the
 large one from which a step takes its memory, the step finds it cut in two, in another place each
-time, and its peak differs from step to step. A chunk of the size of a few batches with a small
-buffer behind it, which nobody gives back, does not join the large one, and is a better fit.
+time, and its peak differs from step to step. A chunk of the size of a few batches, followed by a
+small buffer that is never released, does not join the large chunk, and is a better fit.
 
 Small buffers do the same while a step runs: those of the step, and those that a pipeline takes
-beside it at any time. They find room in that chunk, too.
+meanwhile. They lie in that chunk, too.
 """
 
 from __future__ import annotations
@@ -17,26 +17,32 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from checkmate.core.allocator import UNIT_BYTES
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.probe import address_of, smallest_bytes
 from checkmate.tf2.memory.program import exact_bytes
+from checkmate.tf2.memory.requests import (
+    address_of,
+    halved_sizes,
+    request,
+    request_within,
+    shape_of,
+    smallest_bytes,
+)
 
 BATCHES = 4
 """For how many batches: the one in use, the one before, and what a pipeline makes ahead."""
 
-REQUESTS, SMALL_REQUESTS = 4, 300
-"""How many buffers of a size the allocator is asked for at most until one lies behind the chunk,
-and how many of the smallest size. Between two steps a few chunks are free; what cannot be filled
-soon is larger than that behind the chunk."""
+MAX_REQUESTS, MAX_SMALL_REQUESTS = 4, 300
+"""How many buffers of a size are requested at most until one follows the chunk, and how many of the
+smallest size. Between two steps a few chunks are free; what so many requests do not fill is larger
+than the chunk's successor."""
 
 
 def make_output_buffers(traced: TracedStep) -> OutputBuffers | None:
-    """Returns memory for a step's results, with memory set apart for its batches and small values;
-    None where there is too little."""
+    """Returns buffers for a step's results, with memory set apart for its batches and small values;
+    None where there is too little memory."""
     try:
         buffers = OutputBuffers(traced)
     except tf.errors.ResourceExhaustedError:
@@ -48,12 +54,12 @@ def make_output_buffers(traced: TracedStep) -> OutputBuffers | None:
 
 
 def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:
-    """Sets memory apart for batches and returns the buffer that keeps it apart, to be held; None
-    where that is not possible.
+    """Sets memory apart for batches and returns the buffer that keeps it apart for as long as the
+    buffer exists; None where that is not possible.
 
     Args:
       sizes: The bytes of each tensor of a batch.
-      small_bytes: What else is to find room there.
+      small_bytes: The bytes for small buffers there.
     """
     device = devices.training_device()
     if not devices.allocator_reports(device):
@@ -63,35 +69,21 @@ def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:
     area = BATCHES * batch + rounded_up(small_bytes)
     if not batch:
         return None
-    halves = [max(batch, smallest)]
-    while halves[-1] > smallest:
-        halves.append(max(smallest, halves[-1] // 2 // UNIT_BYTES * UNIT_BYTES))
-    with tf.device("CPU:0"):  # all of them first, as they take chunks, too
-        shapes = [tf.constant([size // UNIT_BYTES, UNIT_BYTES]) for size in (area, *halves)]
-    before = devices.bytes_in_use(device)
-    with contextlib.suppress(tf.errors.ResourceExhaustedError), tf.device(device):
-        chunk = tf.raw_ops.Empty(shape=shapes[0], dtype=tf.uint8)
-        # Else it got a free chunk whole, which is apart as it is.
-        if devices.bytes_in_use(device) - before == area:
-            return _behind(chunk, address_of(chunk) + area, shapes[1:])
+    shapes = [shape_of(size) for size in (area, *halved_sizes(batch, smallest))]
+    with contextlib.suppress(tf.errors.ResourceExhaustedError):
+        chunk, chunk_bytes = request(shapes[0])
+        # A larger chunk is a free one that was given out whole, which is apart already.
+        if chunk_bytes == area:
+            return _next_to(chunk, address_of(chunk) + area, shapes[1:])
     return None
 
 
-def _behind(chunk: tf.Tensor, address: int, shapes: list[tf.Tensor]) -> tf.Tensor | None:
-    """A buffer of the smallest size at the address right behind a chunk, where a free one begins;
-    None where none begins there.
-
-    Buffers of sizes that halve fill the chunks that fit better.
-    """
+def _next_to(chunk: tf.Tensor, address: int, shapes: list[tf.Tensor]) -> tf.Tensor | None:
+    """A buffer of the last shape at the address where a chunk ends; None where no free chunk begins
+    there."""
     others = [chunk]
-    for shape in shapes:
-        is_smallest = shape is shapes[-1]
-        for _ in range(SMALL_REQUESTS if is_smallest else REQUESTS):
-            buffer = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
-            if address_of(buffer) == address:
-                if is_smallest:
-                    return buffer
-                break
-            others.append(buffer)
-        del buffer  # before the next one is asked for
-    return None
+    for shape in shapes[:-1]:
+        # Larger buffers fill the chunks that fit better.
+        request_within(range(address, address + 1), shape, MAX_REQUESTS, others)
+    found = request_within(range(address, address + 1), shapes[-1], MAX_SMALL_REQUESTS, others)
+    return found and found[0]

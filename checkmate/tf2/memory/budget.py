@@ -1,4 +1,4 @@
-"""MemoryBudget: every kind of byte that a budget is for, each named once."""
+"""MemoryBudget: every kind of byte that a budget is spent on, each named once."""
 
 from __future__ import annotations
 
@@ -11,78 +11,95 @@ from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.pipeline import argument_bytes, bytes_ahead
 from checkmate.tf2.memory.plain_step import free_or_none
 
-SPARE_SHARE = 0.01
-"""Share of the activation budget that a plan leaves unused, as a batch may come to lie where no
-simulated one did."""
 
-LOOP_SPARE_SHARE = 0.05
-"""The same for a step with loops: TensorFlow gives the values within them back at any time. With
-0.02, two of seven runs of an LSTM net were over budgets of 45 and 46 MiB that their confirming
-steps had kept, by up to 1.5 %."""
+@dataclass(frozen=True, slots=True)
+class ReserveShares:
+    """The share of the activation budget that a plan leaves as a reserve.
+
+    Attributes:
+      confirmed: For a plan whose peak is simulated and confirmed. A batch may come to lie where no
+        simulated batch did.
+      with_loops: For a step with loops, in which TensorFlow gives memory back at any time. With
+        0.02, two of seven runs of an LSTM network were over budgets of 45 and 46 MiB that their
+        confirming steps had kept, by up to 1.5 %.
+      unconfirmed: Where the allocator does not report, so that no plan can be confirmed.
+    """
+
+    confirmed: float = 0.01
+    with_loops: float = 0.05
+    unconfirmed: float = 0.2
+
+    def of(self, traced: TracedStep) -> float:
+        """Returns the share for a step on the training device."""
+        if not devices.allocator_reports(devices.training_device()):
+            return self.unconfirmed
+        return self.with_loops if traced.has_loops else self.confirmed
 
 
-UNCHECKED_RESERVE = 0.2
-"""The same where the allocator does not report, so that nothing can be confirmed."""
+RESERVES = ReserveShares()
+
+
+@dataclass(frozen=True, slots=True)
+class StartState:
+    """The device's memory when planning begins.
+
+    Attributes:
+      in_use_bytes: The allocator's count.
+      has_batch: A batch of the step is among these bytes.
+      released_bytes: The bytes among these that are released before the planned step runs.
+    """
+
+    in_use_bytes: int
+    has_batch: bool = False
+    released_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """What a budget is spent on, in bytes.
 
+    Resident bytes, bytes for the next batches and the step's own fixed bytes are the same with any
+    plan: together they are the fixed bytes. The activation budget is what the limit leaves beyond
+    them; a reserve of it stays unused.
+
     Attributes:
       limit_bytes: The budget.
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
-      next_batch_bytes: Left for batches that an input pipeline may make while a step runs.
-      step_bytes: What the step itself has in memory all the time: results of two steps, constants,
-        small values.
-      spare_share: Share of the activation budget that a plan leaves unused.
-      device_limit_bytes: What the device has for this process, all in all; None where that is not
-        known.
+      counted_bytes: What of the resident bytes the step's graph counts: its variables and a batch.
+      next_batch_bytes: For batches that an input pipeline may make while a step runs.
+      step_bytes: What the step itself always has in memory: results of two steps, constants, small
+        values.
+      reserve_share: The reserve as a share of the activation budget.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
-        it counts everything.
+        the allocator counts everything.
+      device_limit_bytes: What the device has for this process; None where that is not known.
     """
 
     limit_bytes: int
     resident_bytes: int
+    counted_bytes: int
     next_batch_bytes: int
     step_bytes: int
-    spare_share: float
+    reserve_share: float
     start_bytes: int
     device_limit_bytes: int | None = None
 
     @classmethod
     def of(
-        cls,
-        traced: TracedStep,
-        limit_bytes: int,
-        *,
-        in_use_bytes: int,
-        has_batch: bool,
-        gone_bytes: int,
-        next_batches: int,
+        cls, traced: TracedStep, limit_bytes: int, start: StartState, *, next_batches: int
     ) -> MemoryBudget:
-        """Returns the budget of a step.
-
-        Args:
-          in_use_bytes: The allocator's count before planning.
-          has_batch: A batch of the step is among these.
-          gone_bytes: What of these will not be in use once the step runs.
-        """
-        start = in_use_bytes + (0 if has_batch else argument_bytes(traced))
-        resident = max(start - gone_bytes, traced.before_bytes)
-        ahead = bytes_ahead(traced, next_batches)
-        step = traced.graph.fixed_bytes - traced.before_bytes
-        share = UNCHECKED_RESERVE
-        if devices.allocator_reports(devices.training_device()):
-            share = LOOP_SPARE_SHARE if traced.has_loops else SPARE_SHARE
+        """Returns the budget of a step; `next_batches` is how many a pipeline makes ahead."""
+        counted = traced.before_bytes
+        start_bytes = start.in_use_bytes + (0 if start.has_batch else argument_bytes(traced))
         return cls(
             limit_bytes,
-            resident,
-            ahead,
-            step,
-            share,
-            start,
+            max(start_bytes - start.released_bytes, counted),
+            counted,
+            bytes_ahead(traced, next_batches),
+            traced.graph.fixed_bytes - counted,
+            RESERVES.of(traced),
+            start_bytes,
             free_or_none(devices.training_device()),
         )
 
@@ -92,40 +109,55 @@ class MemoryBudget:
         return self.resident_bytes + self.next_batch_bytes + self.step_bytes
 
     @property
-    def activation_bytes(self) -> int:
-        """What is left for activations, gradients and workspaces, what is spare of it included."""
+    def graph_fixed_bytes(self) -> int:
+        """The fixed bytes that the step's graph counts."""
+        return self.counted_bytes + self.step_bytes
+
+    @property
+    def other_bytes(self) -> int:
+        """The fixed bytes that the step's graph does not count: other resident bytes, and those for
+        the next batches."""
+        return self.fixed_bytes - self.graph_fixed_bytes
+
+    @property
+    def activation_budget_bytes(self) -> int:
+        """The activation budget: for activations, gradients and workspaces, with the reserve."""
         return self.limit_bytes - self.fixed_bytes
 
     @property
-    def spare_bytes(self) -> int:
-        """What a plan leaves unused."""
-        return int(self.spare_share * max(0, self.activation_bytes))
-
-    def enough_bytes(self, peak_bytes: int) -> int:
-        """Returns a budget of which a plan with this peak leaves enough unused."""
-        return peak_bytes + math.ceil(
-            self.spare_share * (peak_bytes - self.fixed_bytes) / (1 - self.spare_share)
-        )
+    def reserve_bytes(self) -> int:
+        """What of the activation budget a plan must leave unused."""
+        return int(self.reserve_share * max(0, self.activation_budget_bytes))
 
     @property
-    def most_bytes(self) -> int:
-        """The highest peak that is aimed at."""
-        return self.limit_bytes - self.spare_bytes
+    def peak_limit_bytes(self) -> int:
+        """The highest peak that a plan may have: the budget without the reserve."""
+        return self.limit_bytes - self.reserve_bytes
 
-    def outside_bytes(self, traced: TracedStep) -> int:
-        """What of the resident bytes the step's graph does not count, and the next batches."""
-        return self.resident_bytes - traced.before_bytes + self.next_batch_bytes
+    def unused_bytes(self, peak_bytes: int) -> int:
+        """Returns what of the budget a step with this peak leaves."""
+        return max(0, self.limit_bytes - peak_bytes)
 
-    def peak(self, counted_bytes: int) -> int:
-        """A peak by the allocator's count in the budget's terms."""
-        return counted_bytes - self.start_bytes + self.resident_bytes + self.next_batch_bytes
+    def allocator_overhead_bytes(self, peak_bytes: int, asked_bytes: int) -> int:
+        """Returns what a peak by the allocator's count has beyond the bytes that ops ask for:
+        rounding and holes."""
+        return max(0, peak_bytes - asked_bytes)
+
+    def smallest_limit_bytes(self, peak_bytes: int) -> int:
+        """Returns the smallest budget whose reserve a plan with this peak leaves unused."""
+        return peak_bytes + math.ceil(
+            self.reserve_share * (peak_bytes - self.fixed_bytes) / (1 - self.reserve_share)
+        )
+
+    def peak(self, allocated_bytes: int) -> int:
+        """Returns a peak by the allocator's count in the budget's terms."""
+        return allocated_bytes - self.start_bytes + self.resident_bytes + self.next_batch_bytes
 
 
-def outside_bytes(traced: TracedStep) -> int:
-    """Returns what is in use on the device beyond what the step counts as resident.
-
-    That is what an input pipeline holds, other tensors of the process, and what the allocator lost
-    on all of them by chunks that it did not split.
+def other_bytes_in_use(traced: TracedStep) -> int:
+    """Returns the bytes in use on the device that the step's graph does not count as resident: the
+    batches of an input pipeline, other tensors of the process, and what the allocator lost on all
+    of them by chunks that it did not split.
     """
-    gc.collect()  # models that nobody has any more hold their variables in cycles
+    gc.collect()  # deleted models keep their variables in reference cycles
     return max(0, devices.bytes_in_use(devices.training_device()) - traced.before_bytes)

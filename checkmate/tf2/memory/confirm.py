@@ -1,5 +1,5 @@
 """Runs a planned step a few times before training: its peak by the allocator's count, with
-everything put back as it was."""
+the state put back as it was."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Confirmed:
     """What a step took in the runs that confirm it.
 
     Attributes:
-      counted_bytes: The highest bytes in use in a run that began with the results of one before, by
-        the allocator's count; None where memory ran out.
-      held_bytes: What the step's function holds as long as it lives: constants of its graph, and
-        what TensorFlow folds.
-      seconds: The shortest of the runs' times; None where there was but one.
+      allocated_bytes: The highest bytes in use, by the allocator's count, in a run that began with
+        the results of the run before; None where memory ran out.
+      function_bytes: What the step's function has in memory for as long as it lives: constants of
+        its graph, and those that TensorFlow folds.
+      seconds: The shortest of the runs' times; None after a single run.
       requests: What the allocator was asked for in one of the runs; None where that was not
         watched.
     """
 
-    counted_bytes: int | None
-    held_bytes: int = 0
+    allocated_bytes: int | None
+    function_bytes: int = 0
     seconds: float | None = None
     requests: Log | None = None
 
@@ -59,16 +59,15 @@ def confirm(
     """Runs a step and returns what it takes by the allocator's count; the variables that it writes
     to are saved on the host and put back.
 
-    The first run builds what TensorFlow keeps of a function, and finds no results of one before: of
-    several it does not count. Of a step that draws from TensorFlow's random state, which goes on
-    from call to call of a function, a copy is run, and gone afterwards.
+    The first run builds what TensorFlow keeps of a function, and finds no results of a run before:
+    where there are several, it does not count. A step that draws from TensorFlow's random state,
+    which goes on from call to call of a function, is run as a copy, which is then deleted.
 
     Args:
       steps: How many runs, one at least.
       watch: Whether the allocator's requests in the last run are logged. TensorFlow's profiler is
         in use meanwhile.
-      batch: The step's flattened arguments, which somebody else holds; without them, data is made
-        up.
+      batch: The step's flattened arguments, which the caller keeps; without them, data is made up.
 
     Returns: What it took, or None where the step cannot run on such data, or prints, writes files
       or calls Python, which must not happen twice.
@@ -113,22 +112,25 @@ def _confirm(
             else:
                 seconds.append(time.perf_counter() - started)
             peaks.append(peak)
-        held = max(0, devices.bytes_in_use(device) - before - devices.all_held_bytes(result))
-    return Confirmed(max(peaks[1:] or peaks), held, min(seconds[1:], default=None), requests)
+        constants = devices.bytes_in_use(device) - before - devices.all_value_bytes(result)
+    function_bytes = max(0, constants)
+    return Confirmed(
+        max(peaks[1:] or peaks), function_bytes, min(seconds[1:], default=None), requests
+    )
 
 
 def _watched(call: Callable[[], Any]) -> tuple[Any, Log | None]:
     try:
         seen = observe(call)
-    except CheckmateError as error:  # somebody else's profile is being taken
+    except CheckmateError as error:  # another profile is being taken
         log.info("What the step asks the allocator for was not seen: %s", error)
         return call(), None
     return seen.result, log_of(seen)
 
 
 def of_its_own(run: Callable[..., Any], traced: TracedStep) -> Callable[..., Any]:
-    """Returns what runs a step without moving TensorFlow's random state on: of a step that draws
-    from it a copy, else the same."""
+    """Returns a function that runs a step without moving TensorFlow's random state on: a copy where
+    the step draws from it, else the same."""
     if not draws(traced.function):
         return run
     return run.copy() if isinstance(run, Replayed) else tf.function(run, autograph=False)
@@ -171,7 +173,7 @@ def made_up(traced: TracedStep) -> list[tf.Tensor]:
 def _put_back(variable: tf.Variable, value: np.ndarray) -> None:
     """Gives a variable this value to the bit, where it can in the memory that it has.
 
-    An assignment gives it other memory, which may split what the allocator holds in one piece: a
+    An assignment gives it other memory, which may split what the allocator has in one piece: a
     step would then measure differently before and after.
     """
     if not can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):

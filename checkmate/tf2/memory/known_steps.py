@@ -1,9 +1,10 @@
 """What was measured of a step, kept on disk for the next process that trains it: its plain peak and
 time, and the footprints of its ops.
 
-A file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step, whose name stands for all
-that the figures hang on: the graph, its sizes, the device with its threads and allocator, and the
-versions. A file that is torn, foreign or of another version is measured anew and written over.
+There is a file in the user's cache folder (or $CHECKMATE_CACHE_DIR) for each step. Its name stands
+for all that the figures depend on: the graph, its sizes, the device with its threads and allocator,
+and the versions. A step whose file is damaged or of another version is measured anew, and its file
+replaced.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from checkmate.tf2.costs.cache import cache_folder
 from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
+from checkmate.version import __version__
 
 log = logging.getLogger("checkmate")
 
 FORMAT, VERSION = "checkmate-step", 1
 
-MOST_FILES = 200
+MAX_FILES = 200
 """How many files are kept: the ones written last."""
 
 
@@ -50,7 +52,7 @@ class KnownStep:
 
 
 def load(traced: TracedStep) -> KnownStep:
-    """Returns what is known of a step; nothing where no file tells."""
+    """Returns what the file of a step says; nothing where there is none."""
     path, numbered = _path(traced), _numbers(traced)
     names = {number: name for name, number in numbered.items()}
     try:
@@ -63,13 +65,13 @@ def load(traced: TracedStep) -> KnownStep:
         )
     except (PlanFileError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if path.exists():
-            log.info("What %s tells of a step is not used: %s", path, error)
+            log.info("The file %s of a step is not used: %s", path, error)
         return KnownStep()
 
 
 def save(traced: TracedStep, known: KnownStep) -> None:
-    """Writes what is known of a step; a folder that cannot be written to costs only the next
-    process' time."""
+    """Writes what is known of a step; where the folder cannot be written to, the next process
+    measures again."""
     path, numbered = _path(traced), _numbers(traced)
     rows = {
         _renamed(name, numbered): [
@@ -82,15 +84,13 @@ def save(traced: TracedStep, known: KnownStep) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORMAT, "version": VERSION, "plain": plain, "footprints": rows})
-        for old in sorted(path.parent.glob("step-*.json"), key=os.path.getmtime)[:-MOST_FILES]:
+        for old in sorted(path.parent.glob("step-*.json"), key=os.path.getmtime)[:-MAX_FILES]:
             old.unlink()
     except (OSError, PlanFileError) as error:
         log.info("What was measured of a step is not kept: %s", error)
 
 
 def _path(traced: TracedStep) -> Path:
-    from checkmate import __version__
-
     arguments = [
         f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()
     ]

@@ -26,7 +26,7 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
     for variable in variables:
         if not _has_value(variable):
             continue
-        if can_be_filled(variable) and variable.shape.rank <= _MOST_DIMENSIONS:
+        if can_be_filled(variable) and variable.shape.rank <= _MAX_DIMENSIONS:
             _write_nothing(variable)
         elif can_be_copied(variable.dtype):
             # No kernel writes a part of such a variable: it gets a copy, which frees the buffer
@@ -34,11 +34,10 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
             variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()), read_value=False)
 
 
-_MOST_DIMENSIONS = 7
+_MAX_DIMENSIONS = 7
 """What TensorFlow's kernel of strided slices takes."""
 
 
-# The write set it; with it, each read would copy.
 def _write_nothing(variable: tf.Variable) -> None:
     rank = variable.shape.rank
     first, stride = np.zeros(rank, np.int32), np.ones(rank, np.int32)
@@ -48,6 +47,7 @@ def _write_nothing(variable: tf.Variable) -> None:
         tf.raw_ops.ResourceStridedSliceAssign(
             ref=variable.handle, begin=first, end=first, strides=stride, value=nothing
         )
+        # The write enabled it.
         tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
 
 

@@ -28,7 +28,7 @@ SAFE_FACTOR = 1.5
 TensorFlow's kernels end the process when memory runs out, and a plain step can take more than is
 predicted."""
 
-TIMED_RUNS, TIMED_FOR_S, MOST_TIMED_RUNS = 1, 0.1, 5
+TIMED_RUNS, TIMED_FOR_S, MAX_TIMED_RUNS = 1, 0.1, 5
 """How often steps are run for their peaks and times, after a warm-up run: at least so often, until
 they took so many seconds, at most so often. The first runs of a short step are its slowest."""
 
@@ -41,7 +41,7 @@ class PlainStep:
     """What the plain step takes, where it was measured.
 
     Attributes:
-      peak_bytes: Its measured peak, what else is in use left out; None where it was not measured.
+      peak_bytes: Its measured peak without other bytes in use; None where it was not measured.
       seconds: Its measured time, the shortest of a few runs; None where it was not measured.
       why_not: Why the peak was not measured, as a clause.
     """
@@ -61,7 +61,7 @@ def measured(
     traced: TracedStep,
     *,
     predicted_bytes: int,
-    outside: int,
+    other_bytes: int,
     batch: Sequence[tf.Tensor] | None,
 ) -> PlainStep:
     """Runs the plain step a few times where that is safe, and returns what it took; variables and
@@ -69,8 +69,8 @@ def measured(
 
     Args:
       run: The step as it was traced, on flattened arguments.
-      predicted_bytes: Its predicted peak, with `outside`.
-      outside: What else is in use on the device.
+      predicted_bytes: Its predicted peak, with `other_bytes`.
+      other_bytes: The fixed bytes that the step's graph does not count.
       batch: The step's flattened arguments; without them, data is made up.
     """
     device = devices.training_device()
@@ -80,7 +80,7 @@ def measured(
         return PlainStep(
             why_not="it prints, writes files or calls Python, which a measurement must not"
         )
-    needed, free = safe_bytes(traced, predicted_bytes, outside), free_or_none(device)
+    needed, free = safe_bytes(traced, predicted_bytes, other_bytes), free_or_none(device)
     if free is None or needed > free:
         found = (
             "how much memory is free is not known"
@@ -102,29 +102,29 @@ def measured(
     return PlainStep(peak, seconds)
 
 
-def safe_bytes(traced: TracedStep, predicted_bytes: int, outside: int) -> int:
-    """Returns how much memory there has to be for the plain step to be run: what is resident, a
+def safe_bytes(traced: TracedStep, predicted_bytes: int, other_bytes: int) -> int:
+    """Returns how much memory must be free for the plain step to be run: resident bytes, a
     second copy of the variables (see `_kept_in_place`), and a multiple of the predicted
     activations.
     """
-    resident = traced.graph.fixed_bytes + outside
+    resident = traced.graph.fixed_bytes + other_bytes
     copies = sum(tensor_bytes(variable) or 0 for variable in traced.function.variables)
     return resident + copies + int(SAFE_FACTOR * max(0, predicted_bytes - resident))
 
 
 @contextmanager
 def _kept_in_place(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Gives each variable back the buffer that it had, with the value in it. Within the block the
+    """Gives each variable back the buffer that it had, with its value. Within the block the
     variables have other memory.
 
     A plain step assigns tensors that lie wherever they were made. Left there, variables would cut
-    the pool into pieces before any plan is tried.
+    the pool into pieces before any plan is confirmed.
     """
     for variable in variables:
         tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # each read would copy
     kept = [variable.read_value() for variable in variables]
     try:
-        # Before anything is counted: what is written to while somebody else holds it is copied.
+        # Before anything is counted: a buffer that is shared is copied when it is written to.
         give_own_memory(variables)
         yield
     finally:
@@ -137,17 +137,17 @@ def _kept_in_place(variables: Sequence[tf.Variable]) -> Iterator[None]:
 def _peak_and_time(
     run: Callable[..., Any], traced: TracedStep, device: str, batch: Sequence[tf.Tensor] | None
 ) -> tuple[int, float]:
-    """The highest peak of a few runs in which the results of the run before are held, and the
-    shortest of their times."""
+    """The highest peak of a few runs during which the results of the run before are in memory, and
+    the shortest of their times."""
     data = batch or made_up(traced)
     peaks, seconds = [], []
     with _kept_in_place(traced.function.variables):
         at_first = devices.bytes_in_use(device)
         result = run(*data)
         devices.synchronize()
-        # Constants that TensorFlow folded.
-        held = max(0, devices.bytes_in_use(device) - at_first - devices.all_held_bytes(result))
-        for number in range(1, MOST_TIMED_RUNS + 1):
+        # Those that TensorFlow folded.
+        constants = devices.bytes_in_use(device) - at_first - devices.all_value_bytes(result)
+        for number in range(1, MAX_TIMED_RUNS + 1):
             started = time.perf_counter()
             result, before, peak = devices.peak_above(device, lambda: run(*data))
             seconds.append(time.perf_counter() - started)
@@ -155,7 +155,7 @@ def _peak_and_time(
             if seconds[-1] > LONG_S or (number >= TIMED_RUNS and sum(seconds) > TIMED_FOR_S):
                 break
         del result
-    return max(peaks) + traced.between_bytes + held, min(seconds)
+    return max(peaks) + traced.between_bytes + max(0, constants), min(seconds)
 
 
 def _copy(plain: Callable[..., Any]) -> Callable[..., Any]:

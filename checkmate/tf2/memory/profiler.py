@@ -1,12 +1,12 @@
 """What TensorFlow's profiler sees while a step runs: every op that ran, and every byte that the
 allocator gave out and took back.
 
-`get_memory_info` tells one number. The profiler's events tell which op asked for how much, how much
-larger the chunk was that it was given, and what was in memory together at the peak.
+`get_memory_info` gives one number. The profiler's events say which op asked for how much, how much
+larger its chunk was, and what was in memory together at the peak.
 
-Behind a fence: the events are a public file format (XPlane), whose protocol buffer TensorFlow ships
-as `tensorflow.tsl.profiler.protobuf.xplane_pb2`, without a promise. `observe` refuses where that or
-the events are missing.
+The events are a public file format (XPlane), whose protocol buffer TensorFlow ships as
+`tensorflow.tsl.profiler.protobuf.xplane_pb2`, which is not part of its public API. `observe`
+refuses where that or the events are missing.
 """
 
 from __future__ import annotations

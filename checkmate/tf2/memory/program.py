@@ -1,4 +1,4 @@
-"""From what is written of a plan to the nodes that the allocator serves, one after another."""
+"""From the written ops of a plan to the nodes that the allocator serves, one after another."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDEN
 
 
 class Programs:
-    """Makes the programs of a step's plans. What is known of an op is found out once for all of
-    them.
+    """Makes the programs of a step's plans. The facts about an op are found once for all plans.
 
     Args:
-      graph: The step's graph with costs, for the workspaces of what was not seen to run yet.
+      graph: The step's graph with costs, for the workspaces of ops that were not seen to run yet.
     """
 
     def __init__(self, traced: TracedStep, graph: DFGraph):
@@ -114,7 +113,7 @@ def _tensor(name: str) -> tuple[str, int]:
 
 
 def exact_bytes(tensor: tf.Tensor) -> int:
-    """Returns the bytes that are asked for a tensor; 0 where its shape does not tell."""
+    """Returns the bytes that an op requests for a tensor; 0 where its shape is not known."""
     count = tensor.shape.num_elements()
     return count * tensor.dtype.size if count and can_be_copied(tensor.dtype) else 0
 
@@ -134,7 +133,7 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
 
 
 def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
-    """The names of the ops that were seen to write over an input."""
+    """The names of the ops that were seen to run in place."""
     return {
         values[0].name
         for op, values in zip(graph.ops, traced.values, strict=True)

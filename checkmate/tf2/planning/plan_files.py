@@ -1,9 +1,9 @@
-"""Plans that last: a planned step as a JSON file, and a folder of them, so that the next run of a
-script does not plan again.
+"""Planned steps as JSON files, and a folder of them, so that the next run of a script does not plan
+again.
 
-A file holds the plan, the costs it was made with, what was measured, and what it was made for. Read
-back, it must be for the same graph, the same shapes and the same kind of device, and the judge must
-accept its steps; else it is refused and never run.
+A file holds the plan, the costs it was made with, what was measured, and what it was made for. When
+it is read, it must be for the same graph, the same shapes and the same kind of device, and the
+judge must accept its steps; else it is refused and never run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,24 +29,25 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
 from checkmate.units import format_bytes
+from checkmate.version import __version__
 
 log = logging.getLogger("checkmate")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPlan:
-    """What a file tells of a planned step.
+class StoredPlan:
+    """The contents of a planned step's file.
 
     Attributes:
       graph: The step's graph with the costs that the plan was made with.
-      plan: The plan, or None where the step runs as it is.
-      budget_bytes: What it was made for.
-      measured_peak_bytes: What its run took by the allocator's count then, or None.
-      as_here: It was made on the same device, with the same TensorFlow.
+      plan: The plan, or None where the step runs unchanged.
+      budget_bytes: The budget that the plan was made for.
+      measured_peak_bytes: The measured peak by the allocator's count, or None.
+      from_this_device: The plan was made on the same device, with the same TensorFlow.
       plain_peak_bytes: The plain step's predicted peak.
-      named: The file was asked for by its name, and not found in a folder.
-      plain: What the plain step was measured to take then, on a device like this.
-      step_seconds: What a planned step was measured to take there, or None.
+      is_named: The user named the file; False where it was found in a folder.
+      plain: What the plain step was measured to take, on this device.
+      step_seconds: The measured time of a planned step there, or None.
     """
 
     path: Path
@@ -54,15 +55,16 @@ class KeptPlan:
     plan: Plan | None
     budget_bytes: int
     measured_peak_bytes: int | None
-    as_here: bool
+    from_this_device: bool
     plain_peak_bytes: int
-    named: bool = True
+    is_named: bool = True
     plain: PlainStep = field(default_factory=PlainStep)
     step_seconds: float | None = None
 
     def result(self, budget_bytes: int) -> SolveResult:
-        """The plan as a solver's answer; proven is only what needs no solver: every op runs at
-        least once."""
+        """Returns the plan as a solver's answer. The bound is the cost of every op once, which
+        needs no solver."""
+        assert self.plan is not None
         return SolveResult(
             SolveStatus.FEASIBLE,
             self.graph,
@@ -75,30 +77,30 @@ class KeptPlan:
 
 
 def save(
-    path: str | os.PathLike, traced: TracedStep, graph: DFGraph, plan: Plan, *, unchanged: bool, budget_bytes: int, measured: int | None,
-    **more: Any,
-) -> None:  # fmt: skip
-    """Writes a planned step; what lies there is replaced whole or not at all. `more` is written for
-    people, and not read back."""
-    made_for = _made_for(traced)
+    path: str | os.PathLike,
+    traced: TracedStep,
+    graph: DFGraph,
+    plan: Plan,
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes a planned step; an older file is replaced whole or not at all.
+
+    Args:
+      facts: `unchanged`, `budget_bytes` and `measured_peak_bytes`, which `load` needs; what was
+        measured of the plain step; and anything else, for people.
+    """
     costs = [[op.cost, op.workspace_bytes, op.in_place] for op in graph.ops]
-    facts = {
-        "budget_bytes": budget_bytes,
-        "peak_bytes": replay(graph, plan).peak_bytes,
-        "measured_peak_bytes": measured,
-    }
     save_plan(
         plan,
         path,
         graph=graph,
-        made_for=made_for,
-        unchanged=unchanged,
+        made_for=_made_for(traced),
         costs=costs,
-        **(more | facts),
+        **{**facts, "peak_bytes": replay(graph, plan).peak_bytes},
     )
 
 
-def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
+def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
     """Reads a planned step for this one.
 
     Raises:
@@ -106,48 +108,11 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
         shapes or another kind of device.
       PlanError: Its steps are not legal for the graph.
     """
-    data, here = read_json(path), _made_for(traced)
-    found = data.get("made_for")
-    differing = [
-        key
-        for key in ("arguments", "ops", "device_kind")
-        if isinstance(found, dict) and found.get(key) != here[key]
-    ]
-    if differing:
-        listed = "; ".join(
-            f"{_NAMES[key]} {found.get(key)} there and {here[key]} here" for key in differing
-        )
-        raise PlanFileError(
-            f"{path} was made for another step than {traced.graph.name!r}: {listed}. Make the plan"
-            " again."
-        )
+    data = read_json(path)
+    _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
     try:
-        graph = _with_costs(traced.graph, data["costs"])
-        budget, measured = data["budget_bytes"], data["measured_peak_bytes"]
-        if type(budget) is not int or not (measured is None or type(measured) is int):
-            raise TypeError("its sizes are not whole numbers of bytes")
-        as_here = all(found[key] == here[key] for key in ("device", "tensorflow"))
-        known, plain_peak = (
-            None if data["unchanged"] else plan,
-            replay(graph, traced.plain_plan()).peak_bytes,
-        )
-        plain, step_s = (
-            _plain_step(data)
-            if as_here
-            else (PlainStep(why_not="the plan's file is from another device"), None)
-        )
-        return KeptPlan(
-            Path(path),
-            graph,
-            known,
-            budget,
-            measured,
-            as_here,
-            plain_peak,
-            plain=plain,
-            step_seconds=step_s,
-        )
+        return _stored(Path(path), data, traced, plan)
     except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
         raise PlanFileError(
             f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
@@ -155,9 +120,48 @@ def load(path: str | os.PathLike, traced: TracedStep) -> KeptPlan:
         ) from error
 
 
+def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
+    found, here = data.get("made_for"), _made_for(traced)
+    if not isinstance(found, dict):
+        return
+    listed = "; ".join(
+        f"{shown} {found.get(key)} there and {here[key]} here"
+        for key, shown in _NAMES.items()
+        if found.get(key) != here[key]
+    )
+    if listed:
+        raise PlanFileError(
+            f"{path} was made for another step than {traced.graph.name!r}: {listed}. Make the plan"
+            " again."
+        )
+
+
+def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
+    """The contents of a file; raises where they are not of the types that they must have."""
+    graph = _with_costs(traced.graph, data["costs"])
+    budget, measured = data["budget_bytes"], data["measured_peak_bytes"]
+    if type(budget) is not int or not (measured is None or type(measured) is int):
+        raise TypeError("its sizes are not whole numbers of bytes")
+    here = _made_for(traced)
+    from_here = all(data["made_for"][key] == here[key] for key in ("device", "tensorflow"))
+    plain, step_s = PlainStep(why_not="the plan's file is from another device"), None
+    if from_here:
+        plain, step_s = _plain_step(data)
+    return StoredPlan(
+        path,
+        graph,
+        None if data["unchanged"] else plan,
+        budget,
+        measured,
+        from_here,
+        replay(graph, traced.plain_plan()).peak_bytes,
+        plain=plain,
+        step_seconds=step_s,
+    )
+
+
 def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, float | None]:
-    """What a file tells of the plain step as it was measured, and the time of the planned one, if
-    it does."""
+    """What a file says about the measured plain step, and about the time of the planned one."""
     peak, *seconds = (
         data.get(key) for key in ("plain_measured_bytes", "plain_seconds", "step_seconds")
     )
@@ -165,40 +169,42 @@ def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, float | None]:
         each is None or (type(each) is float and each > 0) for each in seconds
     ):
         raise TypeError("what the plain step took is not a number of bytes and seconds")
-    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not tell"), seconds[1]
+    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not say"), seconds[1]
 
 
 def find(
-    kept: str | os.PathLike,
+    named: str | os.PathLike,
     traced: TracedStep,
-    asked: Sequence[Any],
-    accept: Callable[[KeptPlan], None],
-) -> KeptPlan | None:
-    """The plan of the file `kept`, which must be one for this step and accepted; or that of the
-    folder `kept`, None where it has none such."""
-    path = path_in(kept, traced, asked)
+    key: Sequence[Any],
+    accept: Callable[[StoredPlan], None],
+) -> StoredPlan | None:
+    """Returns the plan of a file, which must be for this step and accepted; or that of a folder,
+    None where the folder has no such plan.
+
+    Args:
+      named: A .json file, or a folder.
+      key: `PlanOptions.key`, for the name of the file in a folder.
+      accept: Raises where the plan is not acceptable.
+    """
+    path = path_in(named, traced, key)
     try:
-        known = load(path or kept, traced)
-        known = replace(known, named=path is None)
-        accept(known)
+        stored = replace(load(path or named, traced), is_named=path is None)
+        accept(stored)
     except (PlanFileError, PlanError) as error:
         if path is None:
             raise
-        log.info("No plan was kept for %r: %s", traced.graph.name, error)
+        log.info("No plan was found for %r: %s", traced.graph.name, error)
         return None
-    return known
+    return stored
 
 
-def path_in(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any]) -> Path | None:
-    """Where a folder has the plan of this step; None where `kept` is a file, whose name ends in
-    .json.
+def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) -> Path | None:
+    """Returns where a folder has the plan of this step; None where `named` is a file, whose name
+    ends in .json.
 
-    The name stands for all that a plan depends on: the graph, what was asked for, device and
-    versions.
+    The name stands for all that a plan depends on: the graph, the options, device and versions.
     """
-    from checkmate import __version__
-
-    if Path(kept).suffix == ".json":
+    if Path(named).suffix == ".json":
         return None
     here = _made_for(traced)
     facts = [
@@ -207,32 +213,32 @@ def path_in(kept: str | os.PathLike, traced: TracedStep, asked: Sequence[Any]) -
         here["device"],
         here["tensorflow"],
         __version__,
-        *map(repr, asked),
+        *map(repr, key),
     ]
-    return Path(kept) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    return Path(named) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
-def make_folder(kept: str | os.PathLike) -> None:
-    """Makes the folder where plans are to be kept, before any work is done for one; a file, whose
-    name ends in .json, is left alone."""
+def make_folder(named: str | os.PathLike) -> None:
+    """Makes the folder for plans before any work is done for one; a file, whose name ends in .json,
+    is left alone."""
     try:
-        if Path(kept).suffix != ".json":
-            Path(kept).mkdir(parents=True, exist_ok=True)
+        if Path(named).suffix != ".json":
+            Path(named).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PlanFileError(
-            f"No plan can be kept in {kept}: {error.strerror or error}. Name a folder that can be"
+            f"No plan can be kept in {named}: {error.strerror or error}. Name a folder that can be"
             " written to, or a .json file that holds a plan."
         ) from error
 
 
-def refuse_above(kept: KeptPlan, budget_bytes: int) -> None:
-    """Raises where a plan from a file takes more than the budget, by prediction or as it was
-    measured."""
-    plan = kept.plan
-    peak = max(replay(kept.graph, plan).peak_bytes if plan else 0, kept.measured_peak_bytes or 0)
+def refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
+    """Raises where a plan from a file takes more than the budget, predicted or measured."""
+    plan = stored.plan
+    predicted = replay(stored.graph, plan).peak_bytes if plan else 0
+    peak = max(predicted, stored.measured_peak_bytes or 0)
     if peak > budget_bytes:
         raise PlanFileError(
-            f"The plan of {kept.path} takes {format_bytes(peak)},"
+            f"The plan of {stored.path} takes {format_bytes(peak)},"
             f" {format_bytes(peak - budget_bytes)} more than the budget of"
             f" {format_bytes(budget_bytes)}. Make a plan for that budget."
         )

@@ -1,4 +1,4 @@
-"""A step that is ready to run, and what was found on the way there."""
+"""A step that is ready to run, and the time that planning took."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Planned:
 
     Attributes:
       run: Takes the flattened arguments and returns what the step returns.
-      result: The solver's judged answer, or None where the step runs as it is.
-      held_bytes: What `run` holds in the device's memory for as long as it lives, built and run:
-        constants of its graph, and folded ones.
+      result: The solver's judged answer, or None where the step runs unchanged.
+      function_bytes: What `run` keeps in the device's memory for as long as it lives: constants of
+        its graph, and those that TensorFlow folds.
       in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0
         where the allocator does not report.
     """
@@ -36,12 +36,12 @@ class Planned:
     result: SolveResult | None
     run: Callable[..., Any] = field(repr=False)
     report: Report = field(repr=False)
-    held_bytes: int = 0
+    function_bytes: int = 0
     in_use_bytes: int = 0
 
 
 class Clock:
-    """Seconds per phase, and those of all CPU cores; a phase that comes again adds up."""
+    """Seconds per phase, and those of all CPU cores; the times of a repeated phase add up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

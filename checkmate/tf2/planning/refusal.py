@@ -3,21 +3,17 @@ instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from checkmate.core.replay import Floor, floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.graph.trace import trace
-from checkmate.tf2.planning.plan_search import Found, PlanSearch
+from checkmate.tf2.planning.candidate import Found
+from checkmate.tf2.planning.plan_search import PlanSearch
+from checkmate.tf2.planning.tuning import TUNING
 from checkmate.units import format_bytes, shown_bytes
-
-CAREFUL = 1.1
-"""Times what an example is reckoned to take where a smaller batch is named: what the allocator
-loses differs from batch to batch."""
 
 NAMED = 3
 """How many of the tensors that bind are named, the largest."""
@@ -27,41 +23,36 @@ NAMED = 3
 class Refusal:
     """Why a search found no plan within the budget.
 
-    It is proven where what must be in memory together is above the budget, in whatever order ops
-    run. What a solver proves of plans in one order, small values, batches that a pipeline may make,
-    and what the allocator is expected to lose prove nothing.
+    A refusal is proven where the bytes that must be in memory together are above the budget, in
+    whatever order ops run. What a solver proves of plans in one order, small values, batches that a
+    pipeline may make, and the expected overhead of the allocator prove nothing.
 
     Attributes:
-      explains: Whether to look for what would fit, which takes some seconds.
       taken_bytes: What the plan that takes least was measured to take, where one was run.
       smallest_bytes: A budget that is expected to be accepted; None where none was looked for, or
         found.
     """
 
     search: PlanSearch
-    step: Callable[..., Any]
-    name: str
-    specs: tuple[Any, ...]
-    explains: bool
     taken_bytes: int | None = None
     smallest_bytes: int | None = None
 
     def lowest_that_fits(self) -> Found | None:
-        """Looks for the plan that takes least, and returns the step under it where it is within the
-        budget after all."""
-        search = self.search
-        found = self._look_for_lowest() if self.explains else None
-        run = [each for each in search.candidates if each.measured_bytes is not None]
-        least = min(
-            run, key=lambda each: search.expected(each) or each.measured_bytes, default=None
-        )
-        if least is not None:
-            self.taken_bytes = search.expected(least) or least.measured_bytes
-        if self.explains and self.smallest_bytes is None and self.taken_bytes:
-            self.smallest_bytes = shown_bytes(search.memory.enough_bytes(self.taken_bytes))
+        """Looks for the plan that takes least, and returns the step under it where that is within
+        the budget after all."""
+        search, explains = self.search, self.search.task.request.explains
+        found = self._confirmed_lowest() if explains else None
+        taken = [
+            search.expected(each) or each.measured_bytes
+            for each in search.candidates
+            if each.measured_bytes is not None
+        ]
+        self.taken_bytes = min((each for each in taken if each is not None), default=None)
+        if explains and self.smallest_bytes is None and self.taken_bytes:
+            self.smallest_bytes = self._smallest_for(self.taken_bytes)
         return found
 
-    def _look_for_lowest(self) -> Found | None:
+    def _confirmed_lowest(self) -> Found | None:
         search = self.search
         lowest = search.lowest()
         expected = lowest and search.expected(lowest)
@@ -69,23 +60,25 @@ class Refusal:
             return None
         if expected <= search.limit_bytes:
             return search.run()
-        if not search.can_measure:
-            self.smallest_bytes = shown_bytes(search.memory.enough_bytes(expected))
+        if not search.task.reports:
+            self.smallest_bytes = self._smallest_for(expected)
             return None
         return search.confirm(lowest) if lowest.measured_bytes is None else None
+
+    def _smallest_for(self, peak_bytes: int) -> int:
+        """The smallest budget for a peak, as much as its shown figure says."""
+        return shown_bytes(self.search.memory.smallest_limit_bytes(peak_bytes))
 
     def error(self) -> InfeasibleBudgetError | NoPlanFoundError:
         """Returns the refusal in the user's terms, with what would work: the smallest budget, and
         the largest batch."""
         search, memory = self.search, self.search.memory
-        budget, lowest, outside = memory.limit_bytes, floor(search.graph), search.outside_bytes
-        counted = lowest.bytes + outside
-        proven = counted - search.traced.small_bytes - memory.next_batch_bytes
-        binds, advice = (
-            self._binds(lowest),
-            self._advice(max(counted, self.smallest_bytes or self.taken_bytes or 0)),
-        )
-        asked = f"{format_bytes(budget)} for {self.name!r}"
+        budget, lowest = memory.limit_bytes, floor(search.graph)
+        counted = lowest.bytes + memory.other_bytes
+        proven = counted - search.task.traced.small_bytes - memory.next_batch_bytes
+        needed = max(counted, self.smallest_bytes or self.taken_bytes or 0)
+        binds, advice = self._binds(lowest), self._advice(needed)
+        asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
         if proven > budget:
             return InfeasibleBudgetError(
                 f"No plan fits {asked}: at least {format_bytes(proven)} are needed,"
@@ -105,46 +98,47 @@ class Refusal:
 
     def _found(self, counted: int) -> str:
         search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
+        run = (
+            f"the lowest that was made and run takes {format_bytes(self.taken_bytes)}"
+            if self.taken_bytes is not None
+            else ""
+        )
         if self.taken_bytes is not None and self.taken_bytes > budget:
-            over = f"{format_bytes(self.taken_bytes - budget)} too much"
-            return (
-                f"the lowest that was made and run takes {format_bytes(self.taken_bytes)} by the"
-                f" allocator's count, {over}."
-            )
+            over = format_bytes(self.taken_bytes - budget)
+            return f"{run} by the allocator's count, {over} too much."
         if counted > budget:
-            over = f"{format_bytes(counted - budget)} too much"
             return (
                 "with small values and the next batch one is expected to take"
-                f" {format_bytes(counted)} at least, {over}."
+                f" {format_bytes(counted)} at least, {format_bytes(counted - budget)} too much."
             )
-        if self.taken_bytes is not None:
-            return (
-                f"the lowest that was made and run takes {format_bytes(self.taken_bytes)}, which"
-                " leaves too little to spare."
-            )
+        if run:
+            return f"{run}, which leaves less than the reserve."
         if isinstance(error, InfeasibleBudgetError):
-            least = format_bytes(error.floor_bytes + search.outside_bytes)
+            least = format_bytes(error.floor_bytes + search.memory.other_bytes)
             return (
                 f"one in this order of ops asks for {least} at least, and what is left is expected"
                 " to be lost by the allocator, which is no proof."
             )
-        solver = search.solver if isinstance(search.solver, str) else search.solver.name
-        return f"solver {solver!r} found none in {search.time_limit_s:g} s, which proves nothing."
+        calls = search.solver
+        return (
+            f"solver {calls.name!r} found none in {calls.time_limit_s:g} s, which proves nothing."
+        )
 
     def _binds(self, lowest: Floor) -> str:
-        graph, memory, small = self.search.graph, self.search.memory, self.search.traced.small_bytes
+        graph, memory = self.search.graph, self.search.memory
+        small = self.search.task.traced.small_bytes
         return (
             f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs"
             f" {format_bytes(lowest.bytes - small)} whatever the plan,"
-            f" {format_bytes(graph.fixed_bytes - small)} of it resident{self._held(lowest)};"
-            f" {format_bytes(self.search.outside_bytes - memory.next_batch_bytes)} more is in use"
+            f" {format_bytes(graph.fixed_bytes - small)} of it resident{self._values(lowest)};"
+            f" {format_bytes(memory.other_bytes - memory.next_batch_bytes)} more is in use"
             f" on the device, {format_bytes(small)} are small values,"
-            f" {format_bytes(memory.next_batch_bytes)} are left for the next batch, and"
-            f" {format_bytes(memory.spare_bytes)} are spare."
+            f" {format_bytes(memory.next_batch_bytes)} are set aside for the next batch, and"
+            f" {format_bytes(memory.reserve_bytes)} are the reserve."
         )
 
-    def _held(self, lowest: Floor) -> str:
-        """The largest values that have to be in memory together then."""
+    def _values(self, lowest: Floor) -> str:
+        """The largest values that must be in memory together while the op runs."""
         ops = self.search.graph.ops
         sized = sorted(
             ((ops[i].output_bytes, ops[i].name) for i in lowest.held if ops[i].output_bytes),
@@ -187,7 +181,9 @@ class Refusal:
         """The largest batch within the budget, what is needed taken to grow in a straight line from
         the floor of one example; None where that is unknown.
         """
-        sizes = {spec.shape[0] for spec in tf.nest.flatten(self.specs) if spec.shape.rank}
+        sizes = {
+            spec.shape[0] for spec in tf.nest.flatten(self.search.task.specs) if spec.shape.rank
+        }
         if len(sizes) != 1:
             return None
         batch = sizes.pop()
@@ -197,14 +193,13 @@ class Refusal:
             lambda spec: (
                 tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
             ),
-            self.specs,
+            self.search.task.specs,
         )
+        request, memory = self.search.task.request, self.search.memory
         try:
-            least = (
-                floor(trace(self.step, *single, name=self.name).graph).bytes
-                + self.search.outside_bytes
-            )
+            single_graph = trace(request.step, *single, name=request.name).graph
         except CheckmateError:
             return None
-        per_example = max(CAREFUL * (needed_bytes - least) / (batch - 1), 1)
+        least = floor(single_graph).bytes + memory.other_bytes
+        per_example = max(TUNING.batch_margin * (needed_bytes - least) / (batch - 1), 1)
         return max(0, min(batch - 1, 1 + int((self.search.limit_bytes - least) // per_example)))

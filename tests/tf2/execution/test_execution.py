@@ -22,7 +22,7 @@ def traced(step, arguments):
     import tensorflow as tf
 
     from checkmate.tf2 import trace
-    from checkmate.tf2.compile import as_spec
+    from checkmate.tf2.training_step import as_spec
 
     return trace(tf.function(step, autograph=False), *as_spec(arguments))
 

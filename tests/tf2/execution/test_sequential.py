@@ -32,8 +32,8 @@ def traced(tensorflow):
 
 def copied(concrete):
     """(the function written anew by `InOrder`, its loops)."""
-    from checkmate.tf2.execution.graph_writer import names_of_inputs, reachable
     from checkmate.tf2.execution.sequential import InOrder
+    from checkmate.tf2.graph.graph_writer import names_of_inputs, reachable
 
     writer, names = InOrder(concrete.graph), names_of_inputs(concrete)
     for operation in reachable(concrete.graph):

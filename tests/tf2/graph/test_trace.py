@@ -456,9 +456,9 @@ def test_the_last_reader_of_a_gradient_writes_over_it_and_says_so():
     import keras
     from keras_models import unet
 
-    from checkmate.tf2.compile import training_step
     from checkmate.tf2.costs.measured import with_costs
     from checkmate.tf2.graph.trace import trace
+    from checkmate.tf2.training_step import training_step
 
     case = unet()
     found = trace(

@@ -76,7 +76,7 @@ def main(seed, times, roomy):
     )
 
     if roomy:
-        devices.make_room(device, 3 * ROOM_BYTES)
+        devices.fetch_region(device, 3 * ROOM_BYTES)
     before = devices.bytes_in_use(device)
     pool = probe(ROOM_BYTES)
     found["in_use"] = [before, pool.in_use_bytes, devices.bytes_in_use(device)]

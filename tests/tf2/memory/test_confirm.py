@@ -57,7 +57,7 @@ def test_the_highest_of_the_runs_that_began_with_results_counts(monkeypatch, pea
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.confirm import confirm
 
-    step, more, peak_above = planned()._main, iter(peaks), devices.peak_above
+    step, more, peak_above = planned().planned, iter(peaks), devices.peak_above
 
     def given(device, call):
         result, before, _ = peak_above(device, call)
@@ -65,7 +65,7 @@ def test_the_highest_of_the_runs_that_began_with_results_counts(monkeypatch, pea
 
     monkeypatch.setattr(devices, "peak_above", given)
     found = confirm(step.run, step.traced, steps=len(peaks), watch=watch)
-    assert found.counted_bytes == counted and next(more, None) is None
+    assert found.allocated_bytes == counted and next(more, None) is None
     assert bool(found.requests) == watch
     assert (found.seconds is None) == (len(peaks) - watch < 2), (
         "the first of several is no time, and one that is watched is not, either"
@@ -79,7 +79,7 @@ def test_a_watched_run_tells_what_ops_asked_for():
     from checkmate.tf2.memory.confirm import confirm
     from checkmate.tf2.memory.prediction import Predictor
 
-    step = planned()._main
+    step = planned().planned
     asked = bursts(confirm(step.run, step.traced, steps=2, watch=True).requests)
     program = Predictor(step.traced, step.graph, (), step.run.buffers).write(step.plan).program
     products = [
@@ -121,10 +121,10 @@ def test_variables_and_random_state_are_as_before(tensorflow):
             from checkmate.tf2.execution.replay import Replayed
             from checkmate.tf2.memory.confirm import confirm
 
-            run = Replayed(planned._main.traced, planned._main.traced.plain_plan())
+            run = Replayed(planned.planned.traced, planned.planned.traced.plain_plan())
             before = [v.numpy().tobytes() for v in (weight, count)]
             assert confirm(
-                run, planned._main.traced, steps=3, watch=True, batch=[tf.ones((64, 64))]
+                run, planned.planned.traced, steps=3, watch=True, batch=[tf.ones((64, 64))]
             )
             assert [v.numpy().tobytes() for v in (weight, count)] == before
         return [planned(tf.ones((64, 64))).numpy() for _ in range(2)]
@@ -137,7 +137,7 @@ def test_where_memory_runs_out_that_is_what_is_found(tensorflow, monkeypatch):
 
     from checkmate.tf2.memory.confirm import Confirmed, confirm
 
-    step = planned()._main
+    step = planned().planned
     variables = step.traced.function.variables
     before = [v.numpy() for v in variables]
 
@@ -162,7 +162,7 @@ def test_a_step_that_fails_on_made_up_data_is_not_confirmed(tensorflow):
         ):
             return tensorflow.sin(x)
 
-    traced = planned_function(picky, tensorflow.ones((4,)), budget="1000%")._main.traced
+    traced = planned_function(picky, tensorflow.ones((4,)), budget="1000%").planned.traced
     run = lambda *flat: traced.function(*flat)  # noqa: E731
     assert confirm(run, traced, steps=1, watch=False) is None
 
@@ -179,7 +179,7 @@ def test_what_was_confirmed_and_not_taken_is_out_of_memory(tensorflow, monkeypat
     told = plan_search.confirm
 
     def run_too(*step, **options):
-        held.append(confirm(*step, **options).held_bytes)
+        held.append(confirm(*step, **options).function_bytes)
         return told()
 
     monkeypatch.setattr(plan_search, "confirm", run_too)

@@ -85,7 +85,7 @@ def test_the_oldest_files_go(traced, known, tmp_path, monkeypatch):
 
     from checkmate.tf2.memory import known_steps
 
-    monkeypatch.setattr(known_steps, "MOST_FILES", 2)
+    monkeypatch.setattr(known_steps, "MAX_FILES", 2)
     for age, rows in enumerate((64, 96, 128)):
         step = traced("dense", rows)
         known_steps.save(step, known(step))

@@ -41,7 +41,7 @@ def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflo
         .astype(tensorflow.as_dtype(dtype).as_numpy_dtype)
     )
     # In one piece, from which the allocator cuts what is asked.
-    device.make_room("CPU:0", 512 * MIB)
+    device.fetch_region("CPU:0", 512 * MIB)
     variables = sharing(tensorflow, tensorflow.raw_ops.DeepCopy(x=value))
     before = in_use()
     give_own_memory(variables)
@@ -79,7 +79,7 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
     import keras
 
     import checkmate
-    from checkmate.tf2.planning import planner
+    from checkmate.tf2.planning import new_plan
 
     inputs = keras.Input((512,))
     model = keras.Model(inputs, keras.layers.Dense(512)(keras.layers.Dense(512)(inputs)))
@@ -92,13 +92,13 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    seen, with_costs = [], planner.with_costs
+    seen, with_costs = [], new_plan.with_costs
 
     def watched(*arguments, **options):
         seen.append(in_use())
         return with_costs(*arguments, **options)
 
-    monkeypatch.setattr(planner, "with_costs", watched)
+    monkeypatch.setattr(new_plan, "with_costs", watched)
     before = in_use()
     checkmate.tf2.function(
         step, tensorflow.TensorSpec((8, 512)), budget="1GiB", cost_model="roofline", verbose=False

@@ -34,12 +34,12 @@ def test_measuring_leaves_variables_as_and_where_they_are(monkeypatch):
     import numpy as np
     from dense import address, dense_model
 
-    from checkmate.tf2.planning import planner
+    from checkmate.tf2.planning import new_plan
 
     model, optimizer = dense_model(), keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     variables = [v for v in (*model.variables, *optimizer.variables) if v.shape.rank]
-    measured, seen = planner.measured, []
+    measured, seen = new_plan.measured, []
 
     def seen_around(*args, **options):
         seen.append([(address(v), v.numpy()) for v in variables])
@@ -47,7 +47,7 @@ def test_measuring_leaves_variables_as_and_where_they_are(monkeypatch):
         seen.append([(address(v), v.numpy()) for v in variables])
         return found
 
-    monkeypatch.setattr(planner, "measured", seen_around)
+    monkeypatch.setattr(new_plan, "measured", seen_around)
     assert compiled(model, optimizer=optimizer, budget="80%").report().plain_measured_bytes
     for (place, value), (place_after, value_after) in zip(*seen, strict=True):
         assert place == place_after
@@ -64,12 +64,12 @@ def test_ctrl_c_while_steps_are_run_leaves_variables_as_they_are(monkeypatch, of
     from dense import dense_model
 
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.planning import plan_search, planner
+    from checkmate.tf2.planning import new_plan, plan_search
 
     model, optimizer = dense_model(), keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     before = [v.numpy() for v in (*model.variables, *optimizer.variables)]
-    module = planner if of == "measured" else plan_search
+    module = new_plan if of == "measured" else plan_search
     runs_steps, peak_above, runs = getattr(module, of), devices.peak_above, []
 
     def interrupted(device, call):
@@ -110,7 +110,7 @@ def test_a_step_that_prints_is_not_run(tensorflow):
         return tensorflow.reduce_sum(tensorflow.sin(x) ** 2)
 
     traced = trace(prints, tensorflow.TensorSpec((512, 512)))
-    found = measured(None, traced, predicted_bytes=2**20, outside=0, batch=None)
+    found = measured(None, traced, predicted_bytes=2**20, other_bytes=0, batch=None)
     assert not found.measured
     assert "prints" in found.why_not
 
@@ -140,35 +140,38 @@ def test_a_step_slower_than_predicted_is_said(step):
 def test_batches_are_of_the_size_that_is_traced(step):
     from checkmate.tf2.memory.pipeline import argument_bytes
 
-    assert argument_bytes(step._main.traced) >= sum(each.nbytes for each in batch_of())
+    assert argument_bytes(step.planned.traced) >= sum(each.nbytes for each in batch_of())
 
 
 def test_what_came_to_be_in_use_is_found(tensorflow, step):
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.pipeline import too_much
+    from checkmate.tf2.planning.in_use import excess_bytes
 
     planned, budget = (
-        replace(step._main, in_use_bytes=devices.bytes_in_use("CPU:0")),
+        replace(step.planned, in_use_bytes=devices.bytes_in_use("CPU:0")),
         step.budget_bytes,
     )
     planned.run(*map(tensorflow.constant, batch_of()))
-    level = too_much(planned, budget)
+    level = excess_bytes(planned, budget)
     held = tensorflow.zeros((2**22,))
-    assert too_much(planned, budget) >= min(level, 1) + 2**20
+    assert excess_bytes(planned, budget) >= min(level, 1) + 2**20
     del held
 
 
-def test_more_is_left_for_batches_where_they_are_small(monkeypatch, step):
-    from checkmate.tf2.memory import pipeline
+def test_memory_is_set_aside_for_more_batches_where_they_are_small(step):
+    from checkmate.tf2.memory.pipeline import (
+        MORE_BATCHES,
+        argument_bytes,
+        batches_ahead,
+        bytes_ahead,
+    )
 
-    traced, one = step._main.traced, pipeline.argument_bytes(step._main.traced)
-    monkeypatch.setattr(pipeline, "SMALL_SHARE", 0.0)
-    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 1, 2)] == [0, one, 2 * one]
-    monkeypatch.setattr(pipeline, "SMALL_SHARE", 1.0)
-    assert [pipeline.bytes_ahead(traced, batches) for batches in (0, 2)] == [
-        0,
-        (2 + pipeline.MORE_BATCHES) * one,
-    ]
+    traced = step.planned.traced
+    assert bytes_ahead(traced, 0) == 0
+    assert bytes_ahead(traced, 2) in [k * argument_bytes(traced) for k in range(2, 9)]
+    assert [batches_ahead(2, 100, peak * 100) for peak in (1, 50, 75, 100, 10**4)] == [
+        2, 2, 3, 4, 2 + MORE_BATCHES,
+    ]  # fmt: skip
 
 
 def test_an_allocator_that_leaves_small_tensors_out_is_not_believed(monkeypatch):
@@ -178,7 +181,7 @@ def test_an_allocator_that_leaves_small_tensors_out_is_not_believed(monkeypatch)
 
     half = compiled().report().plain_peak_bytes // 2
     monkeypatch.setattr(
-        "checkmate.tf2.planning.planner.measured",
+        "checkmate.tf2.planning.new_plan.measured",
         lambda *_, **__: PlainStep(peak_bytes=half, seconds=1.0),
     )
     for complete in (True, False):

@@ -89,7 +89,10 @@ def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_an
         if each.result and each.result.plan == second.plan
     }
     peaks = peaks_of_training(second, case, search.memory)
-    assert abs(max(peaks) - predicted) <= CLOSE * search.memory.activation_bytes, (predicted, peaks)
+    assert abs(max(peaks) - predicted) <= CLOSE * search.memory.activation_budget_bytes, (
+        predicted,
+        peaks,
+    )
     assert max(peaks) <= search.memory.limit_bytes
 
 
@@ -107,10 +110,10 @@ def test_a_step_with_loops_is_not_predicted(tensorflow):
         return tf.sin(x)
 
     for step, predicts in ((looped, False), (straight, True)):
-        planned = planned_function(step, tf.ones((512, 512)), budget="64GiB")._main
+        planned = planned_function(step, tf.ones((512, 512)), budget="64GiB").planned
         predictor = Predictor(planned.traced, planned.graph, ())
-        assert not predictor.predicts, "the allocator was not looked at"
-        predictor.look(2**23)
+        assert not predictor.predicts, "the allocator was not asked yet"
+        predictor.refresh(2**23)
         assert predictor.predicts == predicts == (not predictor.why_not)
 
 
@@ -123,7 +126,7 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
     def step(x):
         return tensorflow.cumsum(tensorflow.cumsum(x, 1), 1)
 
-    planned = planned_function(step, tensorflow.ones((512, 512)), budget="64GiB")._main
+    planned = planned_function(step, tensorflow.ones((512, 512)), budget="64GiB").planned
     predictor = Predictor(planned.traced, planned.graph, ())
     paper = predictor.write(planned.traced.plain_plan())
     mib = 2**20
@@ -133,41 +136,40 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
         (4 * mib, 4 * mib),
         (3 * mib, None),
     ):
-        predictor._pool = Pool.of_free_chunks([(2**30, free)], in_use_bytes=7 * mib, more=False)
+        predictor.pool = Pool.of_free_chunks([(2**30, free)], in_use_bytes=7 * mib, more=False)
         assert predictor.peak_bytes(paper) == (peak and peak + 7 * mib)
 
 
 def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow):
-    """What the twin is told of it, it can release."""
+    """The simulated allocator can release the tensors that were added to it."""
     from training import planned_function
 
     from checkmate.core.allocator import Pool
     from checkmate.tf2.memory.prediction import Predictor
-    from checkmate.tf2.memory.probe import address_of
+    from checkmate.tf2.memory.requests import address_of
 
     x = tensorflow.random.stateless_normal((512, 512), (1, 2))
     planned = planned_function(
         lambda x: tensorflow.reduce_sum(tensorflow.cumsum(x, 1)), x, budget="64GiB"
-    )._main
+    ).planned
     predictor = Predictor(planned.traced, planned.graph, [x])
     paper = predictor.write(planned.traced.plain_plan())
     where, size = address_of(x), 2**20
-    predictor._pool = Pool.of_free_chunks([(where + size, 4 * size)], in_use_bytes=size, more=False)
+    predictor.pool = Pool.of_free_chunks([(where + size, 4 * size)], in_use_bytes=size, more=False)
     assert predictor.peak_bytes(paper) - 2 * size < 2**16, "the batch in use, and the sums of it"
-    np.testing.assert_array_equal(predictor._pool.in_use_bytes, size)
+    np.testing.assert_array_equal(predictor.pool.in_use_bytes, size)
 
 
 def test_a_batch_of_one_tensor_twice_and_of_any_type(tensorflow):
     """As an autoencoder has it; types that a step cannot read are left out."""
     from checkmate.core.allocator import Pool
-    from checkmate.tf2.memory.prediction import Predictor
+    from checkmate.tf2.memory.prediction import add_batch
 
     tf = tensorflow
     x = tf.ones((64, 64))
     pool = Pool.of_free_chunks([], in_use_bytes=1 << 20)
-    found = Predictor(
-        None, None, [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)]
-    )._add_batch(pool)
+    batch = [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)]
+    found = add_batch(pool, batch)
     assert {pool.chunk_bytes(address) for address in found} >= {64 * 64 * 4}
     for address in found:
         pool.release(address)

@@ -110,25 +110,25 @@ def test_a_training_step_gets_the_chunks_that_the_twin_says(tensorflow):
     assert probe(pool.largest_hole_bytes).free_chunks == pool.free_chunks
 
 
-@pytest.mark.parametrize("room_bytes", [1, 1000, MIB - 255, 5 * MIB + 1])
-def test_the_room_is_there(tensorflow, room_bytes):
+@pytest.mark.parametrize("step_bytes", [1, 1000, MIB - 255, 5 * MIB + 1])
+def test_what_a_step_needs_is_there(tensorflow, step_bytes):
     from checkmate.tf2.memory.probe import probe
 
     gc.collect()
-    pool = probe(room_bytes)
-    assert pool.largest_hole_bytes >= room_bytes
-    assert probe(room_bytes).free_chunks == pool.free_chunks
+    pool = probe(step_bytes)
+    assert pool.largest_hole_bytes >= step_bytes
+    assert probe(step_bytes).free_chunks == pool.free_chunks
 
 
 @pytest.mark.own_process
-def test_a_chunk_about_as_large_as_the_room_is_known(tensorflow):
-    """Just as large, one unit more, one that is not split, and smaller ones beside it that are full
+def test_a_chunk_about_as_large_as_a_step_is_known(tensorflow):
+    """Just as large, one unit more, one that is not split, and smaller ones with it that are full
     after many requests."""
     from checkmate.tf2.memory.probe import probe
 
     tf = tensorflow
     whole = probe(60 * MIB).largest_hole_bytes
-    assert whole == 64 * MIB, "the region that fits the room"
+    assert whole == 64 * MIB, "the region that fits the step"
     buffers = [tf.raw_ops.Empty(shape=[n * MIB], dtype=tf.uint8) for n in (20, 3, 13, 3)]
     walls = buffers[1::2]
     del buffers
@@ -171,7 +171,7 @@ def test_an_allocator_that_is_not_bfc_is_not_believed(monkeypatch):
         probe.probe(MIB)
 
 
-def test_more_room_than_there_is(tensorflow, monkeypatch):
+def test_more_memory_than_there_is(tensorflow, monkeypatch):
     """In earnest, TensorFlow would wait ten seconds."""
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.probe import probe
@@ -199,7 +199,7 @@ def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
     before = devices.bytes_in_use("CPU:0")
     count = itertools.count(0, MIB // 3)
     with monkeypatch.context() as patch:
-        # As if others took as much between any two looks.
+        # As if others took as much between any two reads.
         patch.setattr(devices, "bytes_in_use", lambda device: next(count))
         with pytest.raises(CheckmateError, match="Do other threads use it"):
             probe.probe(MIB // 4)
@@ -222,16 +222,16 @@ def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
     in_use = probe.probe(60 * MIB).in_use_bytes
     theirs = [tf.raw_ops.Empty(shape=[300000], dtype=tf.uint8)]
     places = [probe.address_of(theirs[0])]
-    request_in_large = probe._Search._request_in_large
+    request_within = probe.request_within
 
-    def disturbed(self, size, *arguments, **options):
-        answer = request_in_large(self, size, *arguments, **options)
-        if size == UNIT_BYTES:
+    def disturbed(place, shape, most, others):
+        answer = request_within(place, shape, most, others)
+        if tf.reduce_prod(shape) == UNIT_BYTES:
             theirs[:] = [tf.raw_ops.Empty(shape=[500000], dtype=tf.uint8)]
             places.append(probe.address_of(theirs[0]))
         return answer
 
-    monkeypatch.setattr(probe._Search, "_request_in_large", disturbed)
+    monkeypatch.setattr(probe, "request_within", disturbed)
     pool = probe.probe(60 * MIB)
     released, requested = places
     assert 500000 <= pool.in_use_bytes - in_use <= 1000000

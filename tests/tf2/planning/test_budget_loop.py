@@ -8,24 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate.tf2.planning.budget_loop import (
-    CLOSE_SHARE,
-    FIRST_RESERVE,
-    PLANS,
-    PLANS_ONCE_WITHIN,
-    UNUSED_SHARE,
-    Tried,
-    next_target,
-)
+from checkmate.tf2.planning.budget_loop import Tried, next_target
+from checkmate.tf2.planning.tuning import TUNING
 
 FIXED, LIMIT = 10_000_000, 110_000_000
-ROOM = LIMIT - FIXED
-STEP = int(CLOSE_SHARE * ROOM)
+ACTIVATIONS = LIMIT - FIXED
+STEP = int(TUNING.close_share * ACTIVATIONS)
 
 
 def share(part):
     """So much of the activation budget, on top of what is fixed."""
-    return FIXED + int(part * ROOM)
+    return FIXED + int(part * ACTIVATIONS)
 
 
 def tried(target, peak, *, asked=None, recomputes=True):
@@ -51,12 +44,12 @@ def searched(limit, fixed, took):
 
 
 def test_the_first_plan_leaves_a_little_to_the_allocator():
-    assert next_target(LIMIT, FIXED, []) == LIMIT - FIRST_RESERVE * ROOM
+    assert next_target(LIMIT, FIXED, []) == LIMIT - TUNING.first_reserve * ACTIVATIONS
 
 
 def test_what_is_asked_for_is_scaled_towards_the_limit():
     """By what the last plan took for each byte that it asked for, what is fixed left out."""
-    aim = 1 - UNUSED_SHARE / 2
+    aim = 1 - TUNING.unused_share / 2
     for target, asked, took in ((0.95, 0.95, 1.1), (0.95, 0.85, 1.05), (0.8, 0.8, 0.9)):
         assert next_target(LIMIT, FIXED, [tried(target, took, asked=asked)]) == pytest.approx(
             share(asked * aim / took), abs=2
@@ -71,7 +64,7 @@ def test_scaling_stays_between_what_fits_and_what_does_not():
 
 @pytest.mark.parametrize(
     ("took", "enough"),
-    [(1.0, True), (1 - 0.9 * UNUSED_SHARE, True), (1 - 1.1 * UNUSED_SHARE, False)],
+    [(1.0, True), (1 - 0.9 * TUNING.unused_share, True), (1 - 1.1 * TUNING.unused_share, False)],
 )
 def test_it_ends_where_little_is_unused(took, enough):
     assert (next_target(LIMIT, FIXED, [tried(0.9, took)]) is None) == enough
@@ -86,22 +79,23 @@ def test_it_ends_where_nothing_is_recomputed():
 
 
 def test_it_ends_after_so_many_plans_and_sooner_where_one_fits():
-    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(PLANS)]
+    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(TUNING.max_plans)]
     assert next_target(LIMIT, FIXED, over[:-1]) is not None
     assert next_target(LIMIT, FIXED, over) is None
     within = [tried(0.3, 0.5), *over]
-    assert next_target(LIMIT, FIXED, within[: PLANS_ONCE_WITHIN - 1]) is not None
-    assert next_target(LIMIT, FIXED, within[:PLANS_ONCE_WITHIN]) is None
+    assert next_target(LIMIT, FIXED, within[: TUNING.max_plans_once_within - 1]) is not None
+    assert next_target(LIMIT, FIXED, within[: TUNING.max_plans_once_within]) is None
 
 
 def test_how_often_the_solver_was_asked_counts_where_it_gave_more_plans_than_one():
-    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(PLANS)]
-    assert next_target(LIMIT, FIXED, over, PLANS - 1) is not None
-    assert next_target(LIMIT, FIXED, over[:2], PLANS) is None
+    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(TUNING.max_plans)]
+    assert next_target(LIMIT, FIXED, over, TUNING.max_plans - 1) is not None
+    assert next_target(LIMIT, FIXED, over[:2], TUNING.max_plans) is None
     assert (
-        next_target(LIMIT, FIXED, [tried(0.3, 0.5), *over[:2]], PLANS_ONCE_WITHIN - 1) is not None
+        next_target(LIMIT, FIXED, [tried(0.3, 0.5), *over[:2]], TUNING.max_plans_once_within - 1)
+        is not None
     )
-    assert next_target(LIMIT, FIXED, [tried(0.3, 0.5)], PLANS_ONCE_WITHIN) is None
+    assert next_target(LIMIT, FIXED, [tried(0.3, 0.5)], TUNING.max_plans_once_within) is None
 
 
 def test_where_there_is_no_plan_it_goes_halfway_to_the_lowest_that_takes_too_much():
@@ -117,10 +111,10 @@ def test_where_there_is_no_plan_it_goes_halfway_to_the_lowest_that_takes_too_muc
 def test_where_memory_runs_out_it_goes_down_by_what_the_first_plan_leaves():
     """How much was missing is not known."""
     assert next_target(LIMIT, FIXED, [ran_out(0.8)]) == pytest.approx(
-        share(0.8 - FIRST_RESERVE), abs=1
+        share(0.8 - TUNING.first_reserve), abs=1
     )
     assert next_target(LIMIT, FIXED, [ran_out(0.8), ran_out(0.75)]) == pytest.approx(
-        share(0.75 - FIRST_RESERVE), abs=1
+        share(0.75 - TUNING.first_reserve), abs=1
     )
     assert next_target(LIMIT, FIXED, [tried(0.77, None), ran_out(0.8)]) == pytest.approx(
         share(0.77) + STEP, abs=1
@@ -147,7 +141,7 @@ def test_a_plan_for_more_that_takes_less_is_found():
     """All take too much down to where there is no plan, but for some above."""
 
     def took(target):
-        part = (target - FIXED) / ROOM
+        part = (target - FIXED) / ACTIVATIONS
         return tried(part, None if part < 0.945 else 0.99 if 0.96 < part < 0.99 else 1.2)
 
     found = searched(LIMIT, FIXED, took)
@@ -170,33 +164,33 @@ parts = st.floats(0, 1)
 def ways_down(draw):
     """(limit, fixed, target -> what comes of it): more memory is asked for and taken for a higher
     target, and from some target on there is a plan."""
-    fixed, room = draw(sizes)
+    fixed, activations = draw(sizes)
     hopeless = draw(parts)
     rises = sorted(draw(st.lists(st.tuples(parts, parts), max_size=5)))
     first, more, asks = draw(st.floats(0, 1.5)), draw(st.floats(0, 1.5)), draw(st.floats(0.5, 1))
 
     def took(target):
-        part = (target - fixed) / room
+        part = (target - fixed) / activations
         if part < hopeless:
             return Tried(target, None, None)
         peak = first + more * part + sum(rise for start, rise in rises if part >= start)
         return Tried(
             target,
-            fixed + int(asks * part * room),
-            fixed + int(peak * room) if peak < 3 else None,
+            fixed + int(asks * part * activations),
+            fixed + int(peak * activations) if peak < 3 else None,
             draw_recomputes(part),
         )
 
     def draw_recomputes(part):
         return part < 0.97 or bool(rises)
 
-    return fixed + room, fixed, took
+    return fixed + activations, fixed, took
 
 
 @st.composite
 def anything(draw):
     """The same, at random for each target."""
-    (fixed, room), seed = draw(sizes), draw(st.integers(0, 10**6))
+    (fixed, activations), seed = draw(sizes), draw(st.integers(0, 10**6))
 
     def took(target):
         chance = random.Random(seed * target)
@@ -206,11 +200,11 @@ def anything(draw):
         return Tried(
             target,
             asked,
-            None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * room),
+            None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * activations),
             chance.random() < 0.95,
         )
 
-    return fixed + room, fixed, took
+    return fixed + activations, fixed, took
 
 
 @given(ways_down() | anything())
@@ -218,11 +212,11 @@ def test_whatever_plans_take_it_ends_soon_and_asks_for_nothing_twice_or_above_th
     limit, fixed, took = problem
     found = searched(limit, fixed, took)
     targets = [each.target_bytes for each in found]
-    assert 1 <= len(targets) <= PLANS
+    assert 1 <= len(targets) <= TUNING.max_plans
     assert len(set(targets)) == len(targets)
     assert all(fixed <= target <= limit for target in targets)
     fitting = [k for k, each in enumerate(found) if each.within(limit)]
-    assert not fitting or len(found) <= max(PLANS_ONCE_WITHIN, fitting[0] + 1)
+    assert not fitting or len(found) <= max(TUNING.max_plans_once_within, fitting[0] + 1)
 
 
 @given(ways_down())
@@ -232,14 +226,14 @@ def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
     limit, fixed, took = problem
     found = searched(limit, fixed, took)
     within = [each for each in found if each.within(limit)]
-    if len(found) >= (PLANS_ONCE_WITHIN if within else PLANS):
+    if len(found) >= (TUNING.max_plans_once_within if within else TUNING.max_plans):
         return
     if any(
-        not each.recomputes or limit - each.peak_bytes <= UNUSED_SHARE * (limit - fixed)
+        not each.recomputes or limit - each.peak_bytes <= TUNING.unused_share * (limit - fixed)
         for each in within
     ):
         return
-    step = max(1, int(CLOSE_SHARE * (limit - fixed)))
+    step = max(1, int(TUNING.close_share * (limit - fixed)))
     least = max((each.target_bytes for each in within), default=fixed)
     known = [least, *(each.target_bytes for each in found)]
     for k in range(401):

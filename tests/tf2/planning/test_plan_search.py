@@ -97,14 +97,9 @@ def test_what_is_known_of_a_step_saves_steps(seen):
     (search,) = seen.searches
     assert search.footprints and not search.notes
     again = PlanSearch(
-        search.traced,
+        search.task,
         search.graph,
         search.memory,
-        search.solver,
-        1,
-        search.clock,
-        search.progress,
-        None,
         search.most_bytes,
         footprints=dict(search.footprints),
     )
@@ -130,9 +125,9 @@ def test_footprints_are_learnt_where_a_step_takes_more_than_was_predicted(seen, 
     from dataclasses import replace
 
     from checkmate.core.footprint import Footprint, Node, Request
-    from checkmate.tf2.planning import planner
+    from checkmate.tf2.planning import new_plan
 
-    with_costs = planner.with_costs
+    with_costs = new_plan.with_costs
 
     def too_small(*arguments, **options):
         graph = with_costs(*arguments, **options)
@@ -140,7 +135,7 @@ def test_footprints_are_learnt_where_a_step_takes_more_than_was_predicted(seen, 
             graph, ops=tuple(replace(op, output_bytes=op.output_bytes // 2) for op in graph.ops)
         )
 
-    monkeypatch.setattr(planner, "with_costs", too_small)
+    monkeypatch.setattr(new_plan, "with_costs", too_small)
     monkeypatch.setattr(
         Node,
         "expected",
@@ -153,7 +148,7 @@ def test_footprints_are_learnt_where_a_step_takes_more_than_was_predicted(seen, 
     (search,) = seen.searches
     run = [each for each in search.candidates if each.measured_bytes]
     assert len(seen.confirmed) >= 2
-    assert search.memory.peak(seen.confirmed[0].counted_bytes) > search.limit_bytes, (
+    assert search.memory.peak(seen.confirmed[0].allocated_bytes) > search.limit_bytes, (
         "the first plan took too much"
     )
     assert step.report().measured_peak_bytes <= search.limit_bytes < step.budget_bytes
@@ -168,7 +163,7 @@ def test_a_step_that_takes_more_than_was_predicted_is_not_delivered(seen):
     from dataclasses import replace
 
     seen.first = lambda found: replace(
-        found, counted_bytes=found.counted_bytes + 3 * MIB, requests=None
+        found, allocated_bytes=found.allocated_bytes + 3 * MIB, requests=None
     )
     step = Chain().planned()
     (search,) = seen.searches

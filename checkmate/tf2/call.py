@@ -1,0 +1,112 @@
+"""Call: the arguments of a call, its tensors apart from what is part of the step.
+
+Arguments are nests. Their tensors and arrays are what varies from call to call; all else (numbers,
+strings, None, objects) is part of the step, as it is for a `tf.function`: another number is another
+step and is planned anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Arguments of a call: leaves of their nest, the tensors among them apart.
+
+    Attributes:
+      structure: (args, kwargs) with the number of each leaf in its place.
+      leaves: The leaves, None in the place of a tensor.
+      places: Numbers of the leaves that are tensors.
+      tensors: The tensors, in the order of `places`.
+    """
+
+    structure: Any
+    leaves: list[Any]
+    places: tuple[int, ...]
+    tensors: list[Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Returns the call with these arguments."""
+        whole = (args, kwargs)
+        leaves = tf.nest.flatten(whole)
+        for leaf in leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+                raise TraceError(
+                    f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have."
+                    " Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
+                )
+            if _is_array(leaf) and tf.as_dtype(leaf.dtype) == tf.string:
+                raise TraceError(
+                    "A plan is made for sizes that shapes tell, and those of text they do not. Look"
+                    " the text up before the step, as dataset.map(layer) does with a"
+                    " TextVectorization or StringLookup layer, and pass its numbers."
+                )
+        places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
+        structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
+        return cls(
+            structure,
+            [None if _is_array(leaf) else leaf for leaf in leaves],
+            places,
+            [leaves[k] for k in places],
+        )
+
+    @property
+    def kind(self) -> tuple:
+        """Equal for the calls that run under one plan."""
+        arrays = [
+            (tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape))
+            for tensor in self.tensors
+        ]
+        return (
+            repr(self.structure),
+            tuple(map(_identity, self.leaves)),
+            self.places,
+            tuple(arrays),
+        )
+
+    def specs(self, batch_size: int | None) -> tuple[tf.TensorSpec, ...]:
+        """The tensors' specs, with `batch_size` instead of the first dimension of those that have
+        that of the batch."""
+        shapes = [list(tensor.shape) for tensor in self.tensors]
+        batch = next((shape[0] for shape in shapes if shape), None)
+        if batch_size is not None:
+            shapes = [
+                [batch_size, *shape[1:]] if shape and shape[0] == batch else shape
+                for shape in shapes
+            ]
+        return tuple(
+            tf.TensorSpec(shape, tf.as_dtype(tensor.dtype))
+            for shape, tensor in zip(shapes, self.tensors, strict=True)
+        )
+
+    def without_tensors(self) -> Call:
+        """The same without values: it may be kept."""
+        return Call(self.structure, self.leaves, self.places, [])
+
+    def with_tensors(self, tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these tensors in their places."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return tf.nest.pack_sequence_as(self.structure, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.Tensor, tf.TensorSpec, np.ndarray, np.generic))
+
+
+def _identity(leaf: Any) -> Any:
+    """Something hashable that is equal for leaves that make the same step."""
+    return (
+        (type(leaf), leaf)
+        if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType))
+        else id(leaf)
+    )

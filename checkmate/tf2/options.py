@@ -1,0 +1,115 @@
+"""PlanOptions: the one list of options of everything that plans a training step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from checkmate.errors import TraceError
+from checkmate.solvers.search import Solver, check_time_limit
+from checkmate.solvers.solve import make_solver
+from checkmate.tf2.costs.measured import CostModel
+from checkmate.units import Bytes, parse_bytes
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The fields of `PlanOptions` as keyword arguments, for editors and type checkers."""
+
+    budget: Bytes
+    batch_size: int | None
+    solver: str | Solver
+    cost_model: str | CostModel
+    time_limit_s: float | None
+    verbose: bool
+    plan: str | os.PathLike | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of `compile`, `function`, `rematerialize`, `Rematerialize` and `max_batch`.
+
+    Attributes:
+      budget: The limit for all bytes resident on the device while a step runs: variables, optimizer
+        slots, the batch, activations, gradients, workspaces, and the results of the step before.
+        "6GiB", a number of bytes, "60%" of the plain step's measured peak (predicted where the
+        plain step cannot be run, as the report says), or "auto": 90 % of the free bytes of the
+        device, or 96 % of the allocator's own limit (TF_CPU_BFC_MEM_LIMIT_IN_MB).
+      batch_size: The largest first dimension of later calls; by default that of the first call. A
+        smaller batch runs under the same plan, a larger one is refused.
+      solver: See `checkmate.solve`.
+      cost_model: "profile" measures each distinct op on the device; "roofline" and "unit" run
+        nothing; or a function.
+      time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is
+        used. The solver is called up to eight times, and up to three times once a plan is within
+        the budget. By default two seconds for the first call and half for the others, and more for
+        graphs of more than a thousand ops.
+      verbose: Show progress on a terminal.
+      plan: A .json file that `save` wrote, to run its plan; the plan must be for this very step,
+        and with a budget other than "auto" within it. Or a folder: a plan in it for this step and
+        these options is run, else one is made and stored there.
+
+    Raises:
+      BudgetError: A budget or a time limit that cannot be read.
+      SolverUnavailableError: A solver that is not there.
+      TraceError: A batch size that is not a whole number of at least 1.
+    """
+
+    budget: Bytes = "auto"
+    batch_size: int | None = None
+    solver: str | Solver = "auto"
+    cost_model: str | CostModel = "profile"
+    time_limit_s: float | None = None
+    verbose: bool = True
+    plan: str | os.PathLike | None = None
+
+    def __post_init__(self) -> None:
+        make_solver(self.solver)
+        if self.budget != "auto":
+            parse_bytes(self.budget, percent_of=1 << 40)
+        if self.time_limit_s is not None:
+            check_time_limit(self.time_limit_s)
+        size = self.batch_size
+        if size is not None and (
+            isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
+        ):
+            raise TraceError(
+                "batch_size is the largest batch that will come, a whole number of at least 1; got"
+                f" {size!r}."
+            )
+
+    @classmethod
+    def of(
+        cls, function: str, keywords: Mapping[str, Any], refused: Mapping[str, str] | None = None
+    ) -> PlanOptions:
+        """Checks the keyword arguments of a public function.
+
+        Args:
+          function: The name of the function, for messages.
+          keywords: Its keyword arguments.
+          refused: Option -> why this function does not take it, as a sentence.
+
+        Raises:
+          TypeError: An unknown option, or a refused one.
+        """
+        refused = refused or {}
+        known = [each.name for each in fields(cls) if each.name not in refused]
+        for name in keywords:
+            if name in refused:
+                raise TypeError(f"{function}() does not take {name}: {refused[name]}")
+            if name not in known:
+                raise TypeError(
+                    f"{function}() has no option {name!r}. The options are {', '.join(known)}."
+                )
+        return cls(**keywords)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The options that decide about a plan, for the name of its file in a folder."""
+        solver = self.solver if isinstance(self.solver, str) else self.solver.name
+        cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
+        return self.budget, solver, cost_model, self.time_limit_s

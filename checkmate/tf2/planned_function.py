@@ -1,0 +1,159 @@
+"""PlannedFunction: a training step under a memory budget, planned for each kind of call when the
+first call of that kind comes."""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.errors import PlanError
+from checkmate.plot.picture import show_in_notebook
+from checkmate.solvers.result import SolveResult
+from checkmate.tf2.call import Call
+from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.memory.pipeline import BATCHES_MADE
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.python_state import python_state, tell_changes
+from checkmate.tf2.report import Report
+
+log = logging.getLogger("checkmate")
+
+MANY_PLANS = 5
+"""How many kinds of calls are planned before a warning says that there are many."""
+
+
+class PlannedFunction:
+    """A step under a budget, with a plan for each kind of call that came. Its figures are those of
+    the first kind.
+
+    A call whose first dimension is at most the planned one runs under the same plan; see
+    `PlannedStep`.
+
+    Args:
+      step: The Python function to trace.
+      on_lost: Is told of Python state that the step changed while it was traced.
+      has_pipeline: Whether an input pipeline may make the next batch while a step runs.
+    """
+
+    def __init__(
+        self,
+        step: Callable,
+        options: PlanOptions,
+        *,
+        name: str,
+        autograph: bool,
+        on_lost: Callable[[str], None] | None = None,
+        has_pipeline: bool = False,
+    ):
+        self._step, self._options, self._name, self._autograph = step, options, name, autograph
+        self._next_batches = BATCHES_MADE if has_pipeline else 0
+        self._on_lost = on_lost
+        self._steps: dict[Any, PlannedStep] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step, planned now where no call of this kind was met before."""
+        call = Call.of(args, kwargs)
+        return self._planned(call)(*call.tensors)
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> PlannedStep:
+        """Plans for a call with arguments like these (specs will do) without running it."""
+        return self._planned(Call.of(args, kwargs))
+
+    @property
+    def plan(self) -> Plan:
+        """The `Plan` for the first kind of call."""
+        return self._first.plan
+
+    @property
+    def result(self) -> SolveResult | None:
+        """The solver's answer for it, or None when that step runs unchanged."""
+        return self._first.result
+
+    @property
+    def graph(self) -> DFGraph:
+        """The `DFGraph` of it, with measured costs."""
+        return self._first.graph
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        return self._first.budget_bytes
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of calls have a plan."""
+        return len(self._steps)
+
+    @property
+    def steps(self) -> tuple[PlannedStep, ...]:
+        """The planned step for each kind of call that came, in order."""
+        return tuple(self._steps.values())
+
+    def report(self) -> Report:
+        """Returns what was asked, what was found and what it costs, for the first kind of call;
+        print it."""
+        return self._first.report()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the plan for the first kind of call as a .json file, for `plan=path` of another
+        run."""
+        self._first.save(path)
+
+    def _ipython_display_(self) -> None:
+        if self._steps:
+            self._first._ipython_display_()
+        else:
+            show_in_notebook(
+                f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is"
+                " first called.</p>",
+                None,
+            )
+
+    @property
+    def _first(self) -> PlannedStep:
+        if not self._steps:
+            raise PlanError(
+                f"{self._name!r} has no plan yet: it is planned when it is first called, or by"
+                " plan_for(specs)."
+            )
+        return self.steps[0]
+
+    def _planned(self, call: Call) -> PlannedStep:
+        key = call.kind
+        if key not in self._steps:
+            if len(self._steps) == MANY_PLANS:
+                log.warning(
+                    "%r is planned for the %dth time: its calls differ in more than the size of the"
+                    " batch. Shapes beyond the first dimension and Python numbers that change need"
+                    " a plan each; pad the former, pass the latter as tensors.",
+                    self._name,
+                    MANY_PLANS + 1,
+                )
+            step = tf.function(self._flat(call), autograph=self._autograph)
+            request = PlanRequest(step, self._name, self._options, next_batches=self._next_batches)
+            specs = call.specs(self._options.batch_size)
+            self._steps[key] = PlannedStep(request, specs, call.tensors)
+        return self._steps[key]
+
+    def _flat(self, call: Call) -> Callable:
+        """The step as a function of the call's tensors only."""
+        step, on_lost = self._step, self._on_lost
+        watched = step if on_lost else None
+        template = call.without_tensors()
+
+        def flat_step(*tensors: tf.Tensor) -> Any:
+            before = python_state(watched)
+            args, kwargs = template.with_tensors(tensors)
+            result = step(*args, **kwargs)
+            tell_changes(before, python_state(watched), on_lost)
+            return result
+
+        return flat_step

@@ -1,0 +1,103 @@
+"""Calls of the solver for plans of one graph."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.core.replay import MemoryTimeline
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.progress import Progress
+from checkmate.solvers.curve import Curve, solve_curve
+from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.search import Search
+from checkmate.solvers.solve import solve
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.planned import Clock
+from checkmate.tf2.planning.tuning import TUNING
+
+
+def time_limit(asked_s: float | None, graph: DFGraph) -> float:
+    """Returns the seconds that the solver may take for a plan of a graph: those that the user asked
+    for, or by the graph's size."""
+    return max(TUNING.min_time_s, TUNING.time_per_op_s * len(graph)) if asked_s is None else asked_s
+
+
+@dataclass(slots=True, eq=False)
+class SolverCalls:
+    """The calls of the solver, and the first reason why it found no plan.
+
+    Attributes:
+      count: How often the solver was called.
+      refusal: Why the first call without a plan found none.
+    """
+
+    graph: DFGraph
+    options: PlanOptions
+    clock: Clock
+    progress: Progress
+    count: int = 0
+    refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+    _curve: Curve | None = None
+
+    @property
+    def name(self) -> str:
+        """The solver's name."""
+        solver = self.options.solver
+        return solver if isinstance(solver, str) else solver.name
+
+    @property
+    def time_limit_s(self) -> float:
+        """The seconds of a call. Those after the first have half of them, unless the user asked for
+        so many."""
+        asked = self.options.time_limit_s
+        seconds = time_limit(asked, self.graph)
+        return seconds / 2 if self.count > 1 and asked is None else seconds
+
+    def best(self, budget_bytes: int) -> tuple[SolveResult | None, list[SolveResult]]:
+        """Returns the cheapest plan that the solver finds, and the last few that it found on the
+        way there; (None, []) where it finds none."""
+        self.count += 1
+        improving: list[tuple[Plan, MemoryTimeline]] = []
+
+        def on_progress(search: Search) -> None:
+            self.progress.improved(search)
+            plan, timeline = search.plan, search.timeline
+            if plan is None or timeline is None:
+                return
+            if not improving or improving[-1][0] is not plan:
+                improving.append((plan, timeline))
+
+        with self.clock.phase("solving"), self.progress.phase("solving"):
+            try:
+                result = solve(
+                    self.graph,
+                    budget_bytes,
+                    solver=self.options.solver,
+                    time_limit_s=self.time_limit_s,
+                    on_progress=on_progress,
+                )
+            except (InfeasibleBudgetError, NoPlanFoundError) as error:
+                self.refusal = self.refusal or error
+                return None, []
+        return result, [
+            replace(result, status=SolveStatus.FEASIBLE, plan=plan, timeline=timeline)
+            for plan, timeline in improving[-1 - TUNING.improving_plans : -1]
+        ]
+
+    @property
+    def curve(self) -> Curve | None:
+        """The search for the smallest budget that has a plan, made once; None where it fails."""
+        if self._curve is None:
+            phase = self.progress.phase("looking for what would fit")
+            with contextlib.suppress(CheckmateError), phase:
+                self._curve = solve_curve(
+                    self.graph,
+                    ["100%"],
+                    solver=self.options.solver,
+                    time_limit_s=TUNING.lowest_plan_s,
+                    find_smallest=True,
+                )
+        return self._curve

@@ -1,0 +1,49 @@
+"""What tunes the search for a plan: every constant of its algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTuning:
+    """The constants of `PlanSearch` and of `next_target`. Shares are of the activation budget.
+
+    Attributes:
+      first_reserve: The share that the first plan leaves to the allocator, before anything is known
+        of its overhead. The allocator's overhead is a few percent.
+      unused_share: The share that a plan may leave unused without another plan being asked for.
+      close_share: Two amounts of memory that differ by less count as equal: the next target differs
+        by more from all before, and a measured peak that is higher by more corrects predictions.
+      max_plans: How often the solver is called at most.
+      max_plans_once_within: How often, once a plan is within the budget.
+      max_built: How many plans are built and confirmed at most.
+      confirming_steps: Steps that confirm a plan: a warm-up run, one to be timed, one to be
+        watched. One step does where the footprints of the plan's ops are known.
+      min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
+      time_per_op_s: The same for each op of the graph.
+      worth_share: The share of its cost by which another plan must be cheaper to be built after one
+        was confirmed.
+      improving_plans: How many of the plans that the solver found on its way to the cheapest one
+        are candidates, too: the allocator's overhead may be smaller with one of them.
+      lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
+      batch_margin: What one more example is expected to take, times this, where a refusal names a
+        smaller batch: the allocator's overhead differs from batch to batch.
+    """
+
+    first_reserve: float = 0.05
+    unused_share: float = 0.015
+    close_share: float = 0.005
+    max_plans: int = 8
+    max_plans_once_within: int = 3
+    max_built: int = 6
+    confirming_steps: int = 3
+    min_time_s: float = 2.0
+    time_per_op_s: float = 0.002
+    worth_share: float = 0.005
+    improving_plans: int = 3
+    lowest_plan_s: float = 1.2
+    batch_margin: float = 1.1
+
+
+TUNING = SearchTuning()

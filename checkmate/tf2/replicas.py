@@ -1,0 +1,155 @@
+"""What a step of several replicas needs: a deferred update of the optimizer, and one worker's plan
+for all workers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from checkmate.errors import CheckmateError, TraceError
+from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.options import PlanOptions
+
+
+class DeferredUpdate:
+    """The calls of `optimizer.apply` that a step makes, not carried out."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[list[Any], list[Any]]] = []
+        self._graph: Any = None
+        self._ops = 0
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Notes the arguments, in the place of the optimizer's own method."""
+        if trainable_variables is None:
+            raise TraceError(
+                "With several replicas, give optimizer.apply the variables with the gradients."
+            )
+        self._asked.append((list(grads), list(trainable_variables)))
+        self._graph = tf.compat.v1.get_default_graph()
+        self._ops = len(self._graph.get_operations())
+
+    def only(self) -> tuple[list[Any], list[Any]]:
+        """(gradients, variables) of the one update, where the step can be split there."""
+        if len(self._asked) != 1:
+            raise TraceError(
+                "With several replicas, a step is planned that updates once; this one calls its"
+                f" optimizer {len(self._asked)} times."
+            )
+        gradients, variables = self._asked[0]
+        updated = {
+            id(component.handle) for variable in variables for component in _components(variable)
+        }
+        handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
+        if any(
+            o.type == "ReadVariableOp" and id(o.inputs[0]) in handles
+            for o in self._graph.get_operations()[self._ops :]
+        ):
+            raise TraceError(
+                "With several replicas, a step is planned that does not read its weights after it"
+                " updated them; this one does."
+            )
+        return gradients, variables
+
+
+@contextmanager
+def deferred_update(optimizer: Any) -> Iterator[DeferredUpdate]:
+    """Defers the calls of `optimizer.apply` within the block."""
+    asked = DeferredUpdate()
+    optimizer.apply = asked.apply
+    try:
+        yield asked
+    finally:
+        del optimizer.apply
+
+
+def planned_by_chief(
+    strategy: tf.distribute.Strategy, make: Callable, options: PlanOptions
+) -> PlannedStep:
+    """A step planned by one worker, whose plan the others read from a copy of its file."""
+    resolver = strategy.cluster_resolver
+    if (
+        resolver is None
+        or not resolver.task_type
+        or len(resolver.cluster_spec().as_dict().get("worker", ())) < 2
+    ):
+        return make(options)
+    chief = resolver.task_type == "chief" or (
+        resolver.task_id == 0 and "chief" not in resolver.cluster_spec().as_dict()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chief.json"
+        failure: CheckmateError | None = None
+        if chief:
+            try:
+                step = make(options)
+                step.save(path)
+            except CheckmateError as error:
+                failure = error
+        content = _from_chief(strategy, path.read_bytes() if path.exists() else b"")
+        if failure is not None:
+            raise failure
+        if not content:
+            raise TraceError("The chief found no plan for this step; its own message says why.")
+        if not chief:
+            path.write_bytes(content)
+            step = make(replace(options, plan=path))
+        return step
+
+
+def _from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
+    """The chief's bytes on every worker. All but one worker send zeros, so that the sum is what the
+    chief sent."""
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        given = tf.constant(values)
+
+        @tf.autograph.experimental.do_not_convert
+        def on_replica() -> tf.Tensor:  # one replica of the worker sends
+            return given if local_number(strategy) == 0 else tf.zeros_like(given)
+
+        return strategy.reduce(
+            tf.distribute.ReduceOp.SUM, strategy.run(on_replica), axis=None
+        ).numpy()
+
+    length = int(summed(np.array([len(content)], np.int32))[0])
+    padded = np.zeros(length, np.int32)
+    padded[: len(content)] = np.frombuffer(content, np.uint8)
+    return summed(padded).astype(np.uint8).tobytes() if length else b""
+
+
+def local_number(strategy: tf.distribute.Strategy) -> int:
+    """Which of this process's replicas runs."""
+    number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return int(number) % len(strategy.extended.worker_devices)
+
+
+def refuse_unequal(strategy: tf.distribute.Strategy) -> None:
+    """Refuses a strategy whose replicas do not run the same step on devices of one kind."""
+    if not isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    ):
+        raise TraceError(
+            "Plans run under MirroredStrategy and MultiWorkerMirroredStrategy, where every replica"
+            f" runs the same step; this is {type(strategy).__name__}."
+        )
+    kinds = sorted({device.rsplit(":", 2)[-2] for device in strategy.extended.worker_devices})
+    if len(kinds) > 1:
+        raise TraceError(
+            f"The strategy's replicas are on unequal devices ({', '.join(kinds)}); a plan is made"
+            " for one kind."
+        )
+
+
+def _components(variable: Any) -> tuple[tf.Variable, ...]:
+    """The replicas' own variables of one of the strategy's."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return tf.distribute.get_strategy().experimental_local_results(value)

@@ -1,0 +1,105 @@
+"""The training step of a Keras model, a loss and an optimizer, as a function that can be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+
+
+def training_step(
+    model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any
+) -> tuple[Callable, tuple[Any, Any]]:
+    """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
+    it is not, and its specs."""
+    optimizer = _known(keras.optimizers.get, optimizer, "optimizer")
+    specs = (as_spec(input_spec), as_spec(label_spec))
+    _build(model, specs[0])
+    if not model.trainable_variables:
+        raise TraceError(
+            f"Model {model.name!r} has no trainable variables, so there is nothing to train. Set"
+            " trainable=True on a layer."
+        )
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    loss_function = _scalar_loss(loss)
+
+    def train_step(inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            prediction = model(inputs, training=True)
+            loss_value = loss_function(labels, prediction)
+            if loss_value.shape.rank != 0:
+                raise TraceError(
+                    f"The loss must be one number per batch; got shape {loss_value.shape}. Reduce"
+                    " it, for example with tf.reduce_mean."
+                )
+            if model.losses:
+                loss_value += tf.add_n([tf.cast(extra, loss_value.dtype) for extra in model.losses])
+            scaled = optimizer.scale_loss(loss_value)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, variables), variables)
+        return prediction, loss_value
+
+    return train_step, specs
+
+
+def as_spec(value: Any) -> Any:
+    """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
+
+    def one(leaf: Any) -> tf.TensorSpec:
+        if isinstance(leaf, tf.TensorSpec):
+            return leaf
+        if isinstance(leaf, keras.KerasTensor):
+            return tf.TensorSpec(leaf.shape, leaf.dtype)
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
+        if isinstance(leaf, (bool, int, float, np.generic)):
+            return tf.TensorSpec((), tf.convert_to_tensor(leaf).dtype)
+        raise TraceError(
+            f"A spec is a tensor, an array, a tf.TensorSpec, or a nest of them; found {leaf!r}."
+        )
+
+    return tf.nest.map_structure(one, value)
+
+
+def _build(model: keras.Model, input_spec: Any) -> None:
+    """Creates the variables of a model that has none yet, by calling it on symbolic inputs."""
+    if model.built:
+        return
+    try:
+        tf.function(lambda inputs: model(inputs, training=True)).get_concrete_function(input_spec)
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise TraceError(
+            f"Model {model.name!r} cannot be built for inputs {shown(input_spec)}: {error}"
+        ) from error
+
+
+def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
+    if isinstance(loss, str):
+        per_example = _known(keras.losses.get, loss, "loss")
+        return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
+    if not callable(loss):
+        raise TraceError(
+            "A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name;"
+            f" got {loss!r}."
+        )
+    return lambda labels, prediction: tf.convert_to_tensor(loss(labels, prediction))
+
+
+def _known(get: Callable[[Any], Any], identifier: Any, what: str) -> Any:
+    try:
+        return get(identifier)
+    except (ValueError, TypeError) as error:
+        raise TraceError(f"Keras knows no {what} {identifier!r}: {error}") from error
+
+
+def shown(specs: Any) -> str:
+    """Returns specs as text."""
+    return str(
+        tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs)
+    )
