@@ -43,7 +43,7 @@ def page(
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in facts
     )
     template = Template(
-        resources.files("checkmate.plot").joinpath("page.html").read_text(encoding="utf-8")
+        resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     )
     data = json.dumps(
         _data(graph, plan, plain or Plan.keep_all(graph), budget_bytes), separators=(",", ":")

@@ -104,10 +104,11 @@ class Improver:
                     self._relaxed, proposals, hot, 0.01, placement, annealer.first_price
                 )
         proposals <<= 1 + min(self.fruitless, 6)
-        for hot, placement in ((0.1, REPEATS_ANYWHERE), (1.0, IN_STAGES)):
-            price = 1.0 if self._best() else None
-            start = self._best() or range(len(self._search.graph))
-            yield AnnealingRun(start, proposals, hot, 0.02, placement, price)
+        plain, price = range(len(self._search.graph)), annealer.first_price
+        placement = REPEATS_ANYWHERE if self.rounds % 2 else IN_STAGES
+        yield AnnealingRun(plain, proposals, 1.0, 0.05, placement, price)
+        if best := self._best():
+            yield AnnealingRun(best, proposals, 0.1, 0.02, REPEATS_ANYWHERE, price=1.0)
         self.rounds += 1
         better = min(self._found()[0], search_cost(self._search)) < before
         self.fruitless = 0 if better else self.fruitless + 1

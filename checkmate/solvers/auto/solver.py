@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ import numpy as np
 from checkmate.solvers.auto.bounds import RelaxedSolution, solve_integer, solve_linear
 from checkmate.solvers.auto.improver import Improver, search_cost
 from checkmate.solvers.auto.relaxation import Relaxation
+from checkmate.solvers.backends import scipy
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.baselines.chen import ChenGreedy
 from checkmate.solvers.baselines.dtr import DTR
@@ -114,7 +114,7 @@ class _Run:
 
     def _relax(self) -> None:
         """Adds snapshots one by one, each where the last solution overflows most."""
-        self._call(lambda: import_module("scipy.optimize"), np.inf)  # takes 0.2 s, once
+        self._call(scipy.load, np.inf)
         snapshots, before, fruitless = [int(self.plain_bytes.argmax())], None, 0
         while fruitless <= self.options.patience and not self._finished():
             relaxation = Relaxation(self.search.graph, self.search.budget_bytes, snapshots)

@@ -9,6 +9,12 @@ from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProb
 STATUS = {0: AnswerStatus.OPTIMAL, 1: AnswerStatus.FEASIBLE, 2: AnswerStatus.INFEASIBLE}
 
 
+def load() -> None:
+    """Imports what `solve` needs, which takes some 0.2 s the first time."""
+    import scipy.optimize
+    import scipy.sparse  # noqa: F401
+
+
 def solve(
     problem: MatrixProblem,
     *,
