@@ -48,13 +48,6 @@ takes an hour or more, and is for those who change the default solver."""
 FOUND_FROM = 0.1
 """The share of `SHARES` from which on some solver finds a plan of each graph."""
 
-QUICK = (
-    *("state_space", "local_search", "revolve", "min_cut", "dtr", "checkpoint_last"),
-    *("chen_greedy", "chen_sqrt_n", "ap_greedy", "ap_sqrt_n"),
-    *("linearized_greedy", "linearized_sqrt_n"),
-)
-"""Solvers that end by themselves, mostly within a second; they always run."""
-
 LONG = ("milp_highs", "lp_rounding", "retention")
 """Solvers that may take all of their time. They run where the default solver has not proven that
 its plan is cheapest within the tolerance: no plan in the given order can then be better."""
@@ -71,6 +64,9 @@ LEFT_OUT = {
     "lp_bound_pdlp": "",
     "checkpoint_all": "needs the whole peak",
 }
+
+QUICK = tuple(name for name in SOLVERS if name not in (*LONG, *LEFT_OUT))
+"""Solvers that end by themselves, mostly within a second; they always run."""
 
 
 @cache
@@ -134,9 +130,9 @@ def others(graph: DFGraph, budget_bytes: int, mine: SolveResult) -> dict[str, So
     return {name: ask(graph, budget_bytes, name) for name in names}
 
 
-def test_every_solver_is_compared_or_left_out_for_a_reason():
-    assert {*QUICK, *LONG} | LEFT_OUT.keys() == set(SOLVERS)
-    assert not {*QUICK, *LONG} & LEFT_OUT.keys()
+def test_solvers_that_are_left_out_exist():
+    assert {*LONG, *LEFT_OUT} <= SOLVERS.keys()
+    assert len(QUICK) > 10
 
 
 def test_the_graphs_are_of_a_size_that_other_solvers_manage():
