@@ -104,11 +104,13 @@ class Improver:
                     self._relaxed, proposals, hot, 0.01, placement, annealer.first_price
                 )
         proposals <<= 1 + min(self.fruitless, 6)
-        plain, price = range(len(self._search.graph)), annealer.first_price
-        placement = REPEATS_ANYWHERE if self.rounds % 2 else IN_STAGES
-        yield AnnealingRun(plain, proposals, 1.0, 0.05, placement, price)
+        if self.rounds % 4 == 0 or not self._best():
+            plain, price = range(len(self._search.graph)), annealer.first_price
+            placement = REPEATS_ANYWHERE if self.rounds % 8 else IN_STAGES
+            yield AnnealingRun(plain, proposals, 1.0, 0.05, placement, price)
         if best := self._best():
-            yield AnnealingRun(best, proposals, 0.1, 0.02, REPEATS_ANYWHERE, price=1.0)
+            placement = REPEATS_ANYWHERE if self.rounds % 2 else IN_STAGES
+            yield AnnealingRun(best, proposals, 0.05, 0.01, placement, price=1.0)
         self.rounds += 1
         better = min(self._found()[0], search_cost(self._search)) < before
         self.fruitless = 0 if better else self.fruitless + 1
