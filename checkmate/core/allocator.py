@@ -42,6 +42,11 @@ _UNLIMITED_REGION_BYTES = 1 << 50
 _TOP_ADDRESS = 1 << 62
 
 
+def rounded_up(size: int) -> int:
+    """Returns the bytes that the allocator hands out for a request of `size` bytes."""
+    return -(-size // UNIT_BYTES) * UNIT_BYTES
+
+
 class PoolExhausted(Exception):
     """A request that the pool cannot serve; the caller handles it.
 
@@ -96,7 +101,7 @@ class Pool:
                 f"Sizes must be positive: {next_region_bytes=}, {split_bytes=}, {smallest_bytes=}."
             )
         self._limit_bytes = limit_bytes
-        self._next_region_bytes = -(-next_region_bytes // UNIT_BYTES) * UNIT_BYTES
+        self._next_region_bytes = rounded_up(next_region_bytes)
         self._split_bytes = split_bytes
         self.smallest_bytes = smallest_bytes
         self._free: list[tuple[int, int]] = []  # (bytes, address) of the free chunks, in order
@@ -187,7 +192,7 @@ class Pool:
             if size < 1:
                 raise ValueError(f"A request has at least one byte, not {size}.")
             return None
-        need = -(-size // UNIT_BYTES) * UNIT_BYTES
+        need = rounded_up(size)
         free = self._free
         k = bisect_left(free, (need, 0))
         if k == len(free):

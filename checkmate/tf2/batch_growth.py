@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.allocator import rounded_up
 from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError
 from checkmate.tf2.costs.measured import CostModel, Measurement, profile, with_costs
-from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.budget import other_bytes_in_use
 from checkmate.tf2.training_step import as_spec

@@ -6,13 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.allocator import UNIT_BYTES
 from checkmate.tf2.eager import private_api
-
-
-def rounded(count: int) -> int:
-    """`count` bytes as the allocator rounds them up."""
-    return -(-count // UNIT_BYTES) * UNIT_BYTES
 
 
 class Made:

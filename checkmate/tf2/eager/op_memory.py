@@ -17,9 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.allocator import rounded_up
 from checkmate.tf2.costs.roofline import roofline_s
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.needs import Made, Needs, Signature, rounded
+from checkmate.tf2.eager.needs import Made, Needs, Signature
 from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.ops import rule_of
@@ -49,7 +50,9 @@ class NeedsTable:
             stays = _may_be_shape(shape) and dtype == tf.int32
             number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
             found = self._made[key] = Made(
-                rounded(math.prod(shape) * dtype.size) if number and not stays else 0, shape, dtype
+                rounded_up(math.prod(shape) * dtype.size) if number and not stays else 0,
+                shape,
+                dtype,
             )
         return found
 
@@ -120,7 +123,7 @@ class NeedsTable:
             return Needs(
                 5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view
             )
-        outputs = sum(rounded(count if count is not None else read) for count in made)
+        outputs = sum(rounded_up(count if count is not None else read) for count in made)
         scratch = read if rule_of(call.name).scratch else 0
         is_view = call.kind.is_view or (
             call.kind.is_reduction and made[0] is not None and outputs == _bytes(call.arguments[0])
@@ -166,7 +169,7 @@ def _may_decide(argument: Any) -> bool:
 def _bytes(argument: Any) -> int:
     if type(argument) is Cell:
         return argument.made.bytes
-    return rounded(math.prod(private_api.shape_of(argument)) * max(1, argument.dtype.size))
+    return rounded_up(math.prod(private_api.shape_of(argument)) * max(1, argument.dtype.size))
 
 
 def _may_be_shape(shape: tuple[int, ...]) -> bool:

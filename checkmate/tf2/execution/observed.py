@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
+from checkmate.core.allocator import rounded_up
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import taken_over
@@ -21,7 +22,6 @@ from checkmate.tf2.graph.operations import (
     role_of,
     source_of,
 )
-from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.op_rule import Fusion, Role
 from checkmate.tf2.ops import rule_of

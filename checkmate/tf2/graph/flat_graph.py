@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.allocator import rounded_up
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.backward import follows_gradients, with_inputs
 from checkmate.tf2.graph.graph_writer import reachable
@@ -33,7 +34,7 @@ from checkmate.tf2.graph.operations import (
     static_shape,
     ties_recomputation,
 )
-from checkmate.tf2.graph.sizes import OpSizes, rounded_up, tensor_bytes
+from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.allocator import UNIT_BYTES
+from checkmate.core.allocator import UNIT_BYTES, rounded_up
 from checkmate.tf2.graph.loop_sizes import LoopSizes
 from checkmate.tf2.graph.operations import has_bodies, is_loop, role_of, source_of
 from checkmate.tf2.op_rule import Role, Size
@@ -22,11 +22,6 @@ SMALL_SHARE = 0.001
 SIDE_OUTPUT_SHARE = 0.01
 """An output of at most this share of the largest output of the same op counts as resident, such as
 the loss that is computed with the gradient of the logits."""
-
-
-def rounded_up(count: int) -> int:
-    """Returns the bytes that the allocator hands out for a request of `count` bytes."""
-    return -(-count // UNIT_BYTES) * UNIT_BYTES
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int | None:

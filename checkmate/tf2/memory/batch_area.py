@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from checkmate.core.allocator import rounded_up
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.output_buffers import OutputBuffers
-from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.program import exact_bytes
 from checkmate.tf2.memory.requests import (

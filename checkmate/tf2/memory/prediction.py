@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from checkmate.core.allocator import Pool, PoolExhausted
+from checkmate.core.allocator import Pool, PoolExhausted, rounded_up
 from checkmate.core.events import Events, Log, Program, bursts, learn
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
@@ -18,7 +18,6 @@ from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
 from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.execution.replay import Written, write
-from checkmate.tf2.graph.sizes import rounded_up
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import probe
 from checkmate.tf2.memory.program import Programs, exact_bytes

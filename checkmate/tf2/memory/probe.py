@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from checkmate.core.allocator import SPLIT_BYTES, UNIT_BYTES, Pool
+from checkmate.core.allocator import SPLIT_BYTES, UNIT_BYTES, Pool, rounded_up
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory.profiler import AllocatorEvent, observe
@@ -96,7 +96,7 @@ class _Search:
 
     def __init__(self, device: str, step_bytes: int, smallest_bytes: int):
         self._device = device
-        self._step_bytes = -(-step_bytes // UNIT_BYTES) * UNIT_BYTES
+        self._step_bytes = rounded_up(step_bytes)
         self._smallest_bytes = smallest_bytes
         self._buffers: list[tf.Tensor] = []
         self.address = self.large_bytes = 0
