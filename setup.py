@@ -50,6 +50,7 @@ setup(
         "click>=8.1",  # the command line
         "rich>=13",  # progress bars and tables in a terminal
         "psutil>=5.9",  # free memory, for budget="auto" on a CPU
+        "typing_extensions>=4.6",  # Unpack, for the options of all that plans a step
         "platformdirs>=4",  # where measured costs are kept between runs
     ],
     extras_require={

@@ -72,7 +72,8 @@ class Heuristic:
         Args:
           count: Bytes.
           last_access: When it was last read.
-          clock, horizon: See `score`.
+          clock: See `score`.
+          horizon: See `score`.
         """
         staleness = abs(clock - last_access) + horizon if self.staleness else 1
         return (count if self.size else 1) * staleness

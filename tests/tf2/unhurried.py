@@ -1,10 +1,10 @@
 """A solver for tests of all else: quick, and with the same plan on a busy machine as on an idle
 one."""
 
-from checkmate.solvers.auto.solver import Snapshot
+from checkmate.solvers.auto.solver import Auto
 
 
-class Unhurried(Snapshot):
+class Unhurried(Auto):
     """Reads no clock."""
 
     def run(self, search):
@@ -12,4 +12,4 @@ class Unhurried(Snapshot):
         super().run(search)
 
 
-UNHURRIED = Unhurried(snapshots=1, rounds=0)
+UNHURRIED = Unhurried(patience=0, rounds=0)

@@ -35,14 +35,16 @@ class Improver:
 
     Args:
       search: Its plans are taken as starts, and better ones offered to it by `collect`.
+      rounds: At most, in a search that reads no clock. 0 for no annealing: the compiled code is not
+        loaded then.
       seed: Of the random numbers.
 
     Attributes:
       fruitless: Rounds in a row that found nothing cheaper.
     """
 
-    def __init__(self, search: Search, *, seed: int):
-        self._search, self._seed = search, seed
+    def __init__(self, search: Search, *, rounds: int, seed: int):
+        self._search, self._most_rounds, self._seed = search, rounds, seed
         self._relaxed: Sequence[int] = ()
         self._making: BackgroundTask | None = None
         self._task: AnnealingTask | None = None
@@ -54,7 +56,7 @@ class Improver:
 
     def load(self) -> None:
         """Begins to load the compiled code in the background. With a clock, rounds then follow."""
-        if self._making is None:
+        if self._making is None and self._most_rounds:
             search, seed = self._search, self._seed
             self._making = BackgroundTask(
                 lambda: Annealer(search.graph, search.budget_bytes, seed=seed)
@@ -73,14 +75,20 @@ class Improver:
             annealer = self._making.result()
             self._task = self._begin(annealer, self._forever(annealer))
 
-    def round(self) -> None:
-        """Makes one round and waits for it: the way of a search that reads no clock."""
+    def round(self) -> bool:
+        """Makes one round and waits for it: the way of a search that reads no clock.
+
+        Returns:
+          False where all rounds were made before.
+        """
         self.load()
-        assert self._making is not None
+        if self._making is None or self.rounds >= self._most_rounds:
+            return False
         annealer = self._making.result()
         self._task = self._begin(annealer, self._one_round(annealer))
         self._task.wait()
         self.collect()
+        return True
 
     def stop(self) -> None:
         """Ends the task and offers what it found."""

@@ -21,6 +21,7 @@ give the same plan on every machine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ class Auto:
         worth.
       nodes: Branch-and-bound nodes of an integer program at most.
       patience: Relaxations, and rounds of annealing, that may fail to help in a row.
+      rounds: Rounds of annealing at most, in a search that reads no clock; 0 for no annealing.
       seed: Of the random numbers.
     """
 
@@ -69,6 +71,7 @@ class Auto:
     nodes: int = 200
     many: int = 4
     patience: int = 3
+    rounds: int = 20
     seed: int = 0
 
     name = "auto"
@@ -85,11 +88,11 @@ class _Run:
         self.options, self.search = options, search
         self.stages = StagePlan(search.graph)
         self.plain_bytes = self.stages.stage_bytes[: len(search.graph)].copy()
-        self.improver = Improver(search, seed=options.seed)
+        self.improver = Improver(search, rounds=options.rounds, seed=options.seed)
 
     def run(self) -> None:
         try:
-            for part in (self._greedy, self._relax, self._improve):
+            for part in (self._greedy, self._relax, self._others, self._improve):
                 if self._finished():
                     return
                 part()
@@ -118,9 +121,9 @@ class _Run:
         snapshots, before, fruitless = [int(self.plain_bytes.argmax())], None, 0
         while fruitless <= self.options.patience and not self._finished():
             relaxation = Relaxation(self.search.graph, self.search.budget_bytes, snapshots)
-            if relaxation.size > self.options.variables:
-                return
             if before is not None:
+                if relaxation.size > self.options.variables:
+                    return
                 relaxation.adopt_cuts(before)
             missing = self._missing()
             over = self._solve(relaxation)
@@ -129,9 +132,10 @@ class _Run:
             fruitless = 0 if self._missing() < 0.98 * missing else fruitless + 1
             if before is None:
                 self._exact()
-                self._others()
             many = self.options.many if self._missing() > 0.01 * self.search.bound else 1
             more = fullest(over, snapshots, many) or fullest(self._best_bytes(), snapshots, many)
+            if not more:
+                return
             snapshots, before = sorted([*snapshots, *more]), relaxation
 
     def _solve(self, relaxation: Relaxation) -> np.ndarray | None:
@@ -182,12 +186,12 @@ class _Run:
         while not self._finished() and (
             self.search.plan is None or self.improver.fruitless <= self.options.patience
         ):
-            if not self.search.deterministic:
-                self._wait(POLL_S)
-            elif self.improver.rounds > 20:
-                return
+            if self.search.deterministic or not self.options.rounds:
+                if not self.improver.round():
+                    return
             else:
-                self.improver.round()
+                time.sleep(POLL_S)
+                self.improver.collect()
 
     def _repair(self, *, by: str) -> None:
         """Brings the stage plan within the budget and offers it, or as far as that went."""
@@ -228,12 +232,6 @@ class _Run:
             self.improver.collect()
             late -= POLL_S
         return None if task.busy else task.result()
-
-    def _wait(self, seconds: float) -> None:
-        import time
-
-        time.sleep(seconds)
-        self.improver.collect()
 
     def _missing(self) -> float:
         """What the best plan costs above the bound; twice the bound where there is no plan."""
