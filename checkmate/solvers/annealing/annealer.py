@@ -119,6 +119,12 @@ class Annealer:
         return order.event[order.sequence[: order.counts[s.LENGTH]], s.OP].tolist()
 
     @property
+    def memory(self) -> np.ndarray:
+        """(evaluations,) bytes in use at each of them, fixed bytes included."""
+        length = self._order.counts[self._state.LENGTH]
+        return self._order.memory[:length] + self._graph.fixed_bytes
+
+    @property
     def evaluated(self) -> int:
         """Number of changes so far, made or undone, after each of which memory was exact."""
         return self._evaluated + int(self._order.counts[self._state.EVALUATED])

@@ -3,8 +3,12 @@ both."""
 
 from __future__ import annotations
 
-import time
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import oracles
 import pytest
@@ -24,12 +28,14 @@ from checkmate import (
     solve,
 )
 from checkmate.bench.problems import layered
-from checkmate.solvers.annealing.annealer import IN_ANY_ORDER, Annealer
-from checkmate.solvers.auto.solver import Snapshot
-from checkmate.solvers.local.repair import LocalSearch
+from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun
+from checkmate.solvers.annealing.local_search import LocalSearch
+from checkmate.solvers.annealing.placement import IN_ANY_ORDER
+from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.ordering import reorder
 from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound
-from checkmate.solvers.ordering.reorder import Reorder, greedy_order, in_numbers_of, renumbered
+from checkmate.solvers.ordering.orders import greedy_order, in_numbers_of, renumbered
+from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.search import Search
 
 
@@ -227,9 +233,10 @@ def test_moves_alone_leave_a_place_where_nothing_fits():
     """At a quarter of these temperatures they do not, in as many proposals."""
     graph = layered(250)
     budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-    annealer = Annealer(graph, budget, range(len(graph)), freedom=IN_ANY_ORDER)
-    hot, cold = reorder.MOVING
-    annealer.run(4000 * len(graph), hot=hot, cold=cold, only_move=True)
+    annealer = Annealer(graph, budget)
+    hot, cold = Reorder(LocalSearch()).moves
+    start = range(len(graph))
+    annealer.run(AnnealingRun(start, 4000, hot, cold, IN_ANY_ORDER, only_move=True))
     assert annealer.best is not None
     assert replay(graph, Plan.from_order(graph, annealer.best)).peak_bytes <= budget
 
@@ -237,10 +244,10 @@ def test_moves_alone_leave_a_place_where_nothing_fits():
 def test_any_solver_can_be_asked():
     graph = strategies.tangled(40)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-    for solver in (Snapshot(), LocalSearch(), "chen_greedy"):
+    for solver in (Auto(), LocalSearch(), "chen_greedy"):
         result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=2)
         assert result.peak_bytes <= budget
-    assert Reorder(Snapshot()).name == "snapshot"
+    assert Reorder(Auto()).name == "auto"
 
 
 class FindsNothing:
@@ -262,42 +269,55 @@ def test_no_plan_in_the_given_order_is_no_reason_to_give_up():
     assert search.plan.recomputed
 
 
-def test_what_annealing_had_found_before_an_interrupt_counts(monkeypatch):
-    graph = strategies.tangled(60)
-    search = Search(
-        graph,
-        int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes),
-        time_limit_s=600,
-        reorder=True,
+INTERRUPTED = """
+import os, signal, threading, time
+import strategies
+from checkmate import Plan, replay
+from checkmate.solvers.ordering.reorder import Reorder
+from checkmate.solvers.search import Search
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class FindsNothing:
+    name = "finds_nothing"
+    def run(self, search):
+        os.kill(os.getpid(), signal.SIGINT) if search.graph is not graph else None
+
+graph = strategies.tangled(60)
+budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+search = Search(graph, budget, time_limit_s=600, reorder=True)
+try:
+    Reorder(FindsNothing(), proposals=500).run(search)
+except KeyboardInterrupt:
+    print("interrupted", search.timeline.peak_bytes <= budget)
+"""
+
+
+def test_what_annealing_had_found_before_an_interrupt_counts():
+    """The interrupt comes while the solver works in an order that annealing found."""
+    path = os.pathsep.join([str(Path(strategies.__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
-
-    def interrupted(self, seconds):
-        time.sleep(0.001)
-        if self.found[1]:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        reorder.Round,
-        "wait",
-        lambda self, *seconds: interrupted(self, seconds) if seconds else self._done.wait(),
-    )
-    with pytest.raises(KeyboardInterrupt):
-        Reorder(FindsNothing(), proposals=2000).run(search)
-    assert search.timeline.peak_bytes <= search.budget_bytes
+    assert done.stdout.split() == ["interrupted", "True"], done.stderr
 
 
-def test_without_the_annealer_the_solver_is_asked_in_both_orders(monkeypatch):
-    monkeypatch.setattr(reorder.Loading, "annealer", lambda *_: None)
-    asked: list[DFGraph] = []
+def test_without_the_annealer_the_solver_is_called_in_both_orders(monkeypatch):
+    free = threading.Event()
+    monkeypatch.setattr(reorder, "Annealer", lambda *_, **__: free.wait(60))
+    called: list[DFGraph] = []
 
-    class Asked(FindsNothing):
+    class Called(FindsNothing):
         def run(self, search: Search) -> None:
-            asked.append(search.graph)
+            called.append(search.graph)
 
     graph = layered(100, seed=1)
-    solve(graph, "80%", solver=Asked(), reorder=True, time_limit_s=5, throw=False)
-    assert asked == [graph, renumbered(graph, greedy_order(graph))]
-    assert asked[0] != asked[1]
+    solve(graph, "80%", solver=Called(), reorder=True, time_limit_s=4, throw=False)
+    free.set()
+    assert called == [graph, renumbered(graph, greedy_order(graph))]
+    assert called[0] != called[1]
 
 
 @settings(max_examples=200)

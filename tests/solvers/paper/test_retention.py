@@ -6,7 +6,6 @@ from oracles import cheapest_in_stages
 from strategies import graphs, problems, training_chain
 
 from checkmate import DFGraph, Op, Schedule, replay, solve
-from checkmate.solvers.auto.solver import Snapshot
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.retention import (
