@@ -103,11 +103,11 @@ def test_edges_count_as_states_where_a_state_has_too_many():
 
 
 def test_a_state_that_was_expanded_in_part_is_expanded_again():
-    graph = _fan(12, 3)
+    graph = _fan(8, 3)
     expected = solve(graph, budget_at(graph, 0.4), solver="state_space").cost
     search = Search(graph, budget_at(graph, 0.4), time_limit_s=600)
     paths = Paths(search)
     while not paths.ended:
-        paths.advance(1)
+        paths.advance(3)
         assert search.bound <= expected + 1e-9
     assert search.timeline.cost == expected

@@ -82,7 +82,7 @@ def test_without_a_start_it_finds_the_same_optimum():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_it_starts_from_reads_a_clock_only_where_it_does(monkeypatch, deterministic):
     asked = []
-    monkeypatch.setattr(Snapshot, "run", lambda self, search: asked.append(search.deterministic))
+    monkeypatch.setattr(Auto, "run", lambda self, search: asked.append(search.deterministic))
     solve(
         training_chain(4),
         "80%",
