@@ -22,7 +22,7 @@ def _random_moves(stage_plan: StagePlan, data: st.DataObject, count: int = 12) -
         i = data.draw(st.integers(0, t - 1))
         if stage_plan.may_add(i, t):
             stage_plan.add([(i, t)])
-        elif i in stage_plan.again[t]:
+        elif i in stage_plan.recomputed[t]:
             stage_plan.remove([(i, t)])
 
 

@@ -6,6 +6,7 @@ from oracles import cheapest_in_stages
 from strategies import graphs, problems, training_chain
 
 from checkmate import DFGraph, Op, Schedule, replay, solve
+from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.retention import (
