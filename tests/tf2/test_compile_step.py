@@ -263,7 +263,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
 
 
 def test_an_object_is_a_solver():
-    assert planned().result.stats.solver == "snapshot"
+    assert planned().result.stats.solver == "auto"
 
 
 def regularized_model():
