@@ -29,6 +29,7 @@ ends by itself; until then the least estimate in the queue bounds every plan.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkmate.core.plan import Plan
@@ -77,6 +78,7 @@ class Paths:
         self._from: dict[State, tuple[State, int]] = {}
         self._queue: list[tuple[float, int, State]] = [(0.0, 0, (0, 0))]
         self._expanded: dict[int, list[tuple[int, float]]] = {}
+        self._broken_off: dict[State, Iterator[tuple[int, float, State]]] = {}
         self._furthest = 0  # most ops that have run in any state
         self._effort = 0.0  # states, and edges in states
         self._limit, self._end_s = 0.0, 0.0
@@ -106,7 +108,8 @@ class Paths:
         return self._effort >= self._limit or out_of_time
 
     def _step(self) -> bool:
-        """Expands the most promising state. False where effort ran out: the state stays queued."""
+        """Expands the most promising state. False where effort ran out: the state stays queued, and
+        its expansion goes on from where it was broken off."""
         while self._queue:
             entry = estimate, _, state = heapq.heappop(self._queue)
             if estimate >= self._affordable():
@@ -133,17 +136,18 @@ class Paths:
 
     def _expand(self, state: State, cost: float) -> bool:
         affordable = self._affordable()
-        for number, (op, price, after) in enumerate(self._rules.following(state), 1):
+        edges = self._broken_off.pop(state, None) or self._rules.following(state)
+        for number, (op, price, after) in enumerate(edges, 1):
             self._effort += 1 / EDGES_PER_STATE
-            if number % EDGES_PER_STATE == 0 and self._exhausted():
-                return False
             total = cost + price
-            if total >= self._cost.get(after, affordable):
-                continue
-            estimate = total + self._rules.remaining(after)
-            if estimate < affordable:
-                self._cost[after], self._from[after] = total, (state, op)
-                heapq.heappush(self._queue, (estimate, -after[0].bit_count(), after))
+            if total < self._cost.get(after, affordable):
+                estimate = total + self._rules.remaining(after)
+                if estimate < affordable:
+                    self._cost[after], self._from[after] = total, (state, op)
+                    heapq.heappush(self._queue, (estimate, -after[0].bit_count(), after))
+            if number % EDGES_PER_STATE == 0 and self._exhausted():
+                self._broken_off[state] = edges
+                return False
         return True
 
     def _dominated(self, state: State, cost: float) -> bool:

@@ -206,7 +206,7 @@ def test_time_that_is_short_ends_a_run():
 def test_a_task_that_is_stopped_takes_no_more_runs():
     graph = strategies.training_chain(12)
     budget = _budget(graph, 0.4)
-    run = AnnealingRun(_start(graph), 50)
+    run = AnnealingRun(_start(graph), 10**9)  # hours
     task = AnnealingTask(Annealer(graph, budget), itertools.repeat(run), lambda: 1e6, share=0.1)
     while not task.found[1]:
         task.wait(0.01)
@@ -292,7 +292,9 @@ def test_only_ops_that_may_be_evicted_are_counted_and_drawn():
     longer = DFGraph((*graph.ops, *updates), (n + 2999,))
     alone, among = Annealer(graph, budget, range(n)), Annealer(longer, budget + 1, range(n + 3000))
     assert among.evictable == alone.evictable == n
+    _run(alone, 400 * n)
     _run(among, 400 * n)
+    assert among.evaluated < 3 * alone.evaluated
     assert among.best is not None
     assert among.best_cost - longer.total_cost < 0.5 * graph.total_cost
 

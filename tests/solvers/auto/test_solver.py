@@ -3,10 +3,14 @@ the same every time."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import oracles
 import pytest
 import strategies
@@ -23,7 +27,9 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.solvers.auto.solver import Auto
+from checkmate.bench.problems import budget_at
+from checkmate.solvers.auto.solver import Auto, fullest
+from checkmate.solvers.background import unfinished_tasks
 from checkmate.solvers.baselines.dtr import DTR
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan, moves_of
@@ -245,3 +251,55 @@ def test_where_a_repair_is_stuck_nothing_may_fit():
     budget = pairs * size - 2
     assert floor(graph).bytes <= budget
     assert solve(graph, budget, throw=False).status is SolveStatus.INFEASIBLE
+
+
+@pytest.mark.parametrize(
+    ("overflow", "chosen", "many", "expected"),
+    [
+        ([0, 3, 9, 5], [], 1, [2]),
+        ([0, 3, 9, 5], [2], 1, [3]),
+        ([0, 3, 9, 5], [], 4, [2, 3, 1]),  # only what overflows
+        ([0, -3, 0], [], 4, []),
+        ([0] * 50 + [7, 8, 7] + [0] * 26 + [1], [], 4, [51, 79]),  # a neighbour says the same
+        ([0] * 50 + [7, 8, 7] + [0] * 27, [51], 4, []),
+        ([0] * 50 + [7, 8, 7] + [0] * 27, [51], 1, [50]),
+    ],
+)
+def test_snapshots_are_added_where_most_overflows(overflow, chosen, many, expected):
+    assert fullest(np.array(overflow, float), chosen, many) == expected
+
+
+def test_all_of_the_time_is_used_while_there_is_no_plan():
+    graph = strategies.tangled(12)
+    budget = budget_at(graph, 0.7)
+    search = Search(graph, budget, time_limit_s=2)
+    Auto(exact_share=0.0).run(search)  # A* would prove that there is none
+    assert search.plan is None and not search.infeasible
+    assert search.remaining_s <= 0
+
+
+def test_a_call_of_highs_that_hangs_is_left_alone(monkeypatch):
+    free, asked = threading.Event(), []
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: asked.append(1) or free.wait(60))
+    graph = _resnet_like(8)
+    result = solve(graph, _budget(graph, 0.3), time_limit_s=2)
+    assert asked and unfinished_tasks()
+    free.set()
+    assert result.status is SolveStatus.FEASIBLE
+    assert result.peak_bytes <= result.budget_bytes
+
+
+def test_ctrl_c_arrives_while_highs_works(monkeypatch):
+    free = threading.Event()
+
+    def working(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        free.wait(60)
+
+    monkeypatch.setattr("scipy.optimize.milp", working)
+    graph = _resnet_like(8)
+    result = solve(graph, _budget(graph, 0.3), time_limit_s=60)
+    assert not free.is_set() and unfinished_tasks()
+    free.set()
+    assert result.status is SolveStatus.INTERRUPTED
+    assert result.peak_bytes <= result.budget_bytes

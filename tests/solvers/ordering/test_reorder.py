@@ -3,12 +3,8 @@ both."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import oracles
 import pytest
@@ -28,7 +24,7 @@ from checkmate import (
     solve,
 )
 from checkmate.bench.problems import layered
-from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun
+from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
 from checkmate.solvers.annealing.local_search import LocalSearch
 from checkmate.solvers.annealing.placement import IN_ANY_ORDER
 from checkmate.solvers.auto.solver import Auto
@@ -269,39 +265,28 @@ def test_no_plan_in_the_given_order_is_no_reason_to_give_up():
     assert search.plan.recomputed
 
 
-INTERRUPTED = """
-import os, signal, threading, time
-import strategies
-from checkmate import Plan, replay
-from checkmate.solvers.ordering.reorder import Reorder
-from checkmate.solvers.search import Search
-signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.mark.parametrize("during", ["annealing", "the solver"])
+def test_what_annealing_had_found_before_an_interrupt_counts(monkeypatch, during):
+    graph = strategies.tangled(60)
+    budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
+    search = Search(graph, budget, time_limit_s=600, reorder=True)
+    wait = AnnealingTask.wait
 
-class FindsNothing:
-    name = "finds_nothing"
-    def run(self, search):
-        os.kill(os.getpid(), signal.SIGINT) if search.graph is not graph else None
+    def interrupted(task, seconds=None):
+        if task.found[1] and during == "annealing":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        wait(task, seconds)
 
-graph = strategies.tangled(60)
-budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-search = Search(graph, budget, time_limit_s=600, reorder=True)
-try:
-    Reorder(FindsNothing(), proposals=500).run(search)
-except KeyboardInterrupt:
-    print("interrupted", search.timeline.peak_bytes <= budget)
-"""
+    class Interrupted(FindsNothing):
+        def run(self, search: Search) -> None:
+            if search.graph is not graph:  # in an order that annealing found
+                raise KeyboardInterrupt
 
-
-def test_what_annealing_had_found_before_an_interrupt_counts():
-    """The interrupt comes while the solver works in an order that annealing found."""
-    path = os.pathsep.join([str(Path(strategies.__file__).parent), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.stdout.split() == ["interrupted", "True"], done.stderr
+    monkeypatch.setattr(AnnealingTask, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Reorder(Interrupted(), proposals=500).run(search)
+    assert search.timeline.peak_bytes <= budget
 
 
 def test_without_the_annealer_the_solver_is_called_in_both_orders(monkeypatch):

@@ -87,7 +87,8 @@ def test_a_plan_is_confirmed_by_at_most_three_steps(seen):
     assert (
         step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
     )
-    assert step.report().step_seconds > 0, "one of the three is a warm-up, one is timed"
+    # Of the first plan's three steps one is a warm-up and one is timed; of another's none is.
+    assert (step.report().step_seconds is None) == (len(seen.confirmed) > 1)
 
 
 def test_what_is_known_of_a_step_saves_steps(seen):
