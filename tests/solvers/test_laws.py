@@ -147,7 +147,7 @@ def check(result):
 def test_laws_1_to_5(name):
     tally = Tally()
 
-    @settings(max_examples=18)
+    @settings(max_examples=12)
     @given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
     def law(problem):
         graph, budget_bytes = problem
@@ -171,7 +171,7 @@ def test_laws_1_to_5(name):
 def test_law_6(name):
     tally = Tally()
 
-    @settings(max_examples=18)
+    @settings(max_examples=12)
     @given(problem=tight_problems(max_ops=5))
     def law(problem):
         graph, budget_bytes = problem

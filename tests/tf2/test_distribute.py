@@ -24,6 +24,7 @@ def check(result):
     )
 
 
+@pytest.mark.slow
 def test_two_mirrored_devices():
     """The last batch is smaller, and of equal parts."""
     check(found(started(PROGRAM, "mirrored", 1024, 2 * 1024 + 200, 2)))

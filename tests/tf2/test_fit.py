@@ -143,9 +143,8 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
     )
 
 
-@pytest.mark.parametrize(
-    "policy", [pytest.param("mixed_float16", marks=pytest.mark.slow), "mixed_bfloat16"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     import keras
     import tensorflow as tf
@@ -176,6 +175,7 @@ def test_mixed_precision(policy):
     assert half == {tf.as_dtype(policy.removeprefix("mixed_"))}
 
 
+@pytest.mark.slow
 def test_with_a_budget_and_without_in_turn(tmp_path):
     """As a callback, for good, released, then saved and loaded: each goes on where the one before
     ended."""
@@ -238,6 +238,7 @@ def check_scalars(folder, report):
         assert found["measured_peak_GiB", step] * 2**30 > report.fixed_bytes
 
 
+@pytest.mark.slow
 def test_broken_off_resumed_and_stopped_early(tmp_path):
     import keras
 
@@ -281,6 +282,7 @@ def test_broken_off_resumed_and_stopped_early(tmp_path):
     assert_same(small, train)
 
 
+@pytest.mark.slow
 def test_the_batch_size_that_is_planned_for():
     import checkmate
 

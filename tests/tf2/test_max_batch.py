@@ -24,6 +24,7 @@ def search(case, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
     import keras

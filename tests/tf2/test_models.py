@@ -292,6 +292,7 @@ def test_a_model_that_fails_is_a_row(monkeypatch):
     assert len(zoo.cells(row)) == len(zoo.COLUMNS)
 
 
+@pytest.mark.slow
 def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
     """The command writes them; compile() and fit take them without measuring or solving."""
     import keras

@@ -54,6 +54,7 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_tokens_and_dropout(tensorflow):
     import keras
     from keras_models import transformer
@@ -204,6 +205,7 @@ def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     assert found.ok and not found.not_run and len(looks) == 2, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     import tensorflow as tf

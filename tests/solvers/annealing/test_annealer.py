@@ -58,7 +58,7 @@ def _check_counts(graph: DFGraph, budget: int, annealer: Annealer) -> None:
         assert best.cost <= annealer.best_cost + 1e-9
 
 
-@settings(max_examples=1200)
+@settings(max_examples=600)
 @given(
     strategies.graphs(max_ops=10),
     st.integers(0, 99),

@@ -53,6 +53,7 @@ def test_relaxation_bounds_every_plan(problem):
     assert relax(graph, budget_bytes).cost(answer.bound) <= least + 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(problems(training_chains()))
 def test_relaxation_is_no_dearer_than_the_program(problem):
