@@ -104,6 +104,7 @@ def test_a_budget_that_cannot_be_read_is_refused_before_anything_runs(processes)
     assert processes == []
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_phases_of_a_small_model_add_up(tensorflow, monkeypatch, tmp_path):
     import keras

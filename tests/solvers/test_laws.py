@@ -61,6 +61,18 @@ BASELINES = (
     *(name for name in NAMES if name.startswith(("chen_", "ap_", "linearized_"))),
     *("checkpoint_last", "revolve", "min_cut", "dtr", "deterministic_rounding"),
 )
+AGAIN = (
+    *("milp_scip", "milp_highs", "milp_cp_sat", "milp_unpartitioned"),
+    *("lp_bound_glop", "lp_bound_pdlp", "deterministic_rounding", "randomized_rounding"),
+)
+"""The program of another solver of the table, in another engine or with another option."""
+
+
+def each(names):
+    """The names, of which those in `AGAIN` run with the slow tests."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in names]
+
+
 FINDS = dict.fromkeys(PLANLESS, 0.0) | dict.fromkeys(BASELINES, 0.4)
 """The share of problems, of those that have a plan and need one, in which a solver finds one: at
 least this, and 0.9 where nothing is said. A law that no plan was held to says nothing."""
@@ -143,11 +155,11 @@ def check(result):
     assert result.bound <= timeline.cost
 
 
-@pytest.mark.parametrize("name", (*NAMES, *VARIANTS))
+@pytest.mark.parametrize("name", each((*NAMES, *VARIANTS)))
 def test_laws_1_to_5(name):
     tally = Tally()
 
-    @settings(max_examples=12)
+    @settings(max_examples=18)
     @given(problem=problems(graphs(max_ops=7)) | tight_problems(max_ops=7))
     def law(problem):
         graph, budget_bytes = problem
@@ -167,11 +179,11 @@ def test_laws_1_to_5(name):
     tally.check(name, asked=8)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", each(EXACT))
 def test_law_6(name):
     tally = Tally()
 
-    @settings(max_examples=12)
+    @settings(max_examples=18)
     @given(problem=tight_problems(max_ops=5))
     def law(problem):
         graph, budget_bytes = problem
@@ -189,7 +201,7 @@ def test_law_6(name):
     tally.check(name, asked=12)
 
 
-@pytest.mark.parametrize("name", [name for name in (*NAMES, *VARIANTS) if name not in ROUNDING])
+@pytest.mark.parametrize("name", each(name for name in (*NAMES, *VARIANTS) if name not in ROUNDING))
 def test_law_7(name):
     tally = Tally()
 

@@ -9,6 +9,7 @@ from checkmate import replay
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 MODELS = ("mlp", "cnn", "unet", "transformer", "lstm", "two_inputs", "subclassed")
+LARGER = ("unet", "transformer", "lstm")
 
 
 def five_steps(name, make):
@@ -44,7 +45,10 @@ def tight(name):
     return five_steps(name, planned)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in MODELS],
+)
 def test_five_steps_are_bit_equal_to_the_plain_step(name):
     from training import assert_equal
 

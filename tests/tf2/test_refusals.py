@@ -147,8 +147,9 @@ def quickly(budget, **options):
 
 
 @pytest.mark.own_process
-@pytest.mark.parametrize("written", [int, pytest.param(format_bytes, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [int, format_bytes])
+@pytest.mark.parametrize("kept", [False, True])
 def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     """A notebook keeps the last refusal, and what its frames hold."""
     step = compiled()

@@ -9,6 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate.core.graph import DFGraph
+from checkmate.solvers.annealing.arrays import (
+    EVALUATED,
+    LENGTH,
+    OP,
+    OVERFLOW,
+    PRICE,
+    RISE,
+    empty_order,
+    make_problem,
+)
 from checkmate.solvers.annealing.placement import IN_STAGES
 from checkmate.solvers.background import BackgroundTask
 
@@ -74,13 +84,13 @@ class Annealer:
         *,
         seed: int = 0,
     ):
-        from checkmate.solvers.annealing import kernel, state
+        from checkmate.solvers.annealing import changes, kernel
         from checkmate.solvers.annealing.compile import announce_compilation
 
         announce_compilation(kernel.anneal)
-        self._kernel, self._state = kernel, state
+        self._compiled, self._append = kernel.anneal, changes.append
         self._graph, self._budget = graph, budget_bytes
-        self._problem = state.make_problem(graph)
+        self._problem = make_problem(graph)
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
         ops = self._problem.evictable
         self.evictable = max(1, len(ops))
@@ -90,7 +100,7 @@ class Annealer:
         self._evaluated = 0
         self._best_cost = np.array([np.inf])
         self._start_from(range(len(graph)) if start is None else start)
-        price = self.first_price if self._order.counts[state.OVERFLOW] else 1.0
+        price = self.first_price if self._order.counts[OVERFLOW] else 1.0
         self._price = self._unit * np.array([price, LOWEST_PRICE, HIGHEST_PRICE, 0, 0, 0])
         self._anneal(AnnealingRun((), 0), 1.0, 0)  # compiles
 
@@ -115,19 +125,19 @@ class Annealer:
     @property
     def current(self) -> list[int]:
         """Where the annealer is, within the budget or above it."""
-        order, s = self._order, self._state
-        return order.event[order.sequence[: order.counts[s.LENGTH]], s.OP].tolist()
+        order = self._order
+        return order.event[order.sequence[: order.counts[LENGTH]], OP].tolist()
 
     @property
     def memory(self) -> np.ndarray:
         """(evaluations,) bytes in use at each of them, fixed bytes included."""
-        length = self._order.counts[self._state.LENGTH]
+        length = self._order.counts[LENGTH]
         return self._order.memory[:length] + self._graph.fixed_bytes
 
     @property
     def evaluated(self) -> int:
         """Number of changes so far, made or undone, after each of which memory was exact."""
-        return self._evaluated + int(self._order.counts[self._state.EVALUATED])
+        return self._evaluated + int(self._order.counts[EVALUATED])
 
     def run(self, run: AnnealingRun, seconds_left: Callable[[], float] = lambda: np.inf) -> bool:
         """Makes one run from its start; cools down faster where time is short.
@@ -138,7 +148,7 @@ class Annealer:
         self._evaluated = self.evaluated
         self._start_from(run.start)
         if run.price is not None:
-            self._price[self._kernel.PRICE] = run.price * self._unit
+            self._price[PRICE] = run.price * self._unit
         proposals = run.proposals * self.evictable
         chunk = max(1, min(proposals // 32, 128 * max(1, 4000 // len(self._graph))))
         started, available, done = time.monotonic(), seconds_left(), 0
@@ -153,7 +163,7 @@ class Annealer:
                 if run.price is None
                 else max(PRICE_RISE, SHORT_RUN_RISE ** (1 / price_changes))
             )
-            self._price[self._kernel.RISE] = min(rise, run.growth ** (1 / price_changes))
+            self._price[RISE] = min(rise, run.growth ** (1 / price_changes))
             self._anneal(
                 run, run.hot * (run.cold / run.hot) ** progress, min(chunk, proposals - done)
             )
@@ -164,10 +174,11 @@ class Annealer:
         room = 4 * len(self._graph) + 64  # recomputations that the order can grow by
         self._best = np.full(len(start) + room + 1, -1, np.int64)
         self._best_cost[0] = np.inf
-        self._order = self._state.make_order(self._graph, self._problem, start, self._budget, room)
+        self._order = empty_order(self._graph, self._budget, len(start) + room)
+        self._append(self._problem, self._order, np.array(start, np.int64))
 
     def _anneal(self, run: AnnealingRun, temperature: float, proposals: int) -> None:
-        self._kernel.anneal(
+        self._compiled(
             self._problem,
             self._order,
             self._best,

@@ -1,5 +1,5 @@
-"""What the proposals of `annealing` choose from: positions that are full, values held there, places
-where an op can run.
+"""What the proposals choose from: positions that are full, values held there, places where an op
+can run.
 
 This file imports numba: import it inside functions only.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkmate.solvers.annealing.compile import inner
-
-from checkmate.solvers.annealing.state import (  # isort: skip
+from checkmate.solvers.annealing.arrays import (
     AFTER,
     BEFORE,
     BUDGET,
@@ -27,9 +25,9 @@ from checkmate.solvers.annealing.state import (  # isort: skip
     PREVIOUS,
     REPEAT,
     USERS,
-    end_of,
-    latest,
 )
+from checkmate.solvers.annealing.compile import inner
+from checkmate.solvers.annealing.memory import end_of, latest
 
 
 @inner

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate.solvers.auto.cuts import broken_chains
+from checkmate.solvers.auto.cuts import violated_chains
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.backends import scipy
 from checkmate.solvers.backends.matrices import AnswerStatus
@@ -87,7 +87,7 @@ def solve_linear(
         if number and bound - before <= 1e-3 * (bound - total):
             break
         P, R = relaxation.fractions(answer.x)
-        chains = broken_chains(relaxation.graph, relaxation.snapshots, P, R, most=cuts_per_round)
+        chains = violated_chains(relaxation.graph, relaxation.snapshots, P, R, most=cuts_per_round)
         if not any([relaxation.add_cut(chain) for chain in chains]):
             break
     return RelaxedSolution(bound, dropped)

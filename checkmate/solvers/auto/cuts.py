@@ -1,15 +1,15 @@
 """Rows of the snapshot relaxation that span several intervals: which of them a linear solution
-breaks.
+violates.
 
 A *chain* is a list of ops, each of which reads the next. See `relaxation` for the snapshots, for P
 and R, and for the row that a chain stands for, (8) or (9), with its proof. There are too many
-chains to write all rows down, and few matter. The one that a solution breaks most, for each pair of
-snapshot a and interval b and each last op, is a longest path: from the last op to the first,
+chains to write all rows down, and few matter. The one that a solution violates most, for each pair
+of snapshot a and interval b and each last op, is a longest path: from the last op to the first,
 
     least[i] = max(R[b, i], P[b, i] - P[a, i], least[j] - P[a, i] for the ops j that read i)
 
-and the row is broken by least[i] less the sum of R[c, i] over a < c <= b. One sweep over the edges
-does that for all pairs a, b at once.
+and the row is violated by least[i] less the sum of R[c, i] over a < c <= b. One sweep over the
+edges does that for all pairs a, b at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 
-BROKEN = 0.02
-"""Rows are told where they are broken by more than so many evaluations."""
+VIOLATION = 0.02
+"""Rows are told where they are violated by more than so many evaluations."""
 
 NEGLIGIBLE = 1e-9
 
@@ -33,7 +33,7 @@ class Chain:
     snapshot b.
 
     Attributes:
-      excess: By how many evaluations its row is broken.
+      excess: By how many evaluations its row is violated.
     """
 
     a: int
@@ -43,10 +43,10 @@ class Chain:
     excess: float
 
 
-def broken_chains(
+def violated_chains(
     graph: DFGraph, snapshots: Sequence[int], P: np.ndarray, R: np.ndarray, *, most: int
 ) -> list[Chain]:
-    """Returns the chains whose rows are broken most.
+    """Returns the chains whose rows are violated most.
 
     Args:
       graph: The problem.
@@ -70,13 +70,13 @@ def broken_chains(
     least[kept] = (at_b - at_a)[kept]
     reader = np.full(least.shape, -1, np.int64)
     for j in range(n - 1, -1, -1):
-        if least[j].max() > BROKEN:
+        if least[j].max() > VIOLATION:
             for i in graph.deps[j]:
                 more = (least[j] - at_a[i] > least[i] + NEGLIGIBLE) & inside[i]
                 least[i, more] = (least[j] - at_a[i])[more]
                 reader[i, more] = j
     excess = np.where(inside, least - runs, 0.0)
-    last, pair = np.nonzero(excess > BROKEN)
+    last, pair = np.nonzero(excess > VIOLATION)
     worst = np.argsort(-excess[last, pair], kind="stable")[:most]
     return [_chain(int(last[k]), int(pair[k]), a, b, reader, kept, excess) for k in worst]
 

@@ -1,4 +1,4 @@
-"""Rows over several intervals: every plan keeps them all, and the most broken one is found."""
+"""Rows over several intervals: every plan keeps them all, and the most violated one is found."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate import DFGraph, Free, Op
-from checkmate.solvers.auto.cuts import Chain, broken_chains
+from checkmate.solvers.auto.cuts import Chain, violated_chains
 from checkmate.solvers.local.stage_plan import StagePlan
 
 
 def _excess(chain: Chain, P: np.ndarray, R: np.ndarray) -> float:
-    """By how much P and R break row (8) or (9) of `relaxation`, term by term."""
+    """By how much P and R violate row (8) or (9) of `relaxation`, term by term."""
     first, last = chain.ops[0], chain.ops[-1]
     left = P[chain.b, first] - P[chain.a, first] if chain.kept else R[chain.b, first]
     return left - P[chain.a, list(chain.ops[1:])].sum() - R[chain.a + 1 : chain.b + 1, last].sum()
@@ -50,7 +50,7 @@ def _observed(stage_plan: StagePlan, snapshots: list[int]) -> tuple[np.ndarray, 
 
 @settings(max_examples=300, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
-def test_no_plan_breaks_a_row(graph, data):
+def test_no_plan_violates_a_row(graph, data):
     stage_plan = StagePlan(graph)
     for i in range(len(graph)):
         for t in data.draw(st.lists(st.integers(i + 1, len(graph)), max_size=2, unique=True)):
@@ -60,12 +60,12 @@ def test_no_plan_breaks_a_row(graph, data):
         data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=4, unique=True))
     )
     P, R = _observed(stage_plan, snapshots)
-    assert broken_chains(graph, snapshots, P, R, most=1000) == []
+    assert violated_chains(graph, snapshots, P, R, most=1000) == []
 
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.graphs(max_ops=7, min_ops=2), st.data())
-def test_the_most_broken_row_is_found(graph, data):
+def test_the_most_violated_row_is_found(graph, data):
     n = len(graph)
     snapshots = sorted(
         data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4, unique=True))
@@ -83,13 +83,13 @@ def test_the_most_broken_row_is_found(graph, data):
                     most = max(most, _excess(Chain(a, b, ops, False, 0.0), P, R))
                     if b < len(snapshots) and ops[0] <= start:
                         most = max(most, _excess(Chain(a, b, ops, True, 0.0), P, R))
-    found = broken_chains(graph, snapshots, P, R, most=1000)
+    found = violated_chains(graph, snapshots, P, R, most=1000)
     for chain in found:
         assert np.isclose(chain.excess, _excess(chain, P, R))
         assert all(d in graph.deps[j] for j, d in zip(chain.ops, chain.ops[1:], strict=False))
         assert all(i <= snapshots[chain.a] for i in chain.ops[0 if chain.kept else 1 :])
     assert np.isclose(max((chain.excess for chain in found), default=most), most) or most <= 0.02
-    assert broken_chains(graph, snapshots, P, R, most=1) == found[:1]
+    assert violated_chains(graph, snapshots, P, R, most=1) == found[:1]
 
 
 def test_a_value_by_halves_is_told():
@@ -104,5 +104,5 @@ def test_a_value_by_halves_is_told():
     )
     P = np.array([[0.5, 0, 1, 0, 0], [0.5, 0.5, 0, 1, 0]])
     R = np.array([[1, 1, 1, 0, 0], [0, 0.5, 0, 1, 0], [0, 0.5, 0, 0, 1]])
-    (chain,) = broken_chains(DFGraph(ops, outputs=(4,)), [2, 3], P, R, most=9)
+    (chain,) = violated_chains(DFGraph(ops, outputs=(4,)), [2, 3], P, R, most=9)
     assert (chain.a, chain.b, chain.ops, chain.kept, chain.excess) == (0, 2, (4, 1, 0), False, 0.5)

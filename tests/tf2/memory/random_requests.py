@@ -1,9 +1,9 @@
-"""Asks TensorFlow's allocator for random buffers, with the twin beside it, in a process in which
+"""Asks TensorFlow's allocator for random buffers, and its simulation too, in a process in which
 nothing else ran.
 
-The twin begins with nothing, as the allocator does, and later anew with what `probe` finds. Prints
-where they agreed. With the word "roomy", the allocator has a free chunk of which `probe` does not
-learn the size.
+The simulation begins with nothing, as the allocator does, and later anew with what `probe` finds.
+Prints where they agreed. With the word "roomy", the allocator has a free chunk of which `probe`
+does not learn the size.
 """
 
 import json
@@ -43,8 +43,8 @@ class Buffers:
 
 
 def compared(pool, events, *, addresses):
-    """How many requests got the same chunk in the twin, and after how many events as much was in
-    use."""
+    """How many requests got the same chunk in the simulation, and after how many events as much was
+    in use."""
     found = {"requests": 0, "same_chunk": 0, "events": len(events), "same_in_use": 0}
     at = {}
     for event in events:
@@ -69,7 +69,7 @@ def main(seed, times, roomy):
     found = {"reports": True, "fresh": tf.config.experimental.get_memory_info(device)["peak"] == 0}
     events = observe(lambda: buffers.request_and_release(times, FIRST_BYTES)).events
     found["from_start"] = compared(Pool(smallest_bytes=smallest), events, addresses=False)
-    # What is in use now can not be released in the twin that follows.
+    # What is in use now can not be released in the simulation that follows.
     kept, buffers.held = (
         buffers.held,
         [],
@@ -90,11 +90,13 @@ def main(seed, times, roomy):
     found["fetched"] = pool.fetched_bytes
 
     end = probe(pool.largest_hole_bytes)  # one byte more, and it would fetch a region
-    twin_chunks, chunks = (
+    simulated_chunks, chunks = (
         sorted((size, address) for address, size in each.free_chunks) for each in (pool, end)
     )
     found["chunks_at_end"] = len(chunks)
-    found["same_at_end"] = twin_chunks[:-1] == chunks[:-1] and twin_chunks[-1][1] == chunks[-1][1]
+    found["same_at_end"] = (
+        simulated_chunks[:-1] == chunks[:-1] and simulated_chunks[-1][1] == chunks[-1][1]
+    )
     found["same_hole"] = pool.largest_hole_bytes == end.largest_hole_bytes
     buffers.held.clear()
     found["same_when_released"] = [again == first, probe(ROOM_BYTES).free_chunks == first]

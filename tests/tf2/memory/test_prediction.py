@@ -59,7 +59,8 @@ def peaks_of_training(step, case, memory):
 
 
 @pytest.mark.own_process
-@pytest.mark.parametrize("name", ["cnn", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_the_peak_of_a_plan_is_that_of_training_where_footprints_are_those_of_another_plan(
     searches, monkeypatch, name
 ):

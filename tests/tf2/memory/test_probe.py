@@ -1,5 +1,5 @@
-"""What the allocator says of its free chunks is believed by a twin that is then right about all
-that follows."""
+"""What the allocator says of its free chunks is believed by a simulation that is then right about
+all that follows."""
 
 import gc
 import itertools
@@ -27,7 +27,7 @@ def same(compared):
 
 @pytest.mark.parametrize("chunks", ["known", pytest.param("roomy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("bfc", "least_requested"), [("true", 1), ("false", 256 * 2**10)])
-def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested, chunks):
+def test_random_requests_get_the_chunks_of_the_simulation(bfc, least_requested, chunks):
     seen = found(
         started(PROGRAM, 3, 3000, chunks, TF_CPU_ALLOCATOR_USE_BFC=bfc, TF_ENABLE_ONEDNN_OPTS="1")
     )
@@ -53,7 +53,7 @@ def test_random_requests_get_the_chunks_that_the_twin_says(bfc, least_requested,
 
 
 @pytest.mark.own_process  # what others left in use may be released meanwhile
-def test_a_training_step_gets_the_chunks_that_the_twin_says(tensorflow):
+def test_a_training_step_gets_the_chunks_of_the_simulation(tensorflow):
     """Real kernels, with what they need while they run and what they overwrite; each step leaves a
     result, and drops one two steps later."""
     from checkmate.tf2.memory.probe import probe

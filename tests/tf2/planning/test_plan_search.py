@@ -173,6 +173,7 @@ def test_a_step_that_takes_more_than_was_predicted_is_not_delivered(seen):
     assert step.plan != first.result.plan
 
 
+@pytest.mark.slow
 @pytest.mark.own_process  # what others left in the pool decides whether another plan fits
 def test_where_memory_runs_out_the_next_plan_is_tried(seen):
     from checkmate.tf2.memory.confirm import Confirmed
