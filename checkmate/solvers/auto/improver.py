@@ -111,7 +111,8 @@ class Improver:
                 yield AnnealingRun(
                     self._relaxed, proposals, hot, 0.01, placement, annealer.first_price
                 )
-        proposals <<= 1 + min(self.fruitless, 6)
+        if before < float("inf"):
+            proposals <<= 1 + min(self.fruitless, 6)
         if self.rounds % 4 == 0 or not self._best():
             plain, price = range(len(self._search.graph)), annealer.first_price
             placement = REPEATS_ANYWHERE if self.rounds % 8 else IN_STAGES
