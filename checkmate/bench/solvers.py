@@ -77,14 +77,14 @@ class Row:
     ops: int
     share: float
     solver: str
-    overhead: float | None
-    bound: float
-    first_s: float | None
-    gap_s: float | None
-    small_gap_s: float | None
-    proof_s: float | None
-    total_s: float
-    found_by: str
+    overhead: float | None = None
+    bound: float = 1.0
+    first_s: float | None = None
+    gap_s: float | None = None
+    small_gap_s: float | None = None
+    proof_s: float | None = None
+    total_s: float = 0.0
+    found_by: str = ""
     refusal: str = ""
 
     @property
@@ -146,22 +146,8 @@ def ask_solver(
     try:
         result = solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False)
     except CheckmateError as error:
-        total_s = time.perf_counter() - started
-        return Row(
-            graph.name,
-            len(graph),
-            share,
-            solver,
-            None,
-            1.0,
-            None,
-            None,
-            None,
-            None,
-            total_s,
-            "",
-            type(error).__name__,
-        )
+        total_s, refusal = time.perf_counter() - started, type(error).__name__
+        return Row(graph.name, len(graph), share, solver, total_s=total_s, refusal=refusal)
     if result.status is SolveStatus.INTERRUPTED:
         raise KeyboardInterrupt  # a search that was cut short is no row of this table
     return _row(result, share, solver, time.perf_counter() - started)
@@ -179,21 +165,9 @@ def prove(graph: DFGraph, share: float, budget_bytes: int, engine: str, time_lim
     try:
         answer = solve_matrices(program.problem, engine=engine, time_limit_s=time_limit_s)
     except CheckmateError as error:
-        total_s = time.perf_counter() - started
+        total_s, refusal = time.perf_counter() - started, type(error).__name__
         return Row(
-            graph.name,
-            len(graph),
-            share,
-            f"paper:{engine}",
-            None,
-            1.0,
-            None,
-            None,
-            None,
-            None,
-            total_s,
-            "",
-            type(error).__name__,
+            graph.name, len(graph), share, f"paper:{engine}", total_s=total_s, refusal=refusal
         )
     total_s = time.perf_counter() - started
     overhead = None if answer.x is None else float(program.problem.cost @ answer.x)
@@ -208,13 +182,10 @@ def prove(graph: DFGraph, share: float, budget_bytes: int, engine: str, time_lim
         f"paper:{engine}",
         overhead,
         max(1.0, answer.bound),
-        None,
-        None,
-        None,
-        proof_s,
-        total_s,
-        found,
-        refusal,
+        proof_s=proof_s,
+        total_s=total_s,
+        found_by=found,
+        refusal=refusal,
     )
 
 
@@ -239,14 +210,9 @@ def ask_grouped(
         share,
         f"grouped:{groups}",
         overhead,
-        1.0,
-        None,
-        None,
-        None,
-        None,
-        total_s,
-        found,
-        refusal,
+        total_s=total_s,
+        found_by=found,
+        refusal=refusal,
     )
 
 
