@@ -34,6 +34,9 @@ ADDS_IN_ORDER = (tf.float32, tf.float64)
 
 MOST_TERMS = 8
 
+MOST_DIMENSIONS = 5
+"""TensorFlow's kernels broadcast no further, while Tile takes tensors of more dimensions."""
+
 Small = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor that is still to be broadcast."""
 
@@ -193,6 +196,8 @@ def _is_broadcast(operation: tf.Operation) -> bool:
     before, after = operation.inputs[0].shape, operation.outputs[0].shape
     if not (before.is_fully_defined() and after.is_fully_defined()) or operation.control_inputs:
         return False
+    if after.rank > MOST_DIMENSIONS:
+        return False
     if operation.type == "BroadcastTo":
         return True
     return all(a in (1, b) for a, b in zip(before.as_list(), after.as_list(), strict=True))
@@ -206,6 +211,7 @@ def _number(operation: tf.Operation) -> float | None:
     if (
         dtype not in (tf.float16, tf.float32, tf.float64)
         or not shape.is_fully_defined()
+        or shape.rank > MOST_DIMENSIONS
         or shape.num_elements() < 2
     ):
         return None

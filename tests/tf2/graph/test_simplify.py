@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,3 +76,20 @@ def test_a_broadcast_that_meets_a_size_known_only_at_run_time_is_made_in_full(te
     found = simplify(traced)(x)[0]
     assert 0 < len(found) < 8
     np.testing.assert_array_equal(found, traced(x))
+
+
+@pytest.mark.parametrize("dimensions", [5, 6])
+def test_kernels_broadcast_five_dimensions(tensorflow, dimensions):
+    from checkmate.tf2.graph.simplify import simplify
+
+    tf = tensorflow
+    shape, times = [1, 2, 1, 2, 1, 2][:dimensions], [3, 1, 3, 1, 3, 1][:dimensions]
+
+    def step(x):
+        return tf.tile(x, times) * tf.tile(x + 1.0, times) + tf.zeros(
+            [3, 2, 3, 2, 3, 2][:dimensions]
+        )
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec(shape))
+    x = tf.random.stateless_normal(shape, (1, 2))
+    assert (simplify(traced)(x)[0].numpy() == traced(x).numpy()).all()
