@@ -71,7 +71,8 @@ def plan_command(
     stem = Path(model).stem if model.endswith(".keras") else model
     name = re.sub("[^0-9A-Za-z]+", "-", stem).strip("-").lower() + f"-b{training['batch']}"
     output.mkdir(parents=True, exist_ok=True)
-    with Progress(name) as progress:
+    phases = {"loading TensorFlow": 1, "tracing": 2, "measuring ops": 3}
+    with Progress(name, phases) as progress:
         with progress.phase("loading TensorFlow"), quietly():
             from checkmate.tf2.costs.measured import with_costs
             from checkmate.tf2.models import traced_step

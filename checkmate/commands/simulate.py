@@ -128,11 +128,13 @@ def _runs(
     names: Sequence[str],
     options: dict[str, Any],
 ) -> Iterator[DTRRun]:
-    with Progress(program.name or "program") as progress:
-        for name in names:
-            for budget, budget_bytes in budgets:
-                with progress.phase(f"{name} within {budget}"):
-                    yield simulate(program, budget_bytes, heuristic=name, **options)
+    asked = [(name, *budget) for name in names for budget in budgets]
+    phases = {f"{name} within {budget}": k for k, (name, budget, _) in enumerate(asked, 1)}
+    with Progress(program.name or "program", phases) as progress:
+        for name, budget, budget_bytes in asked:
+            with progress.phase(f"{name} within {budget}"):
+                run = simulate(program, budget_bytes, heuristic=name, **options)
+            yield run
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> di
     training = dict(training)
     row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
     try:
-        keywords: PlanKeywords = {"budget": training.pop("budget"), "plan": folder}
+        budget = training.pop("budget")
+        keywords: PlanKeywords = {"budget": budget, "plan": folder, "verbose": False}
         step = plan_into(name, keywords, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -17,6 +18,16 @@ OrderSpace = Literal["given order", "any order"]
 
 LEAST_SHOWN = 1e-4
 """Smaller gaps are shown as "less than" this share."""
+
+
+def gap_text(gap: float) -> str:
+    """Returns a gap in percent, rounded up: text does not claim more than the bound proves.
+
+    Example:
+      >>> gap_text(0.03251)
+      '3.26%'
+    """
+    return f"{math.ceil(gap * 1e4) / 1e4:.2%}"
 
 
 class SolveStatus(Enum):

@@ -48,7 +48,8 @@ class PlanOptions:
         used. The solver is called up to eight times, and up to three times once a plan is within
         the budget. By default two seconds for the first call and half for the others, and more for
         graphs of more than a thousand ops.
-      verbose: Show progress on a terminal.
+      verbose: Show on standard error what planning does, and at its end one line about the plan: in
+        a terminal and in a notebook in place, elsewhere a line for each phase that takes seconds.
       plan: A .json file that `save` wrote, to run its plan; the plan must be for this very step,
         and with a budget other than "auto" within it. Or a folder: a plan in it for this step and
         these options is run, else one is made and stored there.
