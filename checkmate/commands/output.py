@@ -9,7 +9,7 @@ Without a plan, cost, overhead, gap and peak_bytes are null. `status` is a name 
 
 from __future__ import annotations
 
-
+import math
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from checkmate.commands.options import SearchOptions, each_budget
-from checkmate.commands.table import complain, console, print_json, print_table
+from checkmate.commands.table import INTERRUPTED, complain, console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -252,5 +252,7 @@ def gap(facts: dict[str, Any]) -> str:
 
 
 def status_of(found: list[Found]) -> int:
-    """Returns the exit status: 1 if a budget has no plan."""
+    """Returns the exit status: 130 after Ctrl-C, else 1 if a budget has no plan."""
+    if any(one.facts["status"] == SolveStatus.INTERRUPTED.name for one in found):
+        return INTERRUPTED
     return int(any(one.plan is None for one in found))

@@ -64,7 +64,7 @@ def plan_command(
     plan=FILE)` runs a plan.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
-    not valid.
+    not valid, 130 after Ctrl-C, which keeps the best plan so far.
 
     Example: checkmate plan resnet50 --batch 64 -b 6GiB,60%
     """

@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import PICTURE, NumberFrom, each_budget, json_option, listed
+from checkmate.commands.options import (
+    PICTURE,
+    NumberFrom,
+    each_budget,
+    json_option,
+    listed,
+    readable_budgets,
+)
 from checkmate.commands.table import complain, print_json, print_table
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.pool import Search
@@ -43,6 +50,7 @@ COLUMNS = (
     "budgets",
     multiple=True,
     metavar="AMOUNT",
+    callback=readable_budgets,
     help=(
         "Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. Separate"
         " several with commas, or repeat the option. Default: 50%; with --plot 100% to 20%."

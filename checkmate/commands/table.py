@@ -21,6 +21,9 @@ PIPED_WIDTH = 160
 
 ANY_WIDTH = 10_000
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
 Row = TypeVar("Row")
 
 

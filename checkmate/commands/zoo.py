@@ -15,6 +15,7 @@ from checkmate.commands.options import (
     json_option,
     optimizer_option,
     output_option,
+    readable_budgets,
     size_option,
 )
 from checkmate.commands.quiet import quietly
@@ -35,6 +36,7 @@ COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made i
     default="60%",
     show_default=True,
     metavar="AMOUNT",
+    callback=readable_budgets,
     help="The budget that the script will give: 6GiB, or a share.",
 )
 @optimizer_option

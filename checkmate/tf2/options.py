@@ -14,7 +14,7 @@ from checkmate.errors import TraceError
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
-from checkmate.units import Bytes, parse_bytes
+from checkmate.units import Bytes, check_budget
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -71,7 +71,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         make_solver(self.solver)
         if self.budget != "auto":
-            parse_bytes(self.budget, percent_of=1 << 40)
+            check_budget(self.budget)
         if self.time_limit_s is not None:
             check_time_limit(self.time_limit_s)
         size = self.batch_size
