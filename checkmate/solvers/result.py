@@ -31,7 +31,12 @@ def gap_text(gap: float) -> str:
 
 
 class SolveStatus(Enum):
-    """How a search ended. The value is a sentence for people."""
+    """How a search ended. The value is a sentence for people.
+
+    Example:
+      >>> SolveStatus.INFEASIBLE.value, SolveStatus.INFEASIBLE.has_plan
+      ('It is proven that no plan fits the budget.', False)
+    """
 
     OPTIMAL = (
         "The plan is within the budget and proven to be the cheapest of those that the bound"
@@ -87,6 +92,11 @@ class SolveResult:
         the graph's order; a plan in another order can then be cheaper than an optimal one. With
         `solve(..., reorder=True)` it is "any order".
       given_order_bound: Lower bound on the cost of plans that keep the graph's order.
+
+    Example:
+      >>> result = checkmate.solve(graph, "60%")  # doctest: +SKIP
+      >>> print(result)  # doctest: +SKIP
+      >>> result.overhead, result.gap, result.plan.recomputed  # doctest: +SKIP
     """
 
     status: SolveStatus
