@@ -64,10 +64,10 @@ def section(each, *titles):
 
 
 def described(each):
-    """The parameters that a docstring describes; those of a dataclass are its attributes."""
-    lines = re.findall(
-        r"^  \*{0,2}(\w+(?:, \w+)*):", section(each, "Args", "Attributes"), re.MULTILINE
-    )
+    """The parameters that a docstring describes; those of a dataclass are its attributes. Keras
+    indents by four."""
+    text = section(each, "Args", "Attributes")
+    lines = re.findall(r"^(?:  |    )(\w+(?:, \w+)*):", text, re.MULTILINE)
     return {name for line in lines for name in line.split(", ")}
 
 

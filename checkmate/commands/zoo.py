@@ -66,13 +66,19 @@ def zoo_command(
     Existing plans are kept. If the allocator reports its memory, each plan is run a few times on
     made-up data, and the measured peak is written to its file.
 
-    Exit status: 1 if a model has no plan.
+    Exit status: 1 if a model has no plan, 2 if there is no such model or optimizer.
 
     JSON: model, for, budget, budget_bytes, predicted_bytes, peak_bytes, overhead, recomputed,
     seconds, file; or error.
 
     Example: checkmate zoo resnet50 mobilenet --batch 64 -b 6GiB -o plans
     """
+    with quietly():
+        from checkmate.tf2.models import check_name
+        from checkmate.tf2.training_step import known_optimizer
+    known_optimizer(training["optimizer"])
+    for name in models:
+        check_name(name)
     doors = ("compile", "fit") if door == "both" else (door,)
     rows = (
         _planned(output, name, each, training) for name in models or APPLICATIONS for each in doors

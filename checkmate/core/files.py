@@ -75,13 +75,11 @@ def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: A
     write_json(path, {**head, "name": graph.name, **facts, "steps": steps})
 
 
-def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
-    """Reads a plan file of `graph` and replays the plan.
+def read_plan(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the contents of a plan file.
 
     Raises:
-      PlanFileError: There is no such file, it is not JSON, it has another format or version, it was
-        made for another graph, or one of `FACTS` has a value that is not allowed.
-      PlanError: The steps are not legal for the graph.
+      PlanFileError: There is no such file, it is not JSON, or it has another format or version.
     """
     data = read_json(path)
     if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
@@ -90,6 +88,18 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
             f"{path} has {found}; this library reads {PLAN_FORMAT!r} version {PLAN_VERSION}. Make"
             " the plan again."
         )
+    return data
+
+
+def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
+    """Reads a plan file of `graph` and replays the plan.
+
+    Raises:
+      PlanFileError: There is no such file, it is not JSON, it has another format or version, it was
+        made for another graph, or one of `FACTS` has a value that is not allowed.
+      PlanError: The steps are not legal for the graph.
+    """
+    data = read_plan(path)
     if data.get("graph") != fingerprint(graph):
         made_for = (
             f"{data.get('name') or 'a graph'} with fingerprint {str(data.get('graph'))[:23]}..."

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from checkmate.errors import TraceError
+from checkmate.errors import PlanFileError, TraceError
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
@@ -58,6 +59,11 @@ class PlanOptions:
       BudgetError: A budget or a time limit that cannot be read.
       SolverUnavailableError: A solver that is not there.
       TraceError: A batch size that is not a whole number of at least 1.
+      PlanFileError: There is no such plan file.
+
+    Example:
+      >>> PlanOptions(budget="6GiB", time_limit_s=10).solver
+      'auto'
     """
 
     budget: Bytes = "auto"
@@ -74,6 +80,11 @@ class PlanOptions:
             check_budget(self.budget)
         if self.time_limit_s is not None:
             check_time_limit(self.time_limit_s)
+        if self.plan and Path(self.plan).suffix == ".json" and not Path(self.plan).exists():
+            raise PlanFileError(
+                f"There is no plan file {self.plan}; `save` writes one. To have plans stored and"
+                " found, name a folder, which is made where it is missing."
+            )
         size = self.batch_size
         if size is not None and (
             isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1

@@ -172,4 +172,4 @@ def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
 def test_a_model_that_the_zoo_does_not_have_is_status_2(command):
     found = invoke("bench", command, "vgg61")
     assert found.exit_code == 2
-    assert "There is no model in the zoo 'vgg61'. Did you mean vgg16" in found.stderr
+    assert "There is no model in the zoo 'vgg61'. Did you mean vgg1" in found.stderr

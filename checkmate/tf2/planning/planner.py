@@ -77,7 +77,7 @@ class Planner:
         """
         request, clock = self.request, Clock()
         if request.options.plan:
-            plan_files.make_folder(request.options.plan)
+            plan_files.prepare(request.options.plan)
         with Progress(request.name, PHASES, enabled=request.options.verbose) as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
                 traced = trace(
