@@ -126,9 +126,10 @@ class Progress:
         self._summary = f"{self._name}: {summary} ({time.monotonic() - self._started:.1f} s)"
 
     def line(self, width: float = math.inf) -> str:
-        """Returns what is to be shown now; without the name where it is too long for `width`."""
+        """Returns what is to be shown now, "" between two phases; without the name where it is too
+        long for `width`."""
         text = "".join(map(str, self._running[-1:]))  # a thread asks while phases end
-        named = f"{self._name}: {text}"
+        named = f"{self._name}: {text}" if text else ""
         return named if len(named) <= width else text
 
     @property
@@ -167,7 +168,7 @@ class _Notebook:
     """An output of the cell, which is written anew every second."""
 
     def __init__(self, console: Console, progress: Progress):
-        self._progress, self._handle = progress, None
+        self._progress, self._handle, self._shown = progress, None, ""
         self._ticker = _Ticker(lambda: self._show(progress.line()))
 
     def start(self) -> None:
@@ -184,7 +185,8 @@ class _Notebook:
         self._show(summary)
 
     def _show(self, line: str) -> None:
-        if self._handle is not None:
+        if self._handle is not None and line != self._shown:
+            self._shown = line
             self._handle.update({"text/plain": line}, raw=True)
 
 
