@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from checkmate.bench.demo import LOSS_TOLERANCE, Demo, run_demo
+from checkmate.bench.demo import LOSS_TOLERANCE, PHASES, Demo, run_demo
 from checkmate.bench.names import WORKLOADS
 from checkmate.commands.options import (
     PICTURE,
@@ -57,11 +57,8 @@ def demo_command(
     JSON: model, device, budget_bytes, within_budget, losses_agree, report, and of the trainings
     plain, planned and moved (the third one, or null) peak_bytes, step_s, losses and in_use.
     """
-    with (
-        Progress("demo") as progress,
-        progress.phase(f"training {model}, plain and within {budget}"),
-    ):
-        found = run_demo(model, budget, steps, watch=picture is not None)
+    with Progress(f"demo of {model}", PHASES) as progress:
+        found = run_demo(model, budget, steps, watch=picture is not None, phase=progress.phase)
     if picture:
         from checkmate import plot
 

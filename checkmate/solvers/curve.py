@@ -16,7 +16,7 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
+from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver, check_graph
 from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
 
@@ -119,6 +119,7 @@ def solve_curve(
       >>> tuple(result.cost for result in solve_curve(graph, [9, 8, 10]).results)
       (5.0, 4.0, 4.0)
     """
+    check_graph(graph, "solve_curve")
     plain_peak = _plain_peak(graph)
     asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
     if not asked:

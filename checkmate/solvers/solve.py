@@ -19,7 +19,7 @@ from checkmate.errors import (
 )
 from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import Search, Solver, check_time_limit
+from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
 # name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
@@ -128,6 +128,7 @@ def solve(
       SolverUnavailableError: Unknown solver, or its package is missing.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
+      GraphError: What was given is no graph.
 
     Example:
       >>> from checkmate import DFGraph, Op, solve
@@ -138,6 +139,7 @@ def solve(
 
     Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1.
     """
+    check_graph(graph, "solve")
     if not deterministic:
         check_time_limit(time_limit_s)
     engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)

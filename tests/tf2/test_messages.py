@@ -131,6 +131,20 @@ def test_verify_takes_a_planned_step():
     assert "got Functional" in refused(lambda: checkmate.tf2.verify(dense_model(), batch_of()))
 
 
+def test_the_steps_that_verify_is_said_to_take():
+    import tensorflow as tf
+
+    x, y = batch_of()
+    model = dense_model()
+    model.compile("sgd", "mse", jit_compile=False)
+    options = {"budget": "1GiB", "cost_model": "roofline"}
+    checkmate.tf2.rematerialize(model, **options).train_on_batch(x, y)
+    assert checkmate.tf2.verify(checkmate.tf2.planned(model).steps[0], (x, y)).ok
+    step = checkmate.tf2.function(lambda x: tf.reduce_sum(tf.sin(x)), x, **options)
+    assert "got PlannedFunction" in refused(lambda: checkmate.tf2.verify(step, (x,)))
+    assert checkmate.tf2.verify(step.steps[0], (x,)).ok
+
+
 def test_a_call_of_another_structure_shows_no_values():
     x, _ = batch_of()
     message = refused(lambda: planned()(x))
