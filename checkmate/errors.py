@@ -199,6 +199,13 @@ class ThrashingError(EvictionError):
     Attributes:
       enough_bytes: A budget within which nothing would have been recomputed so far, or None when
         that is not known.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     with checkmate.tf2.dtr("1GiB", overhead_limit=2):
+      ...         train_step(x, y)
+      ... except checkmate.errors.ThrashingError as error:
+      ...     print(error.budget_bytes, error.enough_bytes)
     """
 
     def __init__(

@@ -106,13 +106,24 @@ def _plain(number: float) -> str:
 
 
 def is_share(amount: Bytes) -> bool:
-    """True for a percentage."""
+    """True for a percentage.
+
+    Args:
+      amount: As for `parse_bytes`.
+
+    Example:
+      >>> is_share("60%"), is_share("6GiB")
+      (True, False)
+    """
     return isinstance(amount, str) and amount.strip().endswith("%")
 
 
 def shown_bytes(count: int) -> int:
     """Returns the least number of bytes, at least `count`, that `format_bytes` writes without
     rounding it below `count`.
+
+    Args:
+      count: A number of bytes.
 
     Example:
       >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
@@ -128,7 +139,15 @@ def shown_bytes(count: int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Returns `count` bytes in a binary unit: format_bytes(1610612736) == '1.50 GiB'."""
+    """Returns a number of bytes in a binary unit.
+
+    Args:
+      count: The number, which may be negative.
+
+    Example:
+      >>> format_bytes(1610612736)
+      '1.50 GiB'
+    """
     sign, count = ("-" if count < 0 else ""), abs(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":

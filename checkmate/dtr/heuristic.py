@@ -98,7 +98,16 @@ class Heuristic:
 
 def quotient(cost: Any, divisor: Any) -> Any:
     """cost / divisor, infinite where the divisor is 0; whole numbers are divided exactly, arrays
-    element by element in floating point."""
+    element by element in floating point.
+
+    Args:
+      cost: A number or an array.
+      divisor: The same.
+
+    Example:
+      >>> quotient(3, 2), quotient(3, 0)
+      (1.5, inf)
+    """
     if not isinstance(divisor, np.ndarray):
         return cost / divisor if divisor > 0 else math.inf
     scores = np.full(divisor.shape, math.inf)

@@ -65,6 +65,10 @@ class SolveStats:
       best_peak_bytes: The lowest peak of any plan tried, within the budget or not; None if none was
         tried.
       history: (seconds, cost or None, bound) at each improvement of cost or bound.
+
+    Example:
+      >>> stats = checkmate.solve(graph, "60%").stats  # doctest: +SKIP
+      >>> stats.seconds, stats.found_by, stats.proven_by  # doctest: +SKIP
     """
 
     solver: str

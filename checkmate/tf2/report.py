@@ -28,6 +28,9 @@ plain peak; the resident share of it."""
 class Report(ReportFigures):
     """What `print(step.report())` shows; `to_html()` is a page with pictures that answer to the
     mouse. The figures are those of `ReportFigures`.
+
+    Example:
+      >>> print(step.report())  # doctest: +SKIP
     """
 
     def sentence(self) -> str:
@@ -50,12 +53,11 @@ class Report(ReportFigures):
 
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
+        used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
         if self.result is None:
-            used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
             return f"runs unchanged, in {used} of {allowed}"
-        above = f", {gap_text(self.result.gap)} above the bound" if self.result.gap else ""
-        more = f"{self.predicted_slowdown - 1:+.2%} time{above}"
-        return f"within {format_bytes(self.budget_bytes)}, {more}"
+        gap = f", {gap_text(self.result.gap)} above the bound" if self.result.gap else ""
+        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time{gap}"
 
     def _more_time(self) -> str:
         predicted = f"a predicted {self.predicted_slowdown - 1:.2%} more time"

@@ -32,6 +32,11 @@ class DTRStats:
       overshoots: How often memory went above the budget: by an op that took more than predicted, or
         by memory that was not an op's.
       demand_bytes: The most bytes that would have been in use without eviction.
+
+    Example:
+      >>> with checkmate.tf2.dtr("2GiB") as context:  # doctest: +SKIP
+      ...     train_step(images, labels)
+      >>> context.stats.evictions, context.stats.overhead  # doctest: +SKIP
     """
 
     ops: int
