@@ -39,15 +39,20 @@ json_option = click.option(
 def readable_budgets(context: click.Context, parameter: click.Parameter, texts: Any) -> Any:
     """Callback of options that take budgets, separated by commas or not: one that cannot be read is
     refused before anything is loaded or traced."""
-    for text in (texts,) if isinstance(texts, str) else texts or ():
-        for amount in listed_budgets(text):
+    if texts:
+        for amount in _amounts((texts,) if isinstance(texts, str) else texts):
             check_budget(amount)
     return texts
 
 
-def listed_budgets(text: str) -> list[str]:
-    """Returns the budgets of a text that separates them by commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _amounts(texts: Iterable[str]) -> list[str]:
+    """The budgets of texts that separate them by commas."""
+    found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if not found:
+        raise click.UsageError(
+            "No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'."
+        )
+    return found
 
 
 budget_option = click.option(
@@ -174,12 +179,7 @@ def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, i
     Args:
       percent_of: The bytes that 100% stands for.
     """
-    found = [amount for budget in budgets for amount in listed_budgets(budget)]
-    if not found:
-        raise click.UsageError(
-            "No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'."
-        )
-    return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in found]
+    return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
 def numbers(

@@ -15,9 +15,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"^ +(\w+(?:Error|Exception)): ", re.MULTILINE)
 """Where the error begins in what AutoGraph says: below the lines of the traced code."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)
-_CALL = re.compile(
-    r"Exception encountered when calling .*?\.\s*\n(.*?)\n\s*Arguments received by .*", re.DOTALL
-)
+_CALL = re.compile(r"Exception encountered when calling \S+\.\s*\n")
+_ARGUMENTS = re.compile(r"\n\s*Arguments received by .*", re.DOTALL)
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[.*?\]\(.*?\)'")
 _PLAIN = ("ValueError", "TypeError", "TraceError", "InvalidArgumentError")
 """Errors whose message says all: their name is left out."""
@@ -41,7 +40,7 @@ class Said(NamedTuple):
 def said(error: BaseException) -> Said:
     """Returns what an error says that was raised by TensorFlow, by Keras, or by code they call."""
     text, kind, place = _COLOUR.sub("", str(error)), type(error).__name__, ""
-    raised = list(_RAISED.finditer(text)) if text.startswith("in user code:") else []
+    raised = list(_RAISED.finditer(text)) if "in user code:" in text else []
     if raised:
         frames = [
             (file, line)
@@ -50,7 +49,7 @@ def said(error: BaseException) -> Said:
         ]
         place = f" ({Path(frames[-1][0]).name}, line {frames[-1][1]})" if frames else ""
         kind, text = raised[-1][1], textwrap.dedent(text[raised[-1].end() :])
-    text = _NODE.sub(r"\1", _CALL.sub(r"\1", text))
+    text = _NODE.sub(r"\1", _ARGUMENTS.sub("", _CALL.sub("", text)))
     text = " ".join(text.split()).removesuffix(".")
     if kind not in _PLAIN:
         text = f"{kind}: {text}" if text else kind

@@ -26,8 +26,7 @@ plain peak; the resident share of it."""
 
 @dataclass(frozen=True, slots=True)
 class Report(ReportFigures):
-    """What `print(step.report())` shows; `to_html()` is a page with pictures that answer to the
-    mouse. The figures are those of `ReportFigures`.
+    """What was found, with the figures of `ReportFigures`; `to_html()` is an interactive page.
 
     Example:
       >>> print(step.report())  # doctest: +SKIP
@@ -56,8 +55,9 @@ class Report(ReportFigures):
         used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
         if self.result is None:
             return f"runs unchanged, in {used} of {allowed}"
-        gap = f", {gap_text(self.result.gap)} above the bound" if self.result.gap else ""
-        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time{gap}"
+        is_optimal = self.result.status is SolveStatus.OPTIMAL
+        gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
+        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
 
     def _more_time(self) -> str:
         predicted = f"a predicted {self.predicted_slowdown - 1:.2%} more time"

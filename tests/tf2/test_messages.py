@@ -78,6 +78,27 @@ def test_an_error_in_the_user_s_step_says_where():
     )
 
 
+@pytest.mark.parametrize("door", ["compile", "fit"])
+def test_an_error_in_the_user_s_model_says_where(door):
+    import keras
+
+    class Broken(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(4)
+
+        def call(self, inputs):
+            return no_such_layer(self.dense(inputs))  # noqa: F821
+
+    def fit():
+        model = Broken()
+        model.compile("sgd", "mse", jit_compile=False)
+        checkmate.tf2.rematerialize(model, budget="1GiB").train_on_batch(*batch_of())
+
+    message = refused(fit if door == "fit" else lambda: compiled(Broken()))
+    assert "NameError: name 'no_such_layer' is not defined" in message
+
+
 class Uncallable:
     """Makes a model of Keras without a `call`."""
 
