@@ -21,7 +21,7 @@ from checkmate.commands.quiet import QUIET
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
-from checkmate.commands.table import complain
+from checkmate.commands.table import INTERRUPTED, complain
 from checkmate.commands.zoo import zoo_command
 from checkmate.solvers.background import unfinished_tasks
 
@@ -33,7 +33,8 @@ INVALID_INPUT = (
     checkmate.PlanFileError,
     checkmate.TraceError,
 )
-"""Errors for input that cannot be read, or files that do not belong together."""
+"""Errors for names that are not known, input that cannot be read, or files that do not belong
+together."""
 
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Error numbers of a full disk or a broken one. Such an error names no file."""
@@ -84,6 +85,9 @@ class _Group(click.Group):
             )
             complain(error.format_message())
             sys.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            complain("interrupted.")
+            sys.exit(INTERRUPTED)
         except checkmate.CheckmateError as error:
             complain(str(error))
             sys.exit(2 if isinstance(error, INVALID_INPUT) else 1)

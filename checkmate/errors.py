@@ -8,26 +8,57 @@ from __future__ import annotations
 
 
 class CheckmateError(Exception):
-    """Base class: catch this to catch everything the library raises on purpose."""
+    """Base class: catch this to catch everything the library raises on purpose.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     model.fit(images, labels)
+      ... except checkmate.CheckmateError as error:
+      ...     print(error)
+    """
 
 
 class BudgetError(CheckmateError, ValueError):
-    """A budget, or another amount of bytes or of time, that cannot be understood."""
+    """A budget, or another amount of bytes or of time, that cannot be understood.
+
+    Example:
+      >>> checkmate.units.parse_bytes("6 apples")
+      Traceback (most recent call last):
+      checkmate.errors.BudgetError: Cannot read '6 apples' as an amount of memory. ...
+    """
 
 
 class GraphError(CheckmateError, ValueError):
     """A dataflow graph that is not one: a dependency that points forward, a negative cost, a name
-    used twice."""
+    used twice.
+
+    Example:
+      >>> checkmate.Op("conv", cost=-1)
+      Traceback (most recent call last):
+      checkmate.errors.GraphError: Op 'conv' has cost -1. A cost is a finite number, zero or more.
+    """
 
 
 class PlanError(CheckmateError, ValueError):
     """A plan or schedule that breaks the rules of its graph: it uses what is not in memory, or
-    recomputes what may not be."""
+    recomputes what may not be.
+
+    Example:
+      >>> checkmate.Plan((checkmate.Free(0),))
+      Traceback (most recent call last):
+      checkmate.errors.PlanError: Step 0 frees op 0, whose value is not in memory.
+    """
 
 
 class PlanFileError(CheckmateError, ValueError):
     """A graph or plan file that cannot be read, is of another version, or belongs to another
-    graph."""
+    graph.
+
+    Example:
+      >>> checkmate.DFGraph.load("missing.json")
+      Traceback (most recent call last):
+      checkmate.errors.PlanFileError: Cannot read missing.json: No such file or directory.
+    """
 
 
 class InfeasibleBudgetError(CheckmateError, ValueError):
@@ -40,6 +71,12 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
       op_name: Its name, or "".
       smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
         searched for or found.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="1GiB")
+      ... except checkmate.InfeasibleBudgetError as error:
+      ...     print(error.op_name, error.shortfall_bytes, error.smallest_budget_bytes)
     """
 
     def __init__(
@@ -74,6 +111,12 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
       bound: Lower bound on the cost of plans within the budget, in the graph's unit, or None.
       smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
         searched for or found.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     result = checkmate.solve(graph, "30%", time_limit_s=1)
+      ... except checkmate.NoPlanFoundError as error:
+      ...     result = checkmate.solve(graph, error.best_peak_bytes)
     """
 
     def __init__(
@@ -91,16 +134,35 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
-    """The solver is not known, or its package is not installed."""
+    """The solver is not known, or its package is not installed.
+
+    Example:
+      >>> checkmate.solve(graph, "60%", solver="gurobi")  # doctest: +SKIP
+      Traceback (most recent call last):
+      checkmate.errors.SolverUnavailableError: There is no solver 'gurobi'. ...
+    """
 
 
 class SolverFailedError(CheckmateError, RuntimeError):
-    """The package of a solver failed; its own error is chained."""
+    """The package of a solver failed; its own error is chained.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     checkmate.solve(graph, "60%", solver="milp_scip")
+      ... except checkmate.SolverFailedError as error:
+      ...     print(error.__cause__)
+    """
 
 
 class TraceError(CheckmateError, ValueError):
     """A training step that cannot be traced into a graph, or is called with what it was not traced
-    for."""
+    for.
+
+    Example:
+      >>> checkmate.tf2.rematerialize("my model")  # doctest: +SKIP
+      Traceback (most recent call last):
+      checkmate.errors.TraceError: A Keras 3 model is put under a budget; got str. ...
+    """
 
 
 class EvictionError(CheckmateError, MemoryError):
@@ -110,6 +172,13 @@ class EvictionError(CheckmateError, MemoryError):
       budget_bytes: The budget, or None when that is not known.
       needed_bytes: What the budget must be at least for what ran so far, or None when that is not
         known.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     with checkmate.tf2.dtr("100MiB"):
+      ...         train_step(x, y)
+      ... except checkmate.EvictionError as error:
+      ...     print(error.needed_bytes)
     """
 
     def __init__(
@@ -130,6 +199,13 @@ class ThrashingError(EvictionError):
     Attributes:
       enough_bytes: A budget within which nothing would have been recomputed so far, or None when
         that is not known.
+
+    Example:
+      >>> try:  # doctest: +SKIP
+      ...     with checkmate.tf2.dtr("1GiB", overhead_limit=2):
+      ...         train_step(x, y)
+      ... except checkmate.errors.ThrashingError as error:
+      ...     print(error.budget_bytes, error.enough_bytes)
     """
 
     def __init__(
@@ -142,7 +218,12 @@ class ThrashingError(EvictionError):
 # TensorFlow lets errors with just this one through tf.function as they are.
 class UnsupportedError(CheckmateError, NotImplementedError):
     """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made
-    for."""
+    for.
+
+    Example:
+      >>> with checkmate.tf2.dtr("2GiB"), tf.autodiff.ForwardAccumulator(x, v):  # doctest: +SKIP
+      ...     y = model(x)
+    """
 
     __init__ = Exception.__init__
 
@@ -152,6 +233,11 @@ class LogError(CheckmateError, ValueError):
 
     Attributes:
       line: The line of the file, or the position of the instruction, counted from 1.
+
+    Example:
+      >>> checkmate.simulate("resnet.log", "50%")  # doctest: +SKIP
+      Traceback (most recent call last):
+      checkmate.errors.LogError: Line 7: ...
     """
 
     def __init__(self, message: str, *, line: int):

@@ -15,6 +15,10 @@ _UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     _UNITS[f"{_letter}ib"] = 1024**_power
+
+LEAST_BARE = 1000
+"""A budget of fewer bytes than this needs a unit: most often a percent sign was forgotten."""
+
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
@@ -38,6 +42,7 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
         raise BudgetError(
             f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}."
         )
+    unit = None
     if isinstance(amount, str):
         match = _AMOUNT.fullmatch(amount)
         unit = match[2].lower() if match else None
@@ -59,6 +64,10 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
             number *= _UNITS.get(unit, 1)
     else:
         number = amount
+    if unit in (None, "") and 0 < number < 1:
+        raise BudgetError(
+            f"{amount!r} is less than one byte. Did you mean '{_plain(100 * number)}%'?"
+        )
     if not 0 < number < 2**63:  # also refuses nan and infinity
         raise BudgetError(
             f"A budget must be more than zero bytes and less than 2^63; got {amount!r}."
@@ -66,14 +75,55 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
     return max(1, int(number))
 
 
+def check_budget(amount: Bytes) -> None:
+    """Refuses what cannot be the budget of a training step, before any work is done for it.
+
+    Args:
+      amount: As for `parse_bytes`. A share is one of something that is not known yet.
+
+    Raises:
+      BudgetError: `amount` is no positive amount of memory, or a number below `LEAST_BARE` without
+        a unit.
+
+    Example:
+      >>> check_budget("60%")
+      >>> check_budget(60)
+      Traceback (most recent call last):
+      checkmate.errors.BudgetError: A budget of 60 is 60 bytes. Did you mean '60%' or '60GiB'?
+    """
+    parse_bytes(amount, percent_of=1 << 40)
+    match = _AMOUNT.fullmatch(str(amount))
+    if match and not match[2] and float(match[1]) < LEAST_BARE:
+        number = _plain(float(match[1]))
+        raise BudgetError(
+            f"A budget of {number} is {number} byte{'s' * (number != '1')}. Did you mean"
+            f" '{number}%' or '{number}GiB'?"
+        )
+
+
+def _plain(number: float) -> str:
+    return f"{number:.10g}"
+
+
 def is_share(amount: Bytes) -> bool:
-    """True for a percentage."""
+    """True for a percentage.
+
+    Args:
+      amount: As for `parse_bytes`.
+
+    Example:
+      >>> is_share("60%"), is_share("6GiB")
+      (True, False)
+    """
     return isinstance(amount, str) and amount.strip().endswith("%")
 
 
 def shown_bytes(count: int) -> int:
     """Returns the least number of bytes, at least `count`, that `format_bytes` writes without
     rounding it below `count`.
+
+    Args:
+      count: A number of bytes.
 
     Example:
       >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
@@ -89,7 +139,15 @@ def shown_bytes(count: int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Returns `count` bytes in a binary unit: format_bytes(1610612736) == '1.50 GiB'."""
+    """Returns a number of bytes in a binary unit.
+
+    Args:
+      count: The number, which may be negative.
+
+    Example:
+      >>> format_bytes(1610612736)
+      '1.50 GiB'
+    """
     sign, count = ("-" if count < 0 else ""), abs(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":

@@ -1,9 +1,12 @@
 """The command line: exit statuses, what it says, and the judgement of the demo."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -55,6 +58,64 @@ def test_what_cannot_be_read_is_status_2(arguments):
     found = invoke(*arguments)
     assert found.exit_code == 2
     assert "Usage" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--model", "mobilnet"], "no workload 'mobilnet'. Did you mean mobilenet"),
+        (["demo", "--budget", "0.6"], "Did you mean '60%'?"),
+        (["demo", "--budget", "60"], "Did you mean '60%' or '60GiB'?"),
+        (["plan", "resnet50", "-b", "60"], "Did you mean '60%' or '60GiB'?"),
+        (["zoo", "resnet50", "-b", "60"], "Did you mean '60%' or '60GiB'?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch, arguments, said):
+    def loaded():
+        raise AssertionError("TensorFlow is loaded")
+
+    monkeypatch.setattr(demo, "fresh_process", lambda *_, **__: loaded())
+    for command in ("plan", "zoo"):
+        monkeypatch.setattr(f"checkmate.commands.{command}.quietly", loaded)
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert said in " ".join(found.stderr.split())
+
+
+def test_the_names_of_workloads_are_those_of_the_models(tensorflow):
+    from checkmate.bench import models, names
+
+    assert tuple(models._WORKLOADS) == names.WORKLOADS
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, click.Abort])
+def test_ctrl_c_is_status_130(monkeypatch, error):
+    def interrupt(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(demo, "fresh_process", interrupt)
+    found = invoke("demo")
+    assert found.exit_code == 130
+    assert found.stderr.splitlines()[-1] == "checkmate: interrupted."
+
+
+def test_ctrl_c_ends_the_program_with_status_130():
+    """While it searches for the plan of a large graph."""
+    arguments = ["bench", "solvers", "layered9", "layered1000", "--shares", "0.5", "--json"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "checkmate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with running:
+        assert running.stdout.readline(), running.stderr.read()
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "checkmate: interrupted." in said
+    assert "Traceback" not in said
 
 
 def test_the_module_is_the_command_and_needs_no_tensorflow():

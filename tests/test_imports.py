@@ -47,10 +47,11 @@ LAYERS = {
     "solvers.solve": "solvers.ordering solvers.paper solvers.result",
     "solvers.curve": "solvers.solve",
     "tf2.device": "core",
+    "tf2.error_text": "",
     "tf2.op_rule": "tf2.device",
     "tf2.flops": "tf2.op_rule",
     "tf2.ops": "tf2.flops",
-    "tf2.graph": "tf2.ops",
+    "tf2.graph": "tf2.ops tf2.error_text",
     "tf2.execution": "tf2.graph",
     "tf2.costs": "tf2.execution tf2.memory",
     "tf2.memory": "tf2.execution tf2.costs version",  # each uses the other; files form no circle

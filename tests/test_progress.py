@@ -1,6 +1,8 @@
-"""Progress: seen on a terminal, silent elsewhere; and the library itself prints nothing."""
+"""Progress: one line in a terminal and in a notebook, lines in a log; and the library itself prints
+nothing."""
 
 import ast
+import io
 import logging
 import time
 from pathlib import Path
@@ -17,63 +19,132 @@ from checkmate.progress import Progress
 from checkmate.solvers.search import Search
 
 ROOT = Path(checkmate.__file__).parent
+PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3}
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """Makes standard error a terminal that keeps what is written to it."""
-    import io
-
-    screen = io.StringIO()
-    console = rich.console.Console(file=screen, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(progress_module, "Console", lambda **options: console)
-    return screen
-
-
-def search_cost(graph, plan):
-    return replay(graph, plan).cost / graph.total_cost
+def screen(monkeypatch, **options):
+    """Makes standard error a screen of this kind, and returns what is written to it."""
+    written = io.StringIO()
+    console = rich.console.Console(file=written, color_system=None, **options)
+    monkeypatch.setattr(progress_module, "Console", lambda **_: console)
+    return written
 
 
 def wait_until(holds):
-    """The terminal is written to some ten times a second."""
+    """Screens are written to now and then."""
     while not holds():
         time.sleep(0.01)
 
 
-def work(shown=lambda text: lambda: True, **options):
+def work(shown=lambda text: True, **options):
     """Reports a search; `shown(text)` tells whether a text has been written."""
     graph = training_chain(4)
-    plan = repeating(graph)
-    assert search_cost(graph, plan) > 1.1
-    with Progress("model", **options) as progress:
+    with Progress("model", PHASES, **options) as progress:
         with progress.phase("measuring ops"):
             progress.advance(3, 4)
-        with progress.phase("solving"):
+            wait_until(lambda: shown("3 of 4"))
+        with progress.phase("solving", limit_s=60):
             search = Search(graph, 10**9, time_limit_s=1, on_progress=progress.improved)
             search.raise_bound(1.1 * graph.total_cost, by="test")
-            wait_until(shown("no plan yet"))
-            search.offer(plan, by="test")
-            wait_until(shown("best plan"))
+            wait_until(lambda: shown("no plan yet"))
+            search.offer(repeating(graph), by="test")
+            wait_until(lambda: shown("above the bound"))
+        progress.done("within 1 GiB")
 
 
-def test_a_terminal_sees_phases_plan_bound_and_gap(terminal):
-    work(lambda text: lambda: text in terminal.getvalue())
-    said = terminal.getvalue()
-    assert "model: measuring ops" in said or "model: solving" in said
-    assert "no plan yet, bound +10.00%" in said
-    cost = search_cost(training_chain(4), repeating(training_chain(4)))
-    assert f"best plan {cost - 1:+.2%}, bound +10.00%, gap {cost / 1.1 - 1:.2%}" in said
+def best():
+    """How the plan of `work` is told."""
+    graph = training_chain(4)
+    cost = replay(graph, repeating(graph)).cost / graph.total_cost
+    assert cost > 1.1
+    return f"{cost - 1:+.2%} time, {cost / 1.1 - 1:.2%} above the bound"
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_nothing_is_shown_where_nobody_looks(capfd, enabled):
-    work(enabled=enabled)
-    assert capfd.readouterr() == ("", "")
+def test_a_terminal_sees_number_seconds_limit_and_distance_to_the_bound(monkeypatch):
+    written = screen(monkeypatch, force_terminal=True, width=80)
+    work(lambda text: text in written.getvalue())
+    said = written.getvalue()
+    assert "model: 2/3 measuring ops 0 s, 3 of 4" in said
+    assert "model: 3/3 solving 0/60 s, no plan yet, bound +10.00% time" in said
+    assert f"model: 3/3 solving 0/60 s, {best()}" in said
+    *_, last = said.splitlines()
+    assert last.strip().endswith("s)") and "model: within 1 GiB (" in last
 
 
-def test_nothing_is_shown_when_it_is_not_wanted(terminal):
+def test_a_narrow_terminal_sees_one_line_and_no_name(monkeypatch):
+    written = screen(monkeypatch, force_terminal=True, width=40)
+    work(lambda text: text in written.getvalue() or text == "above the bound")
+    said = written.getvalue()
+    assert "3/3 solving 0/60 s" in said
+    assert "model: 3/3" not in said
+    assert said.count("\x1b[1A") <= 1, "up only at the end: the line never needed two"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Logs and notebooks are written to at once."""
+    monkeypatch.setattr(progress_module, "TICK_S", 0.01)
+    monkeypatch.setattr(progress_module, "LOG_AFTER_S", 0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_log_gets_a_line_for_each_long_phase_and_the_summary(capfd):
+    work()
+    out, said = capfd.readouterr()
+    assert out == ""
+    ops, solving, summary = said.splitlines()
+    assert ops == "model: 2/3 measuring ops 0 s, 3 of 4"
+    assert solving == f"model: 3/3 solving 0/60 s, {best()}"
+    assert summary.startswith("model: within 1 GiB (")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_log_is_told_that_a_phase_goes_on(monkeypatch):
+    written = screen(monkeypatch)
+    monkeypatch.setattr(progress_module, "LOG_EVERY_S", 0.05)
+    with Progress("model") as progress, progress.phase("tracing"):
+        wait_until(lambda: written.getvalue().count("model: tracing") >= 2)
+
+
+def test_a_log_is_not_told_of_short_phases(capfd):
+    work()
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_a_log_that_nobody_reads_ends_no_work(monkeypatch):
+    written = screen(monkeypatch)
+    written.close()
+    work()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_notebook_has_one_output_that_ends_as_the_summary(monkeypatch):
+    import IPython.display
+
+    screen(monkeypatch, force_jupyter=True)
+    texts = []
+
+    class Handle:
+        def update(self, data, raw):
+            texts.append(data["text/plain"])
+
+    def display(data, *, raw, display_id):
+        assert raw and display_id and not texts
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    work(lambda text: any(text in each for each in texts))
+    assert "model: 2/3 measuring ops 0 s, 3 of 4" in texts
+    assert f"model: 3/3 solving 0/60 s, {best()}" in texts
+    assert texts[-1].startswith("model: within 1 GiB (")
+
+
+def test_nothing_is_shown_when_it_is_not_wanted(monkeypatch, capfd):
     work(enabled=False)
-    assert terminal.getvalue() == ""
+    assert capfd.readouterr() == ("", "")
+    written = screen(monkeypatch, force_terminal=True)
+    work(enabled=False)
+    assert written.getvalue() == ""
 
 
 def printing(tree):

@@ -38,9 +38,14 @@ def cells(path, kind):
 
 
 def kinds(cell):
-    """What a cell shows, in order: streams by name, all else by the types it comes in; that a step
-    is slow on a busy machine is left out."""
-    outputs = [each for each in cell.outputs if SLOW not in each.get("text", "")]
+    """What a cell shows, in order: streams by name, all else by the types it comes in. Left out is
+    that a step is slow on a busy machine, and the line of text that shows progress."""
+    outputs = [
+        each
+        for each in cell.outputs
+        if SLOW not in each.get("text", "")
+        and not (each.output_type == "display_data" and set(each.data) == {"text/plain"})
+    ]
     shown = [
         each["name"] if each.output_type == "stream" else tuple(sorted(each.get("data", ())))
         for each in outputs

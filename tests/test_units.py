@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate import BudgetError
-from checkmate.units import format_bytes, parse_bytes
+from checkmate.units import check_budget, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,22 @@ def test_refused(amount):
     with pytest.raises(BudgetError) as caught:
         parse_bytes(amount)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("amount", [0.6, "0.6", np.float64(0.6), " .6 "])
+def test_a_fraction_is_asked_whether_it_is_a_share(amount):
+    with pytest.raises(BudgetError, match=r"less than one byte. Did you mean '60%'\?"):
+        parse_bytes(amount)
+    assert parse_bytes("0.6 B") == 1
+
+
+@pytest.mark.parametrize("amount", [60, "60", 60.0, np.int64(60), " 6e1"])
+def test_a_budget_of_few_bytes_says_its_unit(amount):
+    assert parse_bytes(amount) == 60
+    with pytest.raises(BudgetError, match=r"is 60 bytes. Did you mean '60%' or '60GiB'\?"):
+        check_budget(amount)
+    for unit in ("60B", "60%", "60GiB", 1000, "1000"):
+        check_budget(unit)
 
 
 def test_a_share_needs_a_whole():

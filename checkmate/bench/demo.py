@@ -6,6 +6,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,9 +84,27 @@ class Demo:
         )
 
 
-def run_demo(model: str, budget: str, steps: int, *, watch: bool = False) -> Demo:
-    """Runs both trainings, and if their losses differ the plain one from moved weights. `watch`
-    records memory over a step. Raises `CheckmateError` if a process fails."""
+PHASES = {"training within the budget": 1, "training plain": 2}
+"""The phases of `run_demo`, with their numbers."""
+
+
+def run_demo(
+    model: str,
+    budget: str,
+    steps: int,
+    *,
+    watch: bool = False,
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Demo:
+    """Runs both trainings, and if their losses differ the plain one from moved weights.
+
+    Args:
+      watch: Record memory over a step.
+      phase: Called with the name of each phase; what it returns is entered meanwhile.
+
+    Raises:
+      CheckmateError: A process failed.
+    """
 
     def training(*arguments: str) -> tuple[dict[str, Any], Run]:
         found = fresh_process("checkmate.bench.demo", list(arguments))
@@ -93,16 +113,18 @@ def run_demo(model: str, budget: str, steps: int, *, watch: bool = False) -> Dem
         )
 
     watched = ["--watch"] if watch else []
-    told, planned = training(*watched, model, str(steps), budget)
-    _, plain = training(*watched, model, str(steps))
+    within, without = PHASES
+    with phase(within):
+        told, planned = training(*watched, model, str(steps), budget)
+    with phase(without):
+        _, plain = training(*watched, model, str(steps))
     found = Demo(
         model, told["device"], told["budget_bytes"], plain, planned, told.get("report", "")
     )
-    return (
-        found
-        if found.losses_agree
-        else replace(found, moved=training("--moved", model, str(steps))[1])
-    )
+    if found.losses_agree:
+        return found
+    with phase("training plain from moved weights"):
+        return replace(found, moved=training("--moved", model, str(steps))[1])
 
 
 def train(

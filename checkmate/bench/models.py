@@ -119,6 +119,7 @@ def lstm(
     )
 
 
+# names.py has these names, too.
 _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "mobilenet": (partial(application, "MobileNet"), 16),
     "resnet50": (partial(application, "ResNet50"), 8),
@@ -133,12 +134,10 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "lstm": (lstm, 64),
 }
 
-NAMES = tuple(_WORKLOADS)
-
 
 def workload(name: str, batch: int | None = None) -> Workload:
     """Builds a workload by its name; each has a default batch size."""
     if name not in _WORKLOADS:
-        raise CheckmateError(f"There is no workload {name!r}. Known: {', '.join(_WORKLOADS)}.")
+        raise CheckmateError(f"There is no workload {name!r}. There are {', '.join(_WORKLOADS)}.")
     make, default = _WORKLOADS[name]
     return make(batch=batch or default)

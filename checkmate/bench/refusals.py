@@ -33,14 +33,14 @@ SHARE = 0.3
 
 
 def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
-    """Yields a row per model, by default of all.
+    """Yields a row per model.
 
     asked_bytes is the first budget; refused is "proven", "not found", or "no" if there is a plan;
     least_bytes is the proven lower bound; named_bytes is the smallest budget that the refusal
     names; here is whether that budget was accepted in the same process; peak_bytes is the peak of
     the loop in the other process, or error its message.
     """
-    for name in chosen or zoo.models():
+    for name in chosen:
         row = {"model": name}
         try:
             row |= fresh_process("checkmate.bench.refusals", [name, str(steps)])

@@ -219,7 +219,9 @@ def training(name: str) -> tuple[Callable, tuple[Any, ...]]:
     keras.utils.set_random_seed(0)
     known = models()
     if name not in known:
-        raise CheckmateError(f"There is no model {name!r} in the zoo. Known: {', '.join(known)}.")
+        raise CheckmateError(
+            f"There is no model {name!r} in the zoo. There are {', '.join(known)}."
+        )
     work = known[name]()
     if not hasattr(work, "model"):  # a `Task`
         return work.step, work.batch
@@ -268,8 +270,8 @@ def peak_of(step: Callable, batch: tuple[Any, ...], steps: int) -> int:
 
 
 def rows(chosen: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
-    """Yields a row per model, by default of all."""
-    for name in chosen or models():
+    """Yields a row per model."""
+    for name in chosen:
         yield measure(name, steps)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from checkmate.commands import bench_planning, bench_training
+from checkmate.commands import bench_planning, bench_training, bench_zoo
 
 
 @click.group()
@@ -20,5 +20,5 @@ def bench() -> None:
     """
 
 
-for command in (*bench_training.COMMANDS, *bench_planning.COMMANDS):
+for command in (*bench_training.COMMANDS, *bench_zoo.COMMANDS, *bench_planning.COMMANDS):
     bench.add_command(command)

@@ -13,6 +13,7 @@ from checkmate.bench import solvers as solvers_benchmark
 from checkmate.commands.options import PICTURE, json_option, listed, numbers, time_limit_option
 from checkmate.commands.table import RowTable, stream
 from checkmate.dtr.heuristic import HEURISTICS
+from checkmate.solvers.backends.engines import ENGINES
 from checkmate.solvers.solve import SOLVERS
 
 
@@ -30,7 +31,7 @@ from checkmate.solvers.solve import SOLVERS
     default="auto",
     show_default=True,
     metavar="NAMES",
-    callback=listed(SOLVERS, also=("paper:", "grouped:")),
+    callback=listed(SOLVERS, also=rf"paper:({'|'.join(ENGINES)})|grouped:[1-9]\d*"),
     help=(
         "Solvers separated by commas, see `checkmate solve --help`; paper:ENGINE is the paper's"
         " program alone, grouped:N the graph in N groups."

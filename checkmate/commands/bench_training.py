@@ -11,31 +11,40 @@ from checkmate.bench import cap as cap_benchmark
 from checkmate.bench import eager, eager_ops
 from checkmate.bench import first_step as first_step_benchmark
 from checkmate.bench import limits as limits_benchmark
-from checkmate.bench import refusals as refusals_benchmark
 from checkmate.bench import rivals as rivals_benchmark
 from checkmate.bench import steps as steps_benchmark
 from checkmate.bench import workers as workers_benchmark
 from checkmate.bench import xla as xla_benchmark
-from checkmate.bench import zoo as zoo_benchmark
-from checkmate.commands.options import json_option, steps_option
+from checkmate.bench.names import WORKLOADS
+from checkmate.commands.options import (
+    json_option,
+    listed,
+    named,
+    readable_budgets,
+    steps_option,
+)
 from checkmate.commands.table import RowTable, stream
 from checkmate.units import parse_bytes
 
 Rows = Iterator[dict[str, Any]]
 
-models_argument = click.argument("models", nargs=-1)
+models_argument = click.argument("models", nargs=-1, callback=named(WORKLOADS, "workload"))
 
 
 def budgets_option(
     default: str, text: str = "Shares of the plain step's peak above its resident bytes."
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns the option --budgets."""
-    return click.option("--budgets", default=default, show_default=True, help=text)
+    return click.option(
+        "--budgets", default=default, show_default=True, callback=readable_budgets, help=text
+    )
 
 
 def budget_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns the option --budget."""
-    return click.option("--budget", default="60%", show_default=True, help=text)
+    return click.option(
+        "--budget", default="60%", show_default=True, callback=readable_budgets, help=text
+    )
 
 
 def rows_of(measure: Callable[..., Rows], names: Sequence[str], *arguments: Any) -> Rows:
@@ -57,19 +66,22 @@ def limits(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> 
 
     JSON: model, budget, budget_bytes, predicted_bytes, peak_bytes, recomputed, overhead; or error.
     """
-    from checkmate.bench.models import NAMES
-
     b = limits_benchmark
     title = "measured peak and budget, resident bytes included"
-    rows = b.measure(models or NAMES, budgets, steps)
+    rows = b.measure(models or WORKLOADS, budgets, steps)
     done = stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model",)), as_json=as_json)
     if not as_json:
         click.echo(b.summary(done))
 
 
 @click.command("cap")
-@click.argument("models", nargs=-1, required=True)
-@click.option("--cap", required=True, help="All the memory that training may use, such as 600MiB.")
+@click.argument("models", nargs=-1, required=True, callback=named(WORKLOADS, "workload"))
+@click.option(
+    "--cap",
+    required=True,
+    callback=readable_budgets,
+    help="All the memory that training may use, such as 600MiB.",
+)
 @steps_option(3, "Training steps of each kind.")
 @json_option
 def cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> None:
@@ -137,7 +149,6 @@ def first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) 
     JSON: model, variant, phase, wall_s, cpu_s, plain_wall_s, plain_cpu_s, steps_before; or error.
     """
     b = first_step_benchmark
-    parse_bytes(budget, percent_of=1 << 40)  # an invalid budget is refused before anything runs
     title = "seconds from the call to the end of the first training step, each in a fresh process"
     rows = rows_of(b.measure, models or b.NAMES, budget, batch)
     table = RowTable(title, b.COLUMNS, b.cells, ("model", "variant", "phase"))
@@ -149,11 +160,16 @@ def first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) 
 @click.command("rivals")
 @models_argument
 @budgets_option("80%,60%,45%")
-@click.option("--methods", help="The other methods, separated by commas; all by default.")
+@click.option(
+    "--methods",
+    default="all",
+    callback=listed(rivals_benchmark.METHODS),
+    help=f"The other methods, separated by commas: {', '.join(rivals_benchmark.METHODS)}; or all.",
+)
 @steps_option(4, "Timed steps of each kind.", minimum=2)
 @json_option
 def rivals(
-    models: tuple[str, ...], budgets: str, methods: str | None, steps: int, as_json: bool
+    models: tuple[str, ...], budgets: str, methods: list[str], steps: int, as_json: bool
 ) -> None:
     """Plain steps, XLA, Keras's rematerialization and checkmate ("ours").
 
@@ -164,12 +180,11 @@ def rivals(
     first_call_s; or error.
     """
     b = rivals_benchmark
-    chosen = methods.split(",") if methods else b.METHODS
     title = (
         "memory is the allocator's peak above the resting level; time and losses are compared with"
         " the plain step's"
     )
-    rows = rows_of(b.measure, models or b.NAMES, chosen, budgets, steps)
+    rows = rows_of(b.measure, models or b.NAMES, methods, budgets, steps)
     stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model", "method")), as_json=as_json)
 
 
@@ -192,55 +207,8 @@ def xla(as_json: bool) -> None:
     stream(b.measure(), RowTable(title, b.COLUMNS, b.cells, ("way",)), as_json=as_json)
 
 
-@click.command("zoo")
-@models_argument
-@steps_option(2, "Training steps of each kind.")
-@json_option
-def zoo(models: tuple[str, ...], steps: int, as_json: bool) -> None:
-    """Does every model train within a budget, and how much memory does each save?
-
-    MODELS are names of the zoo; all by default. The budget is 60% of the plain step's measured
-    peak, resident bytes included, or the lowest of some larger shares that has a plan.
-
-    JSON: model, plain_bytes, budget_bytes, peak_bytes, predicted_bytes, values, verified, not_run,
-    run_again, recomputed, ops, tracing_s, phases, notes, smallest, seconds; or error.
-    """
-    b = zoo_benchmark
-    title = (
-        "two steps within 60% of the plain step's peak; the smallest budgets whose predicted time"
-        " is 1.10 and 1.30 times the plain step's"
-    )
-    table = RowTable(title, b.COLUMNS, b.cells, ("model",))
-    done = stream(b.rows(models, steps), table, as_json=as_json)
-    if not as_json:
-        click.echo(
-            f"{sum(map(b.trained, done))} of {len(done)} models trained within their budget, with"
-            " the plain step's values."
-        )
-
-
-@click.command("refusals")
-@models_argument
-@steps_option(4, "Training steps.")
-@json_option
-def refusals(models: tuple[str, ...], steps: int, as_json: bool) -> None:
-    """Does the budget that a refusal names work?
-
-    MODELS are names of the zoo; all by default. The budget is 30% of the plain step's peak; then
-    the smallest budget that the refusal names, in the same process and in another.
-
-    JSON: model, asked_bytes, refused, least_bytes, named_bytes, here, peak_bytes; or error.
-    """
-    b = refusals_benchmark
-    title = "30% of the plain step's peak, and then the smallest budget that the refusal names"
-    table = RowTable(title, b.COLUMNS, b.cells, ("model", "refused", "accepted anew"))
-    done = stream(b.rows(models, steps), table, as_json=as_json)
-    if not as_json:
-        click.echo(f"{sum(map(b.holds, done))} of {len(done)} answers hold.")
-
-
 @click.command("dtr-eager")
-@click.argument("workloads", nargs=-1)
+@click.argument("workloads", nargs=-1, callback=named(eager.NAMES, "eager workload"))
 @budgets_option("50%,40%", "Shares of the plain step's measured peak.")
 @steps_option(5, "Timed steps of each kind.")
 @click.option(
@@ -289,7 +257,5 @@ COMMANDS = (
     first_step,
     rivals,
     xla,
-    zoo,
-    refusals,
     dtr_eager,
 )

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import click
 
-from checkmate.bench.demo import LOSS_TOLERANCE, Demo, run_demo
-from checkmate.commands.options import PICTURE, json_option, steps_option
+from checkmate.bench.demo import LOSS_TOLERANCE, PHASES, Demo, run_demo
+from checkmate.bench.names import WORKLOADS
+from checkmate.commands.options import (
+    PICTURE,
+    json_option,
+    named,
+    readable_budgets,
+    steps_option,
+)
 from checkmate.commands.table import complain, console, print_json, print_table
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
@@ -20,12 +27,14 @@ from checkmate.units import format_bytes
     "--model",
     default="mobilenet",
     show_default=True,
-    help="Name of a workload of `checkmate/bench/models.py`.",
+    callback=named(WORKLOADS, "workload"),
+    help=f"One of {', '.join(WORKLOADS)}.",
 )
 @click.option(
     "--budget",
     default="60%",
     show_default=True,
+    callback=readable_budgets,
     help="Amount of memory, or a share of the plain step's predicted peak.",
 )
 @steps_option(4, "Training steps.")
@@ -48,11 +57,8 @@ def demo_command(
     JSON: model, device, budget_bytes, within_budget, losses_agree, report, and of the trainings
     plain, planned and moved (the third one, or null) peak_bytes, step_s, losses and in_use.
     """
-    with (
-        Progress("demo") as progress,
-        progress.phase(f"training {model}, plain and within {budget}"),
-    ):
-        found = run_demo(model, budget, steps, watch=picture is not None)
+    with Progress(f"demo of {model}", PHASES) as progress:
+        found = run_demo(model, budget, steps, watch=picture is not None, phase=progress.phase)
     if picture:
         from checkmate import plot
 

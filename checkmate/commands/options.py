@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import click
 
 from checkmate.solvers.solve import SOLVERS
-from checkmate.units import parse_bytes
+from checkmate.units import check_budget, parse_bytes
 
 
 class NumberFrom(click.FloatRange):
@@ -32,6 +34,27 @@ class NumberFrom(click.FloatRange):
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line instead of a table."
 )
+
+
+def readable_budgets(context: click.Context, parameter: click.Parameter, texts: Any) -> Any:
+    """Callback of options that take budgets, separated by commas or not: one that cannot be read is
+    refused before anything is loaded or traced."""
+    if texts:
+        for amount in _amounts((texts,) if isinstance(texts, str) else texts):
+            check_budget(amount)
+    return texts
+
+
+def _amounts(texts: Iterable[str]) -> list[str]:
+    """The budgets of texts that separate them by commas."""
+    found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if not found:
+        raise click.UsageError(
+            "No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'."
+        )
+    return found
+
+
 budget_option = click.option(
     "--budget",
     "-b",
@@ -40,6 +63,7 @@ budget_option = click.option(
     default=("60%",),
     show_default=True,
     metavar="AMOUNT",
+    callback=readable_budgets,
     help=(
         "All memory in use while the step runs: 6GiB, 800MB, or a share of the plain step's peak."
         " Separate several with commas, or repeat the option."
@@ -155,12 +179,7 @@ def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, i
     Args:
       percent_of: The bytes that 100% stands for.
     """
-    found = [part.strip() for budget in budgets for part in budget.split(",") if part.strip()]
-    if not found:
-        raise click.UsageError(
-            "No budget was given: --budget is empty. Write an amount such as '6GiB' or '60%'."
-        )
-    return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in found]
+    return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
 def numbers(
@@ -180,14 +199,41 @@ def numbers(
     return read
 
 
+def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "") -> None:
+    """Raises `click.BadParameter` for a name that is not known, with those that are like it.
+
+    Args:
+      what: The kind of thing that has such names, for the message.
+    """
+    for name in names:
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        kind = f"{what} " if what else ""
+        raise click.BadParameter(f"There is no {kind}{name!r}.{hint} There are {', '.join(known)}.")
+
+
+def named(
+    known: Collection[str], what: str
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Returns a callback for an option or argument that is a name, or several."""
+
+    def read(context: click.Context, parameter: click.Parameter, names: Any) -> Any:
+        refuse_unknown((names,) if isinstance(names, str) else names, known, what)
+        return names
+
+    return read
+
+
 def listed(
-    known: Collection[str], also: tuple[str, ...] = ()
+    known: Collection[str], also: str = ""
 ) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
     """Returns a callback for an option that is a comma-separated list of names.
 
     Args:
       known: The names; "all" stands for all of them.
-      also: Prefixes of other names that are allowed.
+      also: A regular expression of other names that are allowed.
     """
 
     def read(
@@ -198,9 +244,7 @@ def listed(
         found = [part.strip().lower().replace("-", "_") for part in text.split(",")]
         if found == ["all"]:
             return list(known)
-        for name in found:
-            if name not in known and not name.startswith(also):
-                raise click.BadParameter(f"There is no {name!r}. There are {', '.join(known)}.")
+        refuse_unknown((name for name in found if not re.fullmatch(also, name)), known)
         return found
 
     return read

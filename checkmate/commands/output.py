@@ -20,14 +20,14 @@ from typing import Any
 import click
 
 from checkmate.commands.options import SearchOptions, each_budget
-from checkmate.commands.table import complain, console, print_json, print_table
+from checkmate.commands.table import INTERRUPTED, complain, console, print_json, print_table
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
-from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.solvers.solve import solve
 from checkmate.units import format_bytes
 
@@ -89,8 +89,13 @@ def solve_each(
     """
     found = []
     plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-    for budget, budget_bytes in each_budget(budgets, percent_of=plain_peak):
-        with Progress(graph.name or "graph") as progress, progress.phase(f"solving for {budget}"):
+    asked = each_budget(budgets, percent_of=plain_peak)
+    phases = {f"solving for {budget}": number for number, (budget, _) in enumerate(asked, 1)}
+    for budget, budget_bytes in asked:
+        with (
+            Progress(graph.name or "graph", phases) as progress,
+            progress.phase(f"solving for {budget}", limit_s=search.time_limit_s),
+        ):
             one = _solve_one(graph, budget, budget_bytes, search, progress)
         if one.plan is not None and folder is not None:
             amount = re.sub("[^0-9A-Za-z.]", "", budget.replace("%", "pct"))
@@ -243,10 +248,11 @@ def gap(facts: dict[str, Any]) -> str:
     """Returns the gap as text: "none" for an optimal plan, "" if no bound is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
         return "none"
-    # Rounded up, so that the text does not claim more than the bound.
-    return "" if facts["gap"] is None else f"{math.ceil(facts['gap'] * 1e4) / 1e4:.2%}"
+    return "" if facts["gap"] is None else gap_text(facts["gap"])
 
 
 def status_of(found: list[Found]) -> int:
-    """Returns the exit status: 1 if a budget has no plan."""
+    """Returns the exit status: 130 after Ctrl-C, else 1 if a budget has no plan."""
+    if any(one.facts["status"] == SolveStatus.INTERRUPTED.name for one in found):
+        return INTERRUPTED
     return int(any(one.plan is None for one in found))

@@ -64,14 +64,15 @@ def plan_command(
     plan=FILE)` runs a plan.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
-    not valid.
+    not valid, 130 after Ctrl-C, which keeps the best plan so far.
 
     Example: checkmate plan resnet50 --batch 64 -b 6GiB,60%
     """
     stem = Path(model).stem if model.endswith(".keras") else model
     name = re.sub("[^0-9A-Za-z]+", "-", stem).strip("-").lower() + f"-b{training['batch']}"
     output.mkdir(parents=True, exist_ok=True)
-    with Progress(name) as progress:
+    phases = {"loading TensorFlow": 1, "tracing": 2, "measuring ops": 3}
+    with Progress(name, phases) as progress:
         with progress.phase("loading TensorFlow"), quietly():
             from checkmate.tf2.costs.measured import with_costs
             from checkmate.tf2.models import traced_step

@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from checkmate.commands.options import PICTURE, NumberFrom, each_budget, json_option, listed
+from checkmate.commands.options import (
+    PICTURE,
+    NumberFrom,
+    each_budget,
+    json_option,
+    listed,
+    readable_budgets,
+)
 from checkmate.commands.table import complain, print_json, print_table
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.pool import Search
@@ -43,6 +50,7 @@ COLUMNS = (
     "budgets",
     multiple=True,
     metavar="AMOUNT",
+    callback=readable_budgets,
     help=(
         "Memory, constants included: 6GiB, 800MB, or a share of the peak without a budget. Separate"
         " several with commas, or repeat the option. Default: 50%; with --plot 100% to 20%."
@@ -128,11 +136,13 @@ def _runs(
     names: Sequence[str],
     options: dict[str, Any],
 ) -> Iterator[DTRRun]:
-    with Progress(program.name or "program") as progress:
-        for name in names:
-            for budget, budget_bytes in budgets:
-                with progress.phase(f"{name} within {budget}"):
-                    yield simulate(program, budget_bytes, heuristic=name, **options)
+    asked = [(name, *budget) for name in names for budget in budgets]
+    phases = {f"{name} within {budget}": k for k, (name, budget, _) in enumerate(asked, 1)}
+    with Progress(program.name or "program", phases) as progress:
+        for name, budget, budget_bytes in asked:
+            with progress.phase(f"{name} within {budget}"):
+                run = simulate(program, budget_bytes, heuristic=name, **options)
+            yield run
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def solve_command(
     GRAPH is a JSON file as `checkmate plan` or `DFGraph.save` writes it.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the file is
-    not valid.
+    not valid, 130 after Ctrl-C, which keeps the best plan so far.
 
     Example: checkmate solve resnet50.graph.json -b 80%,60%,40%
     """

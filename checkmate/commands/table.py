@@ -14,10 +14,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from checkmate.progress import Progress
+
 PIPED_WIDTH = 160
 """Width of tables in a file or a pipe, in characters; a table that needs more takes more."""
 
 ANY_WIDTH = 10_000
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 Row = TypeVar("Row")
 
@@ -119,12 +124,13 @@ def stream(rows: Iterable[Row], table: RowTable[Row], *, as_json: bool) -> list[
     done: list[Row] = []
     interrupted = False
     try:
-        with Console(stderr=True).status("working ...") as status:
+        with Progress("checkmate") as progress, progress.phase("measuring"):
             for row in rows:
                 done.append(row)
                 if as_json:
                     print_json(table.facts(row))
-                status.update(" ".join(filter(None, table.cells(row))))
+                cells = " ".join(filter(None, table.cells(row)))
+                progress.tell(f"{len(done)} done, the last: {cells}")
     except KeyboardInterrupt:
         interrupted = True
     if not as_json and done:

@@ -15,6 +15,7 @@ from checkmate.commands.options import (
     json_option,
     optimizer_option,
     output_option,
+    readable_budgets,
     size_option,
 )
 from checkmate.commands.quiet import quietly
@@ -35,6 +36,7 @@ COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made i
     default="60%",
     show_default=True,
     metavar="AMOUNT",
+    callback=readable_budgets,
     help="The budget that the script will give: 6GiB, or a share.",
 )
 @optimizer_option
@@ -64,13 +66,19 @@ def zoo_command(
     Existing plans are kept. If the allocator reports its memory, each plan is run a few times on
     made-up data, and the measured peak is written to its file.
 
-    Exit status: 1 if a model has no plan.
+    Exit status: 1 if a model has no plan, 2 if there is no such model or optimizer.
 
     JSON: model, for, budget, budget_bytes, predicted_bytes, peak_bytes, overhead, recomputed,
     seconds, file; or error.
 
     Example: checkmate zoo resnet50 mobilenet --batch 64 -b 6GiB -o plans
     """
+    with quietly():
+        from checkmate.tf2.models import check_name
+        from checkmate.tf2.training_step import known_optimizer
+    known_optimizer(training["optimizer"])
+    for name in models:
+        check_name(name)
     doors = ("compile", "fit") if door == "both" else (door,)
     rows = (
         _planned(output, name, each, training) for name in models or APPLICATIONS for each in doors
@@ -89,7 +97,8 @@ def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> di
     training = dict(training)
     row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
     try:
-        keywords: PlanKeywords = {"budget": training.pop("budget"), "plan": folder}
+        budget = training.pop("budget")
+        keywords: PlanKeywords = {"budget": budget, "plan": folder, "verbose": False}
         step = plan_into(name, keywords, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}

@@ -52,6 +52,13 @@ def fingerprint(graph: DFGraph) -> str:
 
     Names, costs, workspaces and what may be computed in place are left out: each process measures
     or derives them anew.
+
+    Args:
+      graph: The graph.
+
+    Example:
+      >>> fingerprint(DFGraph((checkmate.Op("a"),)))[:15]
+      'sha256:f2c3c430'
     """
     facts = [
         [
@@ -68,20 +75,38 @@ def fingerprint(graph: DFGraph) -> str:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: Any) -> None:
-    """Writes a plan and the fingerprint of its graph. `facts` are JSON values for people (cost,
-    budget, ...). Raises `PlanFileError` if the file cannot be written."""
+    """Writes a plan and the fingerprint of its graph.
+
+    Args:
+      plan: The plan.
+      path: The file; an existing one is replaced whole or not at all.
+      graph: The graph that the plan is for.
+      facts: JSON values for people (cost, budget, ...).
+
+    Raises:
+      PlanFileError: The file cannot be written.
+
+    Example:
+      >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
+    """
     steps = [["compute" if isinstance(step, Compute) else "free", step.op] for step in plan.steps]
     head = {"format": PLAN_FORMAT, "version": PLAN_VERSION, "graph": fingerprint(graph)}
     write_json(path, {**head, "name": graph.name, **facts, "steps": steps})
 
 
-def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
-    """Reads a plan file of `graph` and replays the plan.
+def read_plan(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the contents of a plan file.
+
+    Args:
+      path: The file.
 
     Raises:
-      PlanFileError: There is no such file, it is not JSON, it has another format or version, it was
-        made for another graph, or one of `FACTS` has a value that is not allowed.
-      PlanError: The steps are not legal for the graph.
+      PlanFileError: There is no such file, it is not JSON, or it has another format or version.
+
+    Example:
+      >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
+      >>> read_plan("chain.plan.json")["cost"] == result.cost
+      True
     """
     data = read_json(path)
     if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
@@ -90,6 +115,27 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
             f"{path} has {found}; this library reads {PLAN_FORMAT!r} version {PLAN_VERSION}. Make"
             " the plan again."
         )
+    return data
+
+
+def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
+    """Reads a plan file and replays the plan.
+
+    Args:
+      path: The file.
+      graph: The graph that the plan is for.
+
+    Raises:
+      PlanFileError: There is no such file, it is not JSON, it has another format or version, it was
+        made for another graph, or one of `FACTS` has a value that is not allowed.
+      PlanError: The steps are not legal for the graph.
+
+    Example:
+      >>> save_plan(result.plan, "chain.plan.json", graph=graph)
+      >>> load_plan("chain.plan.json", graph=graph) == result.plan
+      True
+    """
+    data = read_plan(path)
     if data.get("graph") != fingerprint(graph):
         made_for = (
             f"{data.get('name') or 'a graph'} with fingerprint {str(data.get('graph'))[:23]}..."

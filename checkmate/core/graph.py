@@ -33,6 +33,11 @@ class DFGraph:
       GraphError: The graph is empty, a dependency points forward or nowhere, or a name is used
         twice.
 
+    Example:
+      >>> chain = DFGraph((Op("a", output_bytes=8), Op("b", (0,), output_bytes=8)), outputs=(1,))
+      >>> chain.users, chain.total_cost
+      (((1,), ()), 2.0)
+
     Source: Checkmate (Jain et al., MLSys 2020), section 3. There a value is one tensor and an op is
     a layer.
     """
@@ -136,21 +141,41 @@ class DFGraph:
         return math.fsum(op.cost for op in self.ops)
 
     def index(self, name: str) -> int:
-        """The index of the op of this name."""
+        """Returns the index of an op.
+
+        Args:
+          name: The op's name.
+
+        Raises:
+          GraphError: No op is called that.
+        """
         for i, op in enumerate(self.ops):
             if op.name == name:
                 return i
         raise GraphError(f"No op of this graph is called {name!r}.")
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the graph as JSON; `DFGraph.load` reads it back equal. An existing file is
-        replaced whole or not at all. Raises `PlanFileError` if the file cannot be written."""
+        """Writes the graph as JSON; `DFGraph.load` reads it back equal.
+
+        Args:
+          path: The file. An existing one is replaced whole or not at all.
+
+        Raises:
+          PlanFileError: The file cannot be written.
+        """
         write_graph(path, self.ops, self.outputs, self.fixed_bytes, self.name)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> DFGraph:
-        """Reads a graph from a JSON file, which may be gzipped. Raises `PlanFileError` if the file
-        cannot be read or has another format, `GraphError` if it describes no legal graph."""
+        """Reads a graph from a JSON file.
+
+        Args:
+          path: The file, which may be gzipped.
+
+        Raises:
+          PlanFileError: The file cannot be read or has another format.
+          GraphError: It describes no legal graph.
+        """
         return cls(*read_graph(path))
 
     @classmethod
@@ -159,8 +184,15 @@ class DFGraph:
 
         Node attributes are the fields of `Op` (cost, output_bytes, ...) and `output=True`; the node
         itself, as text, is the name. Ops are numbered in topological order, ties in the order of
-        insertion. An edge with `control=True` becomes a control dependency. Raises `GraphError` on
-        a cycle.
+        insertion. An edge with `control=True` becomes a control dependency.
+
+        Args:
+          digraph: The `networkx.DiGraph`.
+          fixed_bytes: As for `DFGraph`.
+          name: As for `DFGraph`.
+
+        Raises:
+          GraphError: There is a cycle, or no legal graph.
         """
         return cls(*read_digraph(digraph), fixed_bytes, name)
 

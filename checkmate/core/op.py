@@ -33,6 +33,10 @@ class Op:
       in_place: The deps whose memory the value may take over (buffer forwarding): one of them at a
         time, and only if the plan frees that dep directly after the op. Each is at least as large
         as the op's value.
+
+    Example:
+      >>> Op("relu", deps=(0,), cost=0.001, output_bytes=4096, in_place=(0,)).recomputable
+      True
     """
 
     name: str

@@ -13,14 +13,30 @@ from checkmate.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Evaluate op `op`, for the first time or again; from this step its value is in memory."""
+    """Evaluate op `op`, for the first time or again; from this step its value is in memory.
+
+    Args:
+      op: Its index in the graph.
+
+    Example:
+      >>> Compute(3)
+      Compute(op=3)
+    """
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Drop the value of op `op` from memory."""
+    """Drop the value of op `op` from memory.
+
+    Args:
+      op: Its index in the graph.
+
+    Example:
+      >>> Free(3)
+      Free(op=3)
+    """
 
     op: int
 
@@ -36,8 +52,15 @@ class Plan:
     `replay` checks whether a plan is legal for a graph, and how much memory it needs. A plan may
     reorder ops, so plans are more general than R and S.
 
+    Args:
+      steps: `Compute` and `Free` steps.
+
     Raises:
       PlanError: A step computes a value that is in memory or frees one that is not.
+
+    Example:
+      >>> Plan((Compute(0), Compute(1), Free(0), Compute(0))).recomputed
+      {0: 1}
     """
 
     steps: tuple[Step, ...]
@@ -106,6 +129,7 @@ class Plan:
         in place (`Op.in_place`) wherever this order allows it.
 
         Args:
+          graph: The graph of the ops.
           order: Op indices, with repeats. Each op of the graph at least once.
 
         Raises:
@@ -143,7 +167,11 @@ class Plan:
     @classmethod
     def keep_all(cls, graph: DFGraph) -> Plan:
         """Returns the plan of the plain step: every op once, in order, each value freed right after
-        its last use."""
+        its last use.
+
+        Args:
+          graph: The graph of the step.
+        """
         return cls.from_order(graph, range(len(graph)))
 
 

@@ -35,6 +35,12 @@ class MemoryTimeline:
       peak_step: Index of the step that reaches it.
       fixed_bytes: The graph's resident bytes, contained in all other figures.
       cost: Sum of the costs of all evaluations, in the graph's unit.
+
+    Example:
+      >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
+      >>> chain = DFGraph(ops, outputs=(1,), fixed_bytes=10)
+      >>> replay(chain, Plan.keep_all(chain)).bytes_after_step.tolist()  # a, b, free a
+      [13, 17, 14]
     """
 
     bytes_after_step: np.ndarray = field(repr=False, compare=False)
@@ -88,6 +94,10 @@ class BytesInUse:
 
 def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
     """Simulates a plan step by step.
+
+    Args:
+      graph: The problem.
+      plan: The steps.
 
     Returns:
       Peak, cost and the bytes in use after every step.
@@ -194,8 +204,15 @@ class Floor:
     while it runs, needs `bytes`.
 
     Attributes:
+      bytes: The bound, fixed bytes included.
+      op: Index of the op that binds.
       held: The ops whose values are in memory then: `op` itself, unless it may run in place, its
         inputs, and values that may not be recomputed and are still needed.
+
+    Example:
+      >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
+      >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10))  # 10 + 3 + 4
+      Floor(bytes=17, op=1, held=(0, 1))
     """
 
     bytes: int
@@ -211,6 +228,14 @@ def floor(graph: DFGraph) -> Floor:
     and is still needed (an output, or read by a descendant of v). The value of v does not count if
     it may take over the memory of an input that is not among the values just named. The least
     feasible budget can be higher than this bound.
+
+    Args:
+      graph: The problem.
+
+    Example:
+      >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
+      >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10)).bytes  # 10 + 3 + 4
+      17
     """
     n = len(graph)
     above = ancestors(graph.deps)

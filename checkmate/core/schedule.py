@@ -25,6 +25,10 @@ class Schedule:
     Raises:
       PlanError: The matrices break one of these rules.
 
+    Example:
+      >>> Schedule(R=[[1, 0], [0, 1]], S=[[0, 0], [1, 0]])
+      Schedule(stages=2, ops=2, evaluations=2)
+
     Source: Checkmate (Jain et al., MLSys 2020), section 4.2. With T = n and op t first run in stage
     t the schedule is "frontier-advancing" (section 4.6).
     """
@@ -70,6 +74,10 @@ class Schedule:
         Stage t ends with the first evaluation of op t. There is no such form if first evaluations
         are not in index order, or if within one stage an op runs twice or ops are not in
         topological order.
+
+        Args:
+          graph: The graph, of n ops.
+          plan: A plan that is legal for it.
         """
         n = len(graph)
         R, S = np.zeros((n, n), bool), np.zeros((n, n), bool)
@@ -100,11 +108,17 @@ def lower(graph: DFGraph, schedule: Schedule) -> Plan:
     more memory than the schedule.
 
     Args:
-      schedule: R and S of shape (T, n) with n = len(graph).
+      graph: The graph, of n ops.
+      schedule: R and S of shape (T, n).
 
     Raises:
       PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained
         nor computed.
+
+    Example:
+      >>> chain = DFGraph((checkmate.Op("a"), checkmate.Op("b", (0,))), outputs=(1,))
+      >>> lower(chain, Schedule(R=[[1, 0], [0, 1]], S=[[0, 0], [1, 0]])).computed
+      (0, 1)
     """
     R, S = schedule.R, schedule.S
     if R.shape[1] != len(graph):

@@ -45,6 +45,11 @@ class Heuristic:
 
     A storage of zero bytes, or read this very moment, has an infinite score where that factor is
     used.
+
+    Example:
+      >>> by_age = Heuristic("none", size=False)  # what was not read for longest goes first
+      >>> str(by_age)
+      'lru'
     """
 
     cost: str = "classes"
@@ -83,6 +88,7 @@ class Heuristic:
 
         Args:
           cost: What it would cost to have it back.
+          storage: The storage.
           clock: The moment from which staleness is counted, in either direction.
           horizon: Added to the staleness. The larger, the less staleness decides.
         """
@@ -92,7 +98,16 @@ class Heuristic:
 
 def quotient(cost: Any, divisor: Any) -> Any:
     """cost / divisor, infinite where the divisor is 0; whole numbers are divided exactly, arrays
-    element by element in floating point."""
+    element by element in floating point.
+
+    Args:
+      cost: A number or an array.
+      divisor: The same.
+
+    Example:
+      >>> quotient(3, 2), quotient(3, 0)
+      (1.5, inf)
+    """
     if not isinstance(divisor, np.ndarray):
         return cost / divisor if divisor > 0 else math.inf
     scores = np.full(divisor.shape, math.inf)
@@ -113,7 +128,18 @@ HEURISTICS: dict[str, Heuristic] = {
 
 
 def make_heuristic(heuristic: str | Heuristic) -> Heuristic:
-    """Returns the heuristic of this name, or the object itself."""
+    """Returns the heuristic of this name, or the object itself.
+
+    Args:
+      heuristic: A name in `HEURISTICS` or a `Heuristic`.
+
+    Raises:
+      CheckmateError: There is none of this name.
+
+    Example:
+      >>> make_heuristic("lru")
+      Heuristic(cost='none', size=False, staleness=True, random=False)
+    """
     if isinstance(heuristic, Heuristic):
         return heuristic
     key = str(heuristic).lower().replace("-", "_")

@@ -35,6 +35,11 @@ class OpLog:
     Raises:
       LogError: An instruction names a tensor that does not exist there, makes one twice, or has an
         index out of range.
+
+    Example:
+      >>> chain = DFGraph((checkmate.Op("a"), checkmate.Op("b", (0,))), outputs=(1,))
+      >>> OpLog.from_graph(chain)
+      OpLog('', calls=2, instructions=3)
     """
 
     instructions: tuple[Instruction, ...]
@@ -56,8 +61,14 @@ class OpLog:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> OpLog:
-        """Reads a log file, line by line. Raises `LogError` with the line and what was expected
-        there."""
+        """Reads a log file, line by line.
+
+        Args:
+          path: The file.
+
+        Raises:
+          LogError: With the line, and what was expected there.
+        """
         try:
             with Path(path).open(encoding="utf-8") as file:
                 return cls.from_lines(file, name=Path(path).stem)
@@ -70,8 +81,12 @@ class OpLog:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], *, name: str = "") -> OpLog:
-        """Reads a log from the lines of a file. What comes before START need not even be of the
-        format."""
+        """Reads a log from the lines of a file.
+
+        Args:
+          lines: The lines. What comes before START need not even be of the format.
+          name: As for `OpLog`.
+        """
         found = parsed(lines)
         return cls(
             tuple([instruction for _, instruction in found]),
@@ -80,7 +95,11 @@ class OpLog:
         )
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the log; `OpLog.load` reads it back equal."""
+        """Writes the log; `OpLog.load` reads it back equal.
+
+        Args:
+          path: The file.
+        """
         Path(path).write_text("".join(line + "\n" for line in self.to_lines()), encoding="utf-8")
 
     def to_lines(self) -> Iterator[str]:
@@ -97,6 +116,9 @@ class OpLog:
         Costs become nanoseconds: they are taken for seconds unless all are whole numbers. The
         format does not know workspaces, ops that may run only once, or what an op overwrites;
         `simulate(graph, ...)` does.
+
+        Args:
+          graph: The graph of the step.
         """
         last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
         kept = set(graph.outputs)

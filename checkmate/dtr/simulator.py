@@ -23,7 +23,12 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 
 
 class DTRStatus(str, Enum):
-    """How a run ended."""
+    """How a run ended.
+
+    Example:
+      >>> DTRStatus("ok") is DTRStatus.OK
+      True
+    """
 
     OK = "ok"  # the program is done within the budget
     THRASHED = (  # given up: recomputing has cost more than the limit, or there was no time left
@@ -46,12 +51,16 @@ class DTRRun:
       cost: Cost of all calls, in the log's unit (nanoseconds): `plain_cost` and what was
         recomputed.
       plain_cost: Cost of every call once.
-      evictions: How often a storage was evicted; `eager_evictions` of them because nothing referred
-        to it any more.
+      evictions: How often a storage was evicted.
+      eager_evictions: How often because nothing referred to it any more.
       rematerializations: How often a call ran again.
       seconds: Wall time of the simulation.
       message: Why it was given up, or "".
       plan: The run as a plan, when it is of a graph and ended well. `replay` confirms its peak.
+
+    Example:
+      >>> run = checkmate.simulate("resnet.log", "50%")  # doctest: +SKIP
+      >>> run.status, run.overhead, run.rematerializations  # doctest: +SKIP
     """
 
     status: DTRStatus
@@ -180,7 +189,18 @@ def simulate(
 
 
 def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
-    """Returns what a runtime can run: of a log, of a graph, or of a file with one of them."""
+    """Returns what a runtime can run.
+
+    Args:
+      log: As for `simulate`.
+
+    Raises:
+      CheckmateError: It is none of these.
+
+    Example:
+      >>> as_program(DFGraph((checkmate.Op("a", output_bytes=8),), outputs=(0,))).plain_peak_bytes
+      8
+    """
     if isinstance(log, Program):
         return log
     if isinstance(log, OpLog):

@@ -44,8 +44,13 @@ def layers(
     If there are many layers, those whose names begin alike are drawn as groups.
 
     Args:
+      graph: The graph of the step.
+      plan: The plan.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
       most: The most bars. All other layers are drawn as one more, so that bars sum to the step.
+
+    Example:
+      >>> checkmate.plot.layers(graph, result.plan, most=12).save("layers.svg")
     """
     rows = chosen(usage.layers(graph, plan, plain=plain), most)
     with drawing(1.4 + 0.2 * len(rows), 1, 2, sharey=True, width_ratios=(2, 1)) as (
@@ -139,6 +144,11 @@ def batch_sizes(
     Args:
       largest: Model -> method -> largest batch, 0 if no batch fits. All models have the same
         methods.
+      title: The title.
+
+    Example:
+      >>> largest = {"resnet50": {"plain": 32, "planned": 88}, "unet": {"plain": 6, "planned": 17}}
+      >>> batch_sizes(largest).save("batches.png")
     """
     methods = list(next(iter(largest.values()), {}))
     if not methods or any(list(row) != methods for row in largest.values()):

@@ -18,6 +18,10 @@ class Point:
       overhead: Cost of the plan divided by the plain step's, or None without a plan.
       bound: Lower bound on the cost of plans within the budget, divided by the plain step's cost.
       peak_bytes: Peak of the plan, which fits every budget from there on.
+
+    Example:
+      >>> Point(budget_bytes=2**30, overhead=1.05, bound=1.04, peak_bytes=2**30 - 512).overhead
+      1.05
     """
 
     budget_bytes: int
@@ -27,7 +31,11 @@ class Point:
 
     @classmethod
     def of(cls, result: Any) -> Point:
-        """Reads a `SolveResult`."""
+        """Reads a result.
+
+        Args:
+          result: A `SolveResult`.
+        """
         return cls(
             result.budget_bytes,
             result.overhead,
@@ -53,6 +61,11 @@ def budget_curve(
       solvers: Name of a solver -> its `SolveResult`s or `Point`s.
       floor_bytes: Below it no plan exists (`checkmate.floor`).
       plain_bytes: Peak of the plain step.
+      name: What is planned, for the title.
+
+    Example:
+      >>> curve = checkmate.solve_curve(graph, ["90%", "70%", "50%"])
+      >>> checkmate.plot.budget_curve({"auto": curve.results}).save("curve.svg")
     """
     points = {
         solver: sorted(map(_point, found), key=lambda point: point.budget_bytes)

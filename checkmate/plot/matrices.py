@@ -23,6 +23,13 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
     are the diagonal; all others are recomputations. Columns are in the order of first evaluations,
     which may differ from the graph's order.
 
+    Args:
+      graph: The graph of the step.
+      plan: The plan.
+
+    Example:
+      >>> checkmate.plot.matrices(graph, result.plan).save("matrices.svg")
+
     Source: Checkmate (Jain et al., MLSys 2020), section 4.2 and figure 7.
     """
     found = stages(graph, plan)

@@ -37,6 +37,11 @@ def measured(
       runs: Name of a run -> (seconds, bytes in use from then on) in the order of time, as
         `checkmate demo --picture` reads them from TensorFlow's profiler.
       budget_bytes: Where to draw the budget line.
+      name: What was trained, for the title.
+
+    Example:
+      >>> seen = {"plain": [(0.0, 900), (0.1, 1200)], "planned": [(0.0, 900), (0.1, 1000)]}
+      >>> measured(seen, budget_bytes=1100, name="chain").save("measured.png")
     """
     if not runs or not all(runs.values()):
         raise CheckmateError(

@@ -35,9 +35,14 @@ def memory(
     the cost of ops, as a share of the plain step's.
 
     Args:
+      graph: The graph of the step.
       plan: The plan to draw next to the plain step; None for the plain step alone.
       budget_bytes: Where to draw the budget line.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
+
+    Example:
+      >>> picture = checkmate.plot.memory(graph, result.plan)
+      >>> picture.save("memory.svg")
     """
     shown = [("plain step", usage(graph, plain or Plan.keep_all(graph)))]
     if plan is not None:

@@ -24,6 +24,11 @@ def online_curve(
         plain cost) and `status` ("ok" or another word).
       plain_bytes: The peak without a budget.
       best: Budget -> overhead of the best known plan, for comparison.
+      name: What is run, for the title.
+
+    Example:
+      >>> runs = [checkmate.simulate(graph, budget) for budget in ("90%", "80%")]
+      >>> picture = online_curve({"dtr": runs}, plain_bytes=runs[0].plain_peak_bytes)
     """
     runs = {
         method: sorted(found, key=lambda run: run.budget_bytes) for method, found in methods.items()
@@ -64,8 +69,15 @@ def _draw(axis: Any, method: str, runs: list[Any], k: int, size: float, level: f
 
 
 def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], *, name: str = "") -> Picture:
-    """Draws cost, divided by the plain cost, against the size of the problem: (layers, overhead)
-    for each method."""
+    """Draws cost, divided by the plain cost, against the size of the problem.
+
+    Args:
+      methods: Name of a method -> its (layers, overhead).
+      name: The title.
+
+    Example:
+      >>> growth_curve({"dtr": [(16, 1.4), (64, 1.7)]}, name="chains").save("chains.png")
+    """
     with drawing(3.2) as (figure, axis):
         for k, (method, points) in enumerate(methods.items()):
             axis.plot(*zip(*points, strict=True), linewidth=1.5, label=method, **series(k))

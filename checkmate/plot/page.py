@@ -32,11 +32,17 @@ def page(
     mouse points at. The page loads nothing from anywhere.
 
     Args:
+      graph: The graph of the step.
       plan: The plan to show; None for the memory of the plain step alone.
       budget_bytes: Where to draw the budget line.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
+      title: The title; by default it names the graph.
       lead: A sentence below the title.
       facts: Rows of a table below it.
+
+    Example:
+      >>> with open("plan.html", "w", encoding="utf-8") as file:
+      ...     print(page(graph, result.plan), file=file)
     """
     title = title or f"Training step of {graph.name or 'a graph'}"
     rows = "".join(

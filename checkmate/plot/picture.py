@@ -72,13 +72,25 @@ class Picture:
 
     Attributes:
       figure: The `matplotlib.figure.Figure`, which the caller may change.
+
+    Example:
+      >>> picture = checkmate.plot.memory(graph)
+      >>> picture.figure.set_facecolor("lightyellow")
+      >>> picture.save("memory.pdf")
     """
 
     figure: Any
 
     def save(self, path: str | os.PathLike, *, dpi: int = 200) -> None:
-        """Writes the picture as PNG, SVG or PDF, by the file's suffix. Raises `CheckmateError` for
-        any other suffix."""
+        """Writes the picture as PNG, SVG or PDF, by the file's suffix.
+
+        Args:
+          path: The file.
+          dpi: Dots per inch of a PNG.
+
+        Raises:
+          CheckmateError: It has another suffix.
+        """
         ending = Path(path).suffix.lower().removeprefix(".")
         if ending not in ("png", "svg", "pdf"):
             raise CheckmateError(

@@ -16,7 +16,7 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver
+from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver, check_graph
 from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
 
@@ -35,6 +35,10 @@ class Curve:
       lowest: The result whose plan has the lowest peak of all that were found.
       floor_bytes: Proven lower bound on the peak of plans in the graph's order of first
         evaluations.
+
+    Example:
+      >>> curve = checkmate.solve_curve(graph, ["90%", "60%"])  # doctest: +SKIP
+      >>> curve.at("75%").overhead, curve.smallest_bytes  # doctest: +SKIP
     """
 
     graph: DFGraph = field(repr=False)
@@ -49,8 +53,11 @@ class Curve:
         return self.lowest.peak_bytes
 
     def within(self, budget_bytes: int) -> SolveResult | None:
-        """Returns the plan of the lowest peak as a result for any budget; None if it does not
-        fit."""
+        """Returns the plan of the lowest peak as a result for any budget; None if it does not fit.
+
+        Args:
+          budget_bytes: The budget in bytes.
+        """
         if self.smallest_bytes > budget_bytes:
             return None
         bound = (
@@ -67,7 +74,11 @@ class Curve:
         )
 
     def at(self, budget: Bytes) -> SolveResult | None:
-        """Returns the result of the largest budget that is not above `budget`; None if all are."""
+        """Returns the result of the largest budget that is not above another; None if all are.
+
+        Args:
+          budget: The other budget, as for `solve`.
+        """
         budget_bytes = parse_bytes(budget, percent_of=_plain_peak(self.graph))
         return next(
             (result for result in reversed(self.results) if result.budget_bytes <= budget_bytes),
@@ -86,6 +97,7 @@ def solve_curve(
     """Solves one graph for several budgets, so that a larger budget never costs more.
 
     Args:
+      graph: The problem.
       budgets: Amounts of memory as in `solve`, in any order; at least one.
       solver: As in `solve`.
       time_limit_s: Wall-clock seconds for each budget.
@@ -107,6 +119,7 @@ def solve_curve(
       >>> tuple(result.cost for result in solve_curve(graph, [9, 8, 10]).results)
       (5.0, 4.0, 4.0)
     """
+    check_graph(graph, "solve_curve")
     plain_peak = _plain_peak(graph)
     asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
     if not asked:

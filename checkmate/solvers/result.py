@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -19,8 +20,23 @@ LEAST_SHOWN = 1e-4
 """Smaller gaps are shown as "less than" this share."""
 
 
+def gap_text(gap: float) -> str:
+    """Returns a gap in percent, rounded up: text does not claim more than the bound proves.
+
+    Example:
+      >>> gap_text(0.03251)
+      '3.26%'
+    """
+    return f"{math.ceil(gap * 1e4) / 1e4:.2%}"
+
+
 class SolveStatus(Enum):
-    """How a search ended. The value is a sentence for people."""
+    """How a search ended. The value is a sentence for people.
+
+    Example:
+      >>> SolveStatus.INFEASIBLE.value, SolveStatus.INFEASIBLE.has_plan
+      ('It is proven that no plan fits the budget.', False)
+    """
 
     OPTIMAL = (
         "The plan is within the budget and proven to be the cheapest of those that the bound"
@@ -49,6 +65,10 @@ class SolveStats:
       best_peak_bytes: The lowest peak of any plan tried, within the budget or not; None if none was
         tried.
       history: (seconds, cost or None, bound) at each improvement of cost or bound.
+
+    Example:
+      >>> stats = checkmate.solve(graph, "60%").stats  # doctest: +SKIP
+      >>> stats.seconds, stats.found_by, stats.proven_by  # doctest: +SKIP
     """
 
     solver: str
@@ -76,6 +96,11 @@ class SolveResult:
         the graph's order; a plan in another order can then be cheaper than an optimal one. With
         `solve(..., reorder=True)` it is "any order".
       given_order_bound: Lower bound on the cost of plans that keep the graph's order.
+
+    Example:
+      >>> result = checkmate.solve(graph, "60%")  # doctest: +SKIP
+      >>> print(result)  # doctest: +SKIP
+      >>> result.overhead, result.gap, result.plan.recomputed  # doctest: +SKIP
     """
 
     status: SolveStatus

@@ -4,6 +4,7 @@ the judge accepts counts."""
 from __future__ import annotations
 
 import numbers
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import MemoryTimeline, replay
-from checkmate.errors import BudgetError
+from checkmate.errors import BudgetError, GraphError
 
 OPTIMALITY_TOLERANCE = 1e-6
 """A plan counts as optimal when its cost is within this share of the bound: what floating point
@@ -28,6 +29,17 @@ def check_time_limit(seconds: float) -> None:
     # Nan is not either.
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:
         raise BudgetError(f"time_limit_s is a number of seconds, 0 or more; got {seconds!r}.")
+
+
+def check_graph(graph: object, function: str) -> None:
+    """Refuses what is no graph, before a function of this name asks it anything."""
+    if not isinstance(graph, DFGraph):
+        hint = (
+            "DFGraph.load reads a file"
+            if isinstance(graph, (str, os.PathLike))
+            else "checkmate.tf2.trace(...).graph is that of a training step"
+        )
+        raise GraphError(f"{function}() takes a DFGraph; got {type(graph).__name__}. {hint}.")
 
 
 class Solver(Protocol):

@@ -19,7 +19,7 @@ from checkmate.errors import (
 )
 from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import Search, Solver, check_time_limit
+from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
 # name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
@@ -105,6 +105,7 @@ def solve(
     none found yet it is raised on.
 
     Args:
+      graph: The problem.
       budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts
         `graph.fixed_bytes`.
       solver: A name (see `SOLVERS`) or an object with `run(search)`.
@@ -127,9 +128,18 @@ def solve(
       SolverUnavailableError: Unknown solver, or its package is missing.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
+      GraphError: What was given is no graph.
+
+    Example:
+      >>> from checkmate import DFGraph, Op, solve
+      >>> ops = (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1))
+      >>> result = solve(DFGraph(ops, outputs=(3,)), 8)  # the plain step needs 9 bytes
+      >>> result.cost, result.peak_bytes, result.plan.recomputed  # a runs again for d
+      (5.0, 8, {0: 1})
 
     Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1.
     """
+    check_graph(graph, "solve")
     if not deterministic:
         check_time_limit(time_limit_s)
     engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)

@@ -15,6 +15,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
+from checkmate.tf2.error_text import said
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.in_use import excess_bytes
 from checkmate.tf2.planning.planned import Planned
@@ -80,7 +81,17 @@ class PlannedStep:
     """A training step under a memory budget. Call it like the step it was made from.
 
     A batch smaller than the planned one runs too, under the same plan or, where its graph differs,
-    one made for it. A larger one is refused.
+    one made for it. A larger one is refused. `compile` makes it.
+
+    Args:
+      request: The step and what is asked for it.
+      specs: The nest of specs of its arguments.
+      batch: Flattened values of these specs, where there are any: plans are confirmed on them.
+
+    Example:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="60%")  # doctest: +SKIP
+      >>> step.plan.recomputed, step.result.overhead, step.budget_bytes  # doctest: +SKIP
+      >>> print(step.report())  # doctest: +SKIP
     """
 
     def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
@@ -125,7 +136,14 @@ class PlannedStep:
         return self._main.report
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan for the planned batch as a .json file, for `plan=path` of another run."""
+        """Writes the plan for the planned batch as a file, for `plan=path` of another run.
+
+        Args:
+          path: The file, whose name ends in .json.
+
+        Raises:
+          PlanFileError: The file cannot be written.
+        """
         save(path, self._main)
 
     @property
@@ -167,7 +185,14 @@ class PlannedStep:
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
         """Returns the plan that a batch of these shapes runs under, made now if it is the first,
-        and the batch flattened."""
+        and the batch flattened.
+
+        Args:
+          batch: The arguments of a call.
+
+        Raises:
+          TraceError: As for a call.
+        """
         flat = self._flatten(batch)
         return self._by_shape.get(_shapes(flat)) or self._planned_smaller(flat), flat
 
@@ -176,8 +201,8 @@ class PlannedStep:
             tf.nest.assert_same_structure(self._specs, batch)
         except (ValueError, TypeError) as error:
             raise TraceError(
-                f"The step was planned for {shown(self._specs)} and is called with another"
-                f" structure: {error}"
+                f"The step was planned for {shown(self._specs)} and is called with"
+                f" {shown(batch)}, which has another structure."
             ) from error
         flat = []
         for spec, value in zip(self._flat_specs, tf.nest.flatten(batch), strict=True):
@@ -189,8 +214,7 @@ class PlannedStep:
                 )
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise TraceError(
-                    f"An argument cannot be turned into {spec.dtype.name}{spec.shape.as_list()}:"
-                    f" {error}"
+                    f"An argument cannot be turned into {shown(spec)}: {said(error).text}"
                 ) from error
         return flat
 

@@ -72,8 +72,17 @@ def release(model: keras.Model) -> keras.Model:
     """Undoes `rematerialize`: the model trains as Keras has it. Weights and the optimizer's state
     stay as training left them.
 
+    Args:
+      model: A model that `rematerialize` was given.
+
+    Returns:
+      The same model.
+
     Raises:
       TraceError: The model is not under a budget.
+
+    Example:
+      >>> checkmate.tf2.release(model).fit(images, labels)  # doctest: +SKIP
     """
     _training_of(model)
     delattr(model, ATTRIBUTE)
@@ -85,20 +94,30 @@ def planned(model: keras.Model) -> PlannedFunction:
     """Returns the planned training step of a model under a budget, which has `plan`, `result`,
     `graph` and `report()`.
 
+    Args:
+      model: A model that `rematerialize` was given.
+
     Raises:
       TraceError: The model is not under a budget.
+
+    Example:
+      >>> print(checkmate.tf2.planned(model).report())  # doctest: +SKIP
     """
     return _training_of(model).step
 
 
 class Rematerialize(keras.callbacks.Callback):
-    """`rematerialize` as a callback: the model is under a budget during `fit(...,
-    callbacks=[Rematerialize(budget="6GiB")])`.
+    """`rematerialize` as a callback: the model is under a budget while `fit` runs.
 
-    Args: those of `rematerialize`, but the model.
+    Args:
+      options: The fields of `PlanOptions`.
 
     Attributes:
       planned: The planned training step of the latest `fit`.
+
+    Example:
+      >>> budget = checkmate.tf2.Rematerialize(budget="6GiB")  # doctest: +SKIP
+      >>> model.fit(images, labels, callbacks=[budget])  # doctest: +SKIP
     """
 
     def __init__(self, **options: Unpack[PlanKeywords]):

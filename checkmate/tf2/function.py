@@ -10,7 +10,9 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from checkmate.errors import TraceError
+from checkmate.tf2.call import Call
 from checkmate.tf2.distribute import ReplicatedFunction
+from checkmate.tf2.error_text import spec_meant
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 
@@ -63,6 +65,8 @@ def function(
         )
     planned = _planned(step, asked, strategy, optimizer)
     if specs:
+        if not Call.of(specs, {}).tensors and (meant := spec_meant(specs)):
+            raise TraceError(f"{specs[0]!r} is a shape and no spec. Did you mean {meant}?")
         planned.plan_for(*specs)
     return planned
 

@@ -44,6 +44,9 @@ class MaxBatch:
       binding_op: The op that needs the most memory at this batch: the one to make smaller for more.
       step: The planned step for `batch`, ready to train.
       tried: (batch, what was found) for each batch planned on the way.
+
+    Example:
+      >>> print(found.batch, found.plain_batch, found.binding_op)  # doctest: +SKIP
     """
 
     batch: int
@@ -103,6 +106,11 @@ def max_batch(
       TraceError: As for `compile`, or an argument without a batch dimension.
       BudgetError: A budget or limit that cannot be read.
       InfeasibleBudgetError: Not even a batch of 1 fits.
+
+    Example:
+      >>> found = checkmate.tf2.max_batch(  # doctest: +SKIP
+      ...     model, loss, "adam", images[:1], labels[:1], budget="6GiB", max_overhead=0.2
+      ... )
     """
     asked = PlanOptions.of("max_batch", options, _REFUSED)
     _check(asked, max_overhead)

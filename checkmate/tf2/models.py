@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.compile import PlannedStep, compile
+from checkmate.tf2.error_text import said
 from checkmate.tf2.fit import planned, rematerialize
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.options import PlanKeywords
@@ -98,18 +99,41 @@ def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Wo
     return _specified(model, _loss(model, loss), batch, size)
 
 
-def _loaded(path: str) -> keras.Model:
+def _check_file(path: str) -> None:
     if not os.path.exists(path):
         raise TraceError(f"There is no file {path}.")
+
+
+def _loaded(path: str) -> keras.Model:
+    _check_file(path)
     try:
         return keras.models.load_model(path)
     except (ValueError, TypeError, OSError) as error:
-        raise TraceError(f"Keras cannot load {path}: {error}") from error
+        raise TraceError(f"Keras cannot load {path}: {said(error).text}") from error
 
 
 def application(name: str, size: int | None = None) -> keras.Model:
     """Makes a model of keras.applications, untrained. Case does not matter: "ResNet50",
     "resnet50"."""
+    shape = {"input_shape": (size, size, 3)} if size else {}
+    return getattr(keras.applications, _application_name(name))(weights=None, **shape)
+
+
+def check_name(model: str) -> None:
+    """Refuses what can be no model before any is made. Whether a module has a function is seen when
+    it is called.
+
+    Raises:
+      TraceError: There is no such model, or no such file.
+    """
+    if model.endswith(".keras"):
+        _check_file(model)
+    elif ":" not in model:
+        _application_name(model)
+
+
+def _application_name(name: str) -> str:
+    """The name of a class of keras.applications, in its own case."""
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
@@ -122,8 +146,7 @@ def application(name: str, size: int | None = None) -> keras.Model:
             f"keras.applications has no {name!r}, and it is no .keras file and no module:function."
             f" {hint}"
         )
-    shape = {"input_shape": (size, size, 3)} if size else {}
-    return getattr(keras.applications, known[name.lower()])(weights=None, **shape)
+    return known[name.lower()]
 
 
 def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:

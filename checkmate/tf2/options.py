@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from checkmate.errors import TraceError
+from checkmate.errors import PlanFileError, TraceError
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
-from checkmate.units import Bytes, parse_bytes
+from checkmate.units import Bytes, check_budget
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -48,7 +49,8 @@ class PlanOptions:
         used. The solver is called up to eight times, and up to three times once a plan is within
         the budget. By default two seconds for the first call and half for the others, and more for
         graphs of more than a thousand ops.
-      verbose: Show progress on a terminal.
+      verbose: Show on standard error what planning does, and at its end one line about the plan: in
+        a terminal and in a notebook in place, elsewhere a line for each phase that takes seconds.
       plan: A .json file that `save` wrote, to run its plan; the plan must be for this very step,
         and with a budget other than "auto" within it. Or a folder: a plan in it for this step and
         these options is run, else one is made and stored there.
@@ -57,6 +59,11 @@ class PlanOptions:
       BudgetError: A budget or a time limit that cannot be read.
       SolverUnavailableError: A solver that is not there.
       TraceError: A batch size that is not a whole number of at least 1.
+      PlanFileError: There is no such plan file.
+
+    Example:
+      >>> PlanOptions(budget="6GiB", time_limit_s=10).solver
+      'auto'
     """
 
     budget: Bytes = "auto"
@@ -70,9 +77,14 @@ class PlanOptions:
     def __post_init__(self) -> None:
         make_solver(self.solver)
         if self.budget != "auto":
-            parse_bytes(self.budget, percent_of=1 << 40)
+            check_budget(self.budget)
         if self.time_limit_s is not None:
             check_time_limit(self.time_limit_s)
+        if self.plan and Path(self.plan).suffix == ".json" and not Path(self.plan).exists():
+            raise PlanFileError(
+                f"There is no plan file {self.plan}; `save` writes one. To have plans stored and"
+                " found, name a folder, which is made where it is missing."
+            )
         size = self.batch_size
         if size is not None and (
             isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1

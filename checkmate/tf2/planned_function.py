@@ -39,8 +39,16 @@ class PlannedFunction:
 
     Args:
       step: The Python function to trace.
+      options: What is asked for it.
+      name: Its name, for reports.
+      autograph: Whether Python control flow on tensors becomes TensorFlow's.
       on_lost: Is told of Python state that the step changed while it was traced.
       has_pipeline: Whether an input pipeline may make the next batch while a step runs.
+
+    Example:
+      >>> step = checkmate.tf2.function(train_step, budget="2GiB")  # doctest: +SKIP
+      >>> loss = step(images, labels)  # planned now  # doctest: +SKIP
+      >>> step.kinds, step.plan.recomputed  # doctest: +SKIP
     """
 
     def __init__(
@@ -64,7 +72,12 @@ class PlannedFunction:
         return self._planned(call)(*call.tensors)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> PlannedStep:
-        """Plans for a call with arguments like these (specs will do) without running it."""
+        """Plans for a call without running it.
+
+        Args:
+          args: Arguments like those of the call; specs will do.
+          kwargs: Its keyword arguments.
+        """
         return self._planned(Call.of(args, kwargs))
 
     @property
@@ -103,8 +116,14 @@ class PlannedFunction:
         return self._first.report()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan for the first kind of call as a .json file, for `plan=path` of another
-        run."""
+        """Writes the plan for the first kind of call as a file, for `plan=path` of another run.
+
+        Args:
+          path: The file, whose name ends in .json.
+
+        Raises:
+          PlanFileError: The file cannot be written.
+        """
         self._first.save(path)
 
     def _ipython_display_(self) -> None:

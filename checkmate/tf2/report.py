@@ -4,7 +4,6 @@ try next; for people."""
 from __future__ import annotations
 
 import html
-import math
 from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
@@ -13,7 +12,7 @@ from checkmate.core.replay import floor
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
-from checkmate.solvers.result import SolveResult, SolveStatus
+from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.tf2.report_figures import ReportFigures
 from checkmate.units import format_bytes
 
@@ -27,8 +26,10 @@ plain peak; the resident share of it."""
 
 @dataclass(frozen=True, slots=True)
 class Report(ReportFigures):
-    """What `print(step.report())` shows; `to_html()` is a page with pictures that answer to the
-    mouse. The figures are those of `ReportFigures`.
+    """What was found, with the figures of `ReportFigures`; `to_html()` is an interactive page.
+
+    Example:
+      >>> print(step.report())  # doctest: +SKIP
     """
 
     def sentence(self) -> str:
@@ -48,6 +49,15 @@ class Report(ReportFigures):
             f" the {format_bytes(self.budget_bytes)} allowed, for {self._more_time()};"
             f" {self._proof(self.result)}."
         )
+
+    def in_a_line(self) -> str:
+        """The report in the few words that fit a line of a terminal."""
+        used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
+        if self.result is None:
+            return f"runs unchanged, in {used} of {allowed}"
+        is_optimal = self.result.status is SolveStatus.OPTIMAL
+        gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
+        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
 
     def _more_time(self) -> str:
         predicted = f"a predicted {self.predicted_slowdown - 1:.2%} more time"
@@ -282,9 +292,7 @@ class Report(ReportFigures):
         space = "in any order of ops" if any_order else "in this order of ops"
         if result.status is SolveStatus.OPTIMAL or result.gap is None:
             return f"no plan {space} is faster"
-        # Rounded up: a bound must not look better than it is.
-        gap = math.ceil(result.gap * 1e4) / 1e4
-        return f"at most {gap:.2%} slower than the best possible plan {space}"
+        return f"at most {gap_text(result.gap)} slower than the best possible plan {space}"
 
 
 def _binding_layer(graph: DFGraph) -> str:

@@ -48,6 +48,10 @@ class ReportFigures:
       cpu_seconds: The same of all CPU cores together.
       steps_before: How many steps were run before the first one that counts, without those of the
         plain step.
+
+    Example:
+      >>> report = step.report()  # doctest: +SKIP
+      >>> report.plain_bytes, report.peak_bytes, report.predicted_slowdown  # doctest: +SKIP
     """
 
     name: str
@@ -75,8 +79,13 @@ class ReportFigures:
             object.__setattr__(self, "graph", self.result.graph)
 
     def with_seconds(self: Figures, plain: float | None, step: float | None) -> Figures:
-        """Returns the same with measured times of the plain step and of this one, and a note where
-        this one is slower than was predicted."""
+        """Returns the same with measured times, and a note where this step is slower than was
+        predicted.
+
+        Args:
+          plain: Seconds of the plain step, or None.
+          step: Seconds of this one, or None.
+        """
         if not plain or not step:
             return replace(self, plain_seconds=plain)
         slowdown = step / plain

@@ -31,8 +31,9 @@ class TensorBoardScalars(keras.callbacks.Callback):
         The package tensorboard is only needed to show them.
 
     Example:
-      >>> callbacks = [keras.callbacks.TensorBoard("logs"), TensorBoardScalars("logs")]
-      >>> model.fit(x, y, callbacks=callbacks)  # doctest: +SKIP
+      >>> scalars = checkmate.tf2.TensorBoardScalars("logs")  # doctest: +SKIP
+      >>> board = keras.callbacks.TensorBoard("logs")  # doctest: +SKIP
+      >>> model.fit(x, y, callbacks=[board, scalars])  # doctest: +SKIP
     """
 
     def __init__(self, log_dir: str | Path = "logs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import TraceError
+from checkmate.tf2.error_text import said, spec_meant
 
 
 def training_step(
@@ -17,7 +19,8 @@ def training_step(
 ) -> tuple[Callable, tuple[Any, Any]]:
     """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
     it is not, and its specs."""
-    optimizer = _known(keras.optimizers.get, optimizer, "optimizer")
+    _refuse_what_is_no_model(model)
+    optimizer = known_optimizer(optimizer)
     specs = (as_spec(input_spec), as_spec(label_spec))
     _build(model, specs[0])
     if not model.trainable_variables:
@@ -28,11 +31,18 @@ def training_step(
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     loss_function = _scalar_loss(loss)
+    named = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
     def train_step(inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
         with tf.GradientTape() as tape:
             prediction = model(inputs, training=True)
-            loss_value = loss_function(labels, prediction)
+            try:
+                loss_value = loss_function(labels, prediction)
+            except Exception as error:  # a loss may raise anything
+                raise TraceError(
+                    f"The loss {named!r} cannot be computed for labels {shown(labels)} and a"
+                    f" prediction {shown(prediction)}: {said(error).text}"
+                ) from error
             if loss_value.shape.rank != 0:
                 raise TraceError(
                     f"The loss must be one number per batch; got shape {loss_value.shape}. Reduce"
@@ -50,6 +60,10 @@ def training_step(
 
 def as_spec(value: Any) -> Any:
     """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
+    if meant := spec_meant(value):
+        raise TraceError(
+            f"{value!r} is a shape, and a spec has a dtype, too. Did you mean {meant}?"
+        )
 
     def one(leaf: Any) -> tf.TensorSpec:
         if isinstance(leaf, tf.TensorSpec):
@@ -73,16 +87,18 @@ def _build(model: keras.Model, input_spec: Any) -> None:
         return
     try:
         tf.function(lambda inputs: model(inputs, training=True)).get_concrete_function(input_spec)
-    except (ValueError, TypeError, tf.errors.OpError) as error:
+    except Exception as error:  # a model may raise anything
         raise TraceError(
-            f"Model {model.name!r} cannot be built for inputs {shown(input_spec)}: {error}"
+            f"Model {model.name!r} cannot be built for inputs {shown(input_spec)}:"
+            f" {said(error).text}"
         ) from error
 
 
 def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     if isinstance(loss, str):
-        per_example = _known(keras.losses.get, loss, "loss")
+        per_example = _known(keras.losses, loss, "loss")
         return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
+    _refuse_class(loss, "loss")
     if not callable(loss):
         raise TraceError(
             "A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name;"
@@ -91,15 +107,53 @@ def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     return lambda labels, prediction: tf.convert_to_tensor(loss(labels, prediction))
 
 
-def _known(get: Callable[[Any], Any], identifier: Any, what: str) -> Any:
+def known_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer of this name, or the object itself.
+
+    Raises:
+      TraceError: It is neither.
+    """
+    return _known(keras.optimizers, optimizer, "optimizer")
+
+
+def _known(module: Any, identifier: Any, what: str) -> Any:
+    """What a module of Keras has by this name, or the object itself."""
+    _refuse_class(identifier, what)
     try:
-        return get(identifier)
+        return module.get(identifier)
     except (ValueError, TypeError) as error:
-        raise TraceError(f"Keras knows no {what} {identifier!r}: {error}") from error
+        close = difflib.get_close_matches(str(identifier), map(str.lower, dir(module)), n=3)
+        hint = (
+            f"Did you mean {' or '.join(map(repr, close))}?"
+            if close
+            else f"Its names are those of {module.__name__}."
+        )
+        raise TraceError(f"Keras knows no {what} {identifier!r}. {hint}") from error
 
 
-def shown(specs: Any) -> str:
-    """Returns specs as text."""
-    return str(
-        tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs)
-    )
+def _refuse_what_is_no_model(model: Any) -> None:
+    _refuse_class(model, "model")
+    if not isinstance(model, keras.Layer):  # a model is a layer, and one layer can be trained, too
+        raise TraceError(
+            f"What is trained is a Keras 3 model; got {type(model).__name__}. For the step of"
+            " anything else there is checkmate.tf2.function."
+        )
+
+
+def _refuse_class(value: Any, what: str) -> None:
+    if isinstance(value, type):
+        raise TraceError(
+            f"The {what} given is a class, {value.__name__}. Did you mean {value.__name__}()?"
+        )
+
+
+def shown(values: Any) -> str:
+    """Returns types and shapes of a nest of specs, tensors or arrays as text."""
+    return str(tf.nest.map_structure(_shown, values)).replace("'", "")
+
+
+def _shown(value: Any) -> str:
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return repr(value) if isinstance(value, (int, float, str)) else type(value).__name__
+    shape = tf.TensorShape(value.shape)
+    return f"{tf.as_dtype(value.dtype).name}{'[?]' if shape.rank is None else shape.as_list()}"

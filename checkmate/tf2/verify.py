@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.differences import Difference, as_written, compare, move_weights
 from checkmate.tf2.execution.observed import evaluations, not_in_place
@@ -45,9 +46,19 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
       What was found; its attribute `ok` sums it up.
 
     Raises:
-      TraceError: The batch does not fit the step.
+      TraceError: The batch does not fit the step, or it is no planned step.
       CheckmateError: TensorFlow's profiler cannot be used.
+
+    Example:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="60%")  # doctest: +SKIP
+      >>> assert checkmate.tf2.verify(step, (x0, y0)).ok  # doctest: +SKIP
     """
+    if not hasattr(step, "planned_for"):
+        raise TraceError(
+            f"verify takes a planned step; got {type(step).__name__}. One is what"
+            " checkmate.tf2.compile returns; for `fit` and `function` there are"
+            " checkmate.tf2.planned(model).steps and planned_function.steps."
+        )
     planned, flat = step.planned_for(*batch)
     return _Verifier(planned, flat, step.budget_bytes).run()
 

@@ -49,16 +49,16 @@ def invoke(*arguments):
 
 
 def test_rows_are_beside_the_plain_step(processes):
-    rows = list(first_step.measure("net", "50%", 4))
+    rows = list(first_step.measure("unet", "50%", 4))
     assert [row["variant"] for row in rows if row["phase"] == "all"] == list(first_step.VARIANTS)
     assert [arguments[:4] for arguments in processes] == [
-        ["net", "4", variant, "50%"] for variant in first_step.VARIANTS
+        ["unet", "4", variant, "50%"] for variant in first_step.VARIANTS
     ]
     assert len({arguments[4] for arguments in processes}) == 1
-    assert first_step.cells(rows[0]) == ("net", "plain", "all", "2.00", "1.00", "3.00", "1.00", "-")
-    assert first_step.cells(rows[1]) == ("net", "XLA", "all", "ValueError: no XLA here")
+    assert first_step.cells(rows[0]) == ("unet", "plain", "all", "2.00", "1.00", "3.00", "1.00", "-")
+    assert first_step.cells(rows[1]) == ("unet", "XLA", "all", "ValueError: no XLA here")
     assert first_step.cells(rows[2]) == (
-        "net",
+        "unet",
         "ours, cold",
         "all",
         "10.00",
@@ -68,7 +68,7 @@ def test_rows_are_beside_the_plain_step(processes):
         "-",
     )
     assert first_step.cells(rows[3]) == (
-        "net",
+        "unet",
         "ours, cold",
         "tracing",
         "1.00",
@@ -82,7 +82,7 @@ def test_rows_are_beside_the_plain_step(processes):
 
 
 def test_the_table_in_a_sentence_is_of_whole_variants(processes):
-    said = invoke("net", "--budget", "50%").splitlines()[-1]
+    said = invoke("unet", "--budget", "50%").splitlines()[-1]
     assert (
         "ours, cold: 5.0 wall, 4.0 CPU (median), 5.0 wall, 4.0 CPU (most); ours, costs known: 4.0"
         " wall, 3.0 CPU" in said
@@ -93,7 +93,7 @@ def test_the_table_in_a_sentence_is_of_whole_variants(processes):
 
 def test_json_has_the_keys_of_the_help(processes):
     documented = set(re.findall(r"\w+", invoke("--help").split("JSON:")[1].split("Options:")[0]))
-    rows = [json.loads(line) for line in invoke("net", "--json").splitlines()]
+    rows = [json.loads(line) for line in invoke("unet", "--json").splitlines()]
     assert {key for row in rows for key in row} == documented - {"or"}
 
 

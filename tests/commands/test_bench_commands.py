@@ -59,8 +59,9 @@ def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
         return found if len(given) == 3 else PLAIN_FACTS[module]
 
     monkeypatch.setattr(module, "fresh_process", fresh_process)
+    model = "mlp" if module is eager else "unet"
     printed = invoke(
-        "bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B", "--json"
+        "bench", name, model, "--budgets", "60%,23B" if module is eager else "60%,3B", "--json"
     )
     assert printed.exit_code == 0, printed.output
     *rows, last = lines_of_json(printed.stdout)
@@ -76,7 +77,7 @@ def test_bench_tells_as_json_what_its_help_says(module, found, monkeypatch):
     assert (
         "No plan fits"
         in invoke(
-            "bench", name, "mlp", "--budgets", "60%,23B" if module is eager else "60%,3B"
+            "bench", name, model, "--budgets", "60%,23B" if module is eager else "60%,3B"
         ).stdout
     )
 
@@ -133,9 +134,9 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
 
     monkeypatch.setattr(layered, "measure", measure)
     found = invoke("bench", "layered")
-    assert found.exit_code == 1
+    assert found.exit_code == 130
     assert "90 %" in found.stdout
-    assert "Aborted" in found.stderr
+    assert "checkmate: interrupted." in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,29 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
         (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"),
         (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
         (("bench", "dtr", "--shares", "x"), "no list of numbers"),
+        (("bench", "solvers", "--solvers", "paper:gurobi"), "There is no 'paper:gurobi'"),
+        (("bench", "solvers", "--solvers", "grouped:x"), "There is no 'grouped:x'"),
+        (("bench", "limits", "resnet05"), "no workload 'resnet05'. Did you mean resnet50"),
+        (("bench", "steps", "unet", "nothing"), "There is no workload 'nothing'. There are mob"),
+        (("bench", "first-step", "nothing"), "There is no workload 'nothing'"),
+        (("bench", "rivals", "nothing"), "There is no workload 'nothing'"),
+        (("bench", "cap", "nothing", "--cap", "1GiB"), "There is no workload 'nothing'"),
+        (("bench", "rivals", "--methods", "nothing"), "There is no 'nothing'. There are xla"),
+        (("bench", "dtr-eager", "nothing"), "There is no eager workload 'nothing'"),
+        (("bench", "limits", "--budgets", "60"), "Did you mean '60%' or '60GiB'?"),
+        (("bench", "workers", "--budget", "0.6"), "Did you mean '60%'?"),
+        (("bench", "cap", "unet", "--cap", "60"), "Did you mean '60%' or '60GiB'?"),
     ],
 )
 def test_bench_that_cannot_be_understood_is_status_2(arguments, said):
     found = invoke(*arguments)
     assert found.exit_code == 2
     assert said in found.stderr
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize("command", ["zoo", "refusals"])
+def test_a_model_that_the_zoo_does_not_have_is_status_2(command):
+    found = invoke("bench", command, "vgg61")
+    assert found.exit_code == 2
+    assert "There is no model in the zoo 'vgg61'. Did you mean vgg1" in found.stderr

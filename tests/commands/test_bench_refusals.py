@@ -6,7 +6,7 @@ import pytest
 from calling import invoke, lines_of_json
 
 from checkmate import CheckmateError
-from checkmate.bench import refusals
+from checkmate.bench import refusals, zoo
 
 REFUSED = {
     "asked_bytes": 30,
@@ -43,6 +43,7 @@ def test_what_is_named_is_given_to_another_process(monkeypatch):
         return {"peak_bytes": 55} if len(arguments) == 3 else REFUSED
 
     monkeypatch.setattr(refusals, "fresh_process", fresh_process)
+    monkeypatch.setattr(zoo, "models", lambda: {"mlp": None, "wrong": None})
     printed = invoke("bench", "refusals", "mlp", "wrong", "--json")
     assert printed.exit_code == 0, printed.output
     assert asked == [["mlp", "4"], ["mlp", "4", "60"], ["wrong", "4"]]

@@ -52,6 +52,21 @@ def test_no_graph_at_all():
         DFGraph(())
 
 
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        ("graph.json", "got str. DFGraph.load reads a file"),
+        (None, "got NoneType"),
+        ([], "got list"),
+    ],
+)
+def test_what_is_no_graph_is_named(graph, said):
+    with pytest.raises(GraphError, match=rf"^solve\(\) takes a DFGraph; {said}"):
+        solve(graph, "60%")
+    with pytest.raises(GraphError, match=rf"^solve_curve\(\) takes a DFGraph; {said}"):
+        solve_curve(graph, ["60%"])
+
+
 def test_a_cycle_is_named():
     nx = pytest.importorskip("networkx")
     with pytest.raises(GraphError, match="cycle"):

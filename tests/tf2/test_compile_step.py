@@ -409,8 +409,12 @@ def test_mixed_precision_with_a_scaled_loss():
     assert plain[-1] < plain[0]
 
 
-def test_nothing_is_shown_without_a_terminal(capfd):
-    compiled(verbose=True)
+def test_a_log_without_a_terminal_gets_a_line_about_the_plan(capfd):
+    step = compiled(verbose=True)
+    out, line = capfd.readouterr()
+    assert out == ""
+    assert line.splitlines()[-1].startswith(f"{step.report().name}: {step.report().in_a_line()} (")
+    compiled(verbose=False)
     assert capfd.readouterr() == ("", "")
 
 

@@ -429,7 +429,7 @@ def test_files_of_something_else(kept, tmp_path):
     path.write_text(kept[1].read_text()[:1000])
     with pytest.raises(PlanFileError, match="cut short"):
         planned(batch()[0], plan=path)
-    with pytest.raises(PlanFileError, match="Cannot read"):
+    with pytest.raises(PlanFileError, match="There is no plan file"):
         planned(batch()[0], plan=tmp_path / "none.json")
     with pytest.raises(
         PlanFileError,

@@ -65,7 +65,7 @@ def test_specs_that_do_not_fit_the_model(spec):
 
 
 def test_labels_that_do_not_fit_the_prediction():
-    with pytest.raises(TraceError, match="cannot be traced"):
+    with pytest.raises(TraceError, match="cannot be computed for labels"):
         compiled(labels=np.zeros((BATCH, 3), "float32"))
 
 

@@ -14,7 +14,7 @@ from checkmate.tf2.eager.entry import checked_device, enter, leave, reserve
 from checkmate.tf2.eager.options import EagerOptions
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
-from checkmate.units import Bytes, format_bytes, parse_bytes
+from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,11 @@ class DTRStats:
       overshoots: How often memory went above the budget: by an op that took more than predicted, or
         by memory that was not an op's.
       demand_bytes: The most bytes that would have been in use without eviction.
+
+    Example:
+      >>> with checkmate.tf2.dtr("2GiB") as context:  # doctest: +SKIP
+      ...     train_step(images, labels)
+      >>> context.stats.evictions, context.stats.overhead  # doctest: +SKIP
     """
 
     ops: int
@@ -143,6 +148,8 @@ class dtr:
                 f"An overhead limit of {overhead_limit!r} leaves nothing to recompute; it must be"
                 " more than 1."
             )
+        if budget is not None:
+            check_budget(budget)
         self._budget_bytes = None if budget is None else parse_bytes(budget)
         self._options = EagerOptions(
             budget_bytes=math.inf if self._budget_bytes is None else self._budget_bytes,
@@ -195,7 +202,11 @@ class dtr:
     @staticmethod
     def record(name: str = "") -> Recording:
         """A context that writes down what an eager program does, for `checkmate.simulate`. Nothing
-        is evicted. See `Recording`."""
+        is evicted. See `Recording`.
+
+        Args:
+          name: The log's name, for people.
+        """
         return Recording(name)
 
 

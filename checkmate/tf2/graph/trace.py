@@ -18,6 +18,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
+from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.backward import forward_names
 from checkmate.tf2.graph.flat_graph import FlatGraph
@@ -52,6 +53,10 @@ class TracedStep:
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
       notes: Sentences for the report about ops that could not be treated as usual.
+
+    Example:
+      >>> traced = checkmate.tf2.trace(train_step, images, labels)  # doctest: +SKIP
+      >>> len(traced.graph), [operation.name for operation in traced.groups[0]]  # doctest: +SKIP
     """
 
     function: Any
@@ -97,8 +102,11 @@ class TracedStep:
         return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns the flat function's outputs in the structure that the step returns. A None in
-        that structure has no output."""
+        """Returns what the step returns, in its structure.
+
+        Args:
+          outputs: The flat function's outputs. A None in that structure has none.
+        """
         structure = self.function.structured_outputs
         left = iter(outputs)
         leaves = [
@@ -134,6 +142,11 @@ def trace(
 
     Raises:
       TraceError: The step cannot be traced with these specs, or computes nothing.
+
+    Example:
+      >>> traced = trace(lambda x: tf.reduce_sum(x @ x), tf.TensorSpec((64, 64)), name="square")
+      >>> traced.graph.name, traced.argument_tensors()[0].shape.as_list()
+      ('square', [64, 64])
     """
     function = step if hasattr(step, "get_concrete_function") else tf.function(step)
     try:
@@ -148,7 +161,11 @@ def trace(
             ),
             specs,
         )
-        raise TraceError(f"The step cannot be traced with {shown}: {error}") from error
+        reason, meant = said(error), spec_meant(specs)
+        if reason.kind == TraceError.__name__:
+            raise TraceError(reason.text) from error
+        hint = f" Did you mean {meant}?" if meant else ""
+        raise TraceError(f"The step cannot be traced with {shown}: {reason.text}{hint}") from error
     return analyse(
         concrete, name=name or getattr(step, "__name__", "step"), like=like, as_written=as_written
     )

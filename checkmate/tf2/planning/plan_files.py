@@ -18,9 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.files import fingerprint, load_plan, save_plan
+from checkmate.core.files import fingerprint, load_plan, read_plan, save_plan
 from checkmate.core.graph import DFGraph
-from checkmate.core.json_files import read_json
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError
@@ -28,6 +27,7 @@ from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.plain_step import PlainStep
+from checkmate.tf2.planning.step_parts import parts_of
 from checkmate.units import format_bytes
 from checkmate.version import __version__
 
@@ -108,7 +108,7 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
         shapes or another kind of device.
       PlanError: Its steps are not legal for the graph.
     """
-    data = read_json(path)
+    data = read_plan(path)
     _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
     try:
@@ -124,15 +124,20 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
     found, here = data.get("made_for"), _made_for(traced)
     if not isinstance(found, dict):
         return
-    listed = "; ".join(
+    listed = [
         f"{shown} {found.get(key)} there and {here[key]} here"
         for key, shown in _NAMES.items()
         if found.get(key) != here[key]
-    )
+    ]
+    is_same_graph = data.get("graph") == fingerprint(traced.graph)
+    if found.get("arguments") == here["arguments"] and not is_same_graph:
+        there = found.get("parts") or {}
+        others = [part for part, own in here["parts"].items() if there.get(part, own) != own]
+        listed += [f"its {part} is another" for part in others[:1]]  # what follows differs by that
     if listed:
         raise PlanFileError(
-            f"{path} was made for another step than {traced.graph.name!r}: {listed}. Make the plan"
-            " again."
+            f"{path} was made for another step than {traced.graph.name!r}: {'; '.join(listed)}."
+            " Save a plan of this step, or name a folder, which holds a plan for each."
         )
 
 
@@ -218,12 +223,14 @@ def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) ->
     return Path(named) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
-def make_folder(named: str | os.PathLike) -> None:
+def prepare(named: str | os.PathLike) -> None:
     """Makes the folder for plans before any work is done for one; a file, whose name ends in .json,
-    is left alone."""
+    must be one that holds a plan."""
+    if Path(named).suffix == ".json":
+        read_plan(named)
+        return
     try:
-        if Path(named).suffix != ".json":
-            Path(named).mkdir(parents=True, exist_ok=True)
+        Path(named).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PlanFileError(
             f"No plan can be kept in {named}: {error.strerror or error}. Name a folder that can be"
@@ -254,6 +261,7 @@ def _made_for(traced: TracedStep) -> dict[str, Any]:
             f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in traced.argument_tensors()
         ],
         "ops": len(traced.graph),
+        "parts": parts_of(traced),
         "device_kind": device.split(":")[0],
         "device": devices.describe(device),
         "tensorflow": tf.__version__,

@@ -30,6 +30,18 @@ from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
 
+PHASES = {
+    "tracing": 1,
+    "measuring ops": 2,
+    "measuring the plain step": 3,
+    "solving": 4,
+    "predicting": 4,
+    "building": 5,
+    "confirming": 5,
+}
+"""The phases of planning -> their numbers, as progress shows them. Where confirming finds that a
+plan takes too much, solving follows again."""
+
 MAX_PLANS_ANEW = 3
 """How often a step is planned anew at most because more is in use; a warning follows."""
 
@@ -65,8 +77,8 @@ class Planner:
         """
         request, clock = self.request, Clock()
         if request.options.plan:
-            plan_files.make_folder(request.options.plan)
-        with Progress(request.name, enabled=request.options.verbose) as progress:
+            plan_files.prepare(request.options.plan)
+        with Progress(request.name, PHASES, enabled=request.options.verbose) as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
                 traced = trace(
                     request.step, *specs, name=request.name, like=like.traced if like else None
@@ -82,6 +94,7 @@ class Planner:
             try:
                 stored = stored_plan(task)
                 planned = stored or new_plan(task)
+                progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
         self.budget_bytes, self.plain = task.budget_bytes, task.plain

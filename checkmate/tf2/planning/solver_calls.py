@@ -70,13 +70,14 @@ class SolverCalls:
             if not improving or improving[-1][0] is not plan:
                 improving.append((plan, timeline))
 
-        with self.clock.phase("solving"), self.progress.phase("solving"):
+        limit_s = self.time_limit_s
+        with self.clock.phase("solving"), self.progress.phase("solving", limit_s=limit_s):
             try:
                 result = solve(
                     self.graph,
                     budget_bytes,
                     solver=self.options.solver,
-                    time_limit_s=self.time_limit_s,
+                    time_limit_s=limit_s,
                     on_progress=on_progress,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
@@ -91,13 +92,14 @@ class SolverCalls:
     def curve(self) -> Curve | None:
         """The search for the smallest budget that has a plan, made once; None where it fails."""
         if self._curve is None:
-            phase = self.progress.phase("looking for what would fit")
+            limit_s = TUNING.lowest_plan_s
+            phase = self.progress.phase("looking for what would fit", limit_s=limit_s)
             with contextlib.suppress(CheckmateError), phase:
                 self._curve = solve_curve(
                     self.graph,
                     ["100%"],
                     solver=self.options.solver,
-                    time_limit_s=TUNING.lowest_plan_s,
+                    time_limit_s=limit_s,
                     find_smallest=True,
                 )
         return self._curve

@@ -1,0 +1,16 @@
+"""The names of the workloads of `models.py`, which are known without TensorFlow: another name is
+refused at once."""
+
+WORKLOADS = (
+    "mobilenet",
+    "resnet50",
+    "resnet50_160",
+    "unet",
+    "vgg16",
+    "transformer",
+    "tanh_transformer",
+    "decoder",
+    "densenet121",
+    "efficientnetb0",
+    "lstm",
+)
