@@ -96,7 +96,7 @@ def test_unknown_networks_are_refused_with_the_known_ones(tensorflow):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "published"), [("vgg19", 289.0), ("unet", 61.4), ("fcn8", 59.6), ("segnet", 61.6)]
+    ("name", "published"), [("vgg19", 289.0), ("unet", 61.3), ("fcn8", 59.6), ("segnet", 61.6)]
 )
 def test_floors_of_the_paper_graphs_are_the_published_batches(name, published, tensorflow):
     """What the paper prints, rounded, is the batch at which one gradient with what it reads fills
