@@ -43,17 +43,19 @@ TABLES = {
     ),
     "overheads": PaperTable(
         "cost over the plain step's",
-        paper_overheads.FIGURE_5,
+        paper_overheads.NAMES,
         paper_overheads.COLUMNS,
         paper_overheads.cells,
     ),
-    "ratios": PaperTable(
-        "cost divided by our plan's, geometric mean over budgets",
-        paper_overheads.NAMES,
-        paper_overheads.RATIO_COLUMNS,
-        paper_overheads.ratio_cells,
-    ),
 }
+
+RATIOS = PaperTable(
+    "cost divided by our plan's, geometric mean over budgets",
+    paper_overheads.NAMES,
+    paper_overheads.RATIO_COLUMNS,
+    paper_overheads.ratio_cells,
+)
+"""Made of the rows of "overheads"."""
 
 NETWORKS = tuple(dict.fromkeys(name for table in TABLES.values() for name in table.networks))
 
@@ -75,7 +77,7 @@ def measure(
     Args:
       names: Networks; those that the table does not have are left out. None for all.
       budget_bytes: The budget of the batches.
-      shares: The budgets of the other tables.
+      shares: The budgets of the overheads.
       time_limit_s: For each plan.
     """
     for name in TABLES[table].networks:
@@ -94,10 +96,7 @@ def rows(
     """Returns the rows of one network, made in this process."""
     if table == "batches":
         return [paper_batches.row(name, budget_bytes, time_limit_s)]
-    if table == "overheads":
-        return list(paper_overheads.rows(name, paper_overheads.BASELINES, shares, time_limit_s))
-    found = paper_overheads.rows(name, paper_overheads.COMPARED, shares, time_limit_s)
-    return [paper_overheads.ratios(list(found))]
+    return list(paper_overheads.rows(name, shares, time_limit_s))
 
 
 if __name__ == "__main__":

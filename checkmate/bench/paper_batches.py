@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.op import Op
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
+from checkmate.solvers.annealing.annealer import Annealer
+from checkmate.solvers.backends import scipy
 from checkmate.solvers.search import Search
 from checkmate.solvers.solve import make_solver
 
@@ -107,8 +110,8 @@ def largest(
         graph = graph_at(number)
         return replay(graph, Plan.keep_all(graph)).peak_bytes <= budget_bytes
 
-    low = most_that(plain)
-    result_plain = low
+    _load_solvers()
+    low = plainly = most_that(plain)
     high = most_that(lambda number: floor(graph_at(number)).bytes <= budget_bytes) + 1
     at_most, number = high - 1, high - 1  # the floor itself is often what binds
     while high - low > 1 + tolerance * low:
@@ -119,7 +122,14 @@ def largest(
             high = number
             at_most = number - 1 if answer is False else at_most
         number = (low + high) // 2
-    return Largest(result_plain, low, at_most)
+    return Largest(plainly, low, at_most)
+
+
+def _load_solvers() -> None:
+    """Loads what "auto" otherwise loads in a thread, which would go on after an early answer, while
+    TensorFlow looks through what is loaded."""
+    scipy.load()
+    Annealer(DFGraph((Op("op"),)), 0, (0,))
 
 
 def _answer(graph: DFGraph, budget_bytes: int, time_limit_s: float) -> bool | None:

@@ -171,9 +171,9 @@ def test_traced_graphs_are_those_of_the_step(branched):
 
 
 def test_sweep_has_every_method_beside_ours():
-    graph = replace(chain(12), name="chain12")
+    graph = replace(chain(6), name="chain6")
     solvers = ("ap_sqrt_n", "checkpoint_last")
-    rows = list(paper_overheads.sweep(graph, solvers, (0.2, 0.6), 10, batch=1))
+    rows = list(paper_overheads.sweep(graph, solvers, (0.4, 0.8), 10, batch=1))
     assert [row["budget_bytes"] for row in rows] == sorted(
         (row["budget_bytes"] for row in rows), reverse=True
     )
@@ -193,13 +193,13 @@ def overheads(ours, **others):
         "overhead": ours,
         "gap": 0.01 * ours,
         "overheads": dict.fromkeys(paper_overheads.COMPARED) | others,
-        "seconds": 1.0,
     }
 
 
 def test_ratios_are_of_the_budgets_with_a_plan():
-    row = paper_overheads.ratios(
-        [overheads(1.0, revolve=2.0, ap_greedy=1.5), overheads(1.5, revolve=12.0)]
+    failed = {"table": "overheads", "network": "resnet50", "error": "no memory"}
+    (row,) = paper_overheads.ratios(
+        [overheads(1.0, revolve=2.0, ap_greedy=1.5), failed, overheads(1.5, revolve=12.0)]
     )
     assert row["ratios"] == {
         "ap_sqrt_n": None,
@@ -208,7 +208,7 @@ def test_ratios_are_of_the_budgets_with_a_plan():
         "lp_rounding": None,
     }
     assert row["with_plan"]["ap_greedy"] == 1
-    assert (row["budgets"], row["gap"], row["seconds"]) == (2, 0.015, 2.0)
+    assert (row["budgets"], row["gap"]) == (2, 0.015)
     cells = paper_overheads.ratio_cells(row)
     assert cells == (
         "vgg16",
