@@ -2,13 +2,15 @@
 the published figures of Checkmate (Jain et al., MLSys 2020, section 6.4).
 
 Twice: on the paper's own graph of layers (`layer_graph.py`), and on the graph of the step that
-TensorFlow runs, traced, with plain gradient descent and roofline costs. Nothing trains, no
-allocator is asked, and no reserve is kept, as in the paper.
+TensorFlow runs, traced, with plain gradient descent and roofline costs. Nothing trains. As in the
+paper, no allocator is asked, no reserve is kept, and scratch memory of convolutions does not count:
+`checkmate.tf2.max_batch` finds the batch that really trains.
 
-The paper's program has the batch as a real number, and its authors print it rounded: so batches of
-the layer graph are searched in tenths. A batch of it is proven impossible where an op with its
-inputs needs more than the budget, or where the bound on the cost exceeds the limit; larger ones
-then are, too, since all sizes and costs of that graph grow with the batch alike.
+In the paper's program the batch is a real number, and published figures are rounded: 59.6 is
+printed as 60. So batches of the layer graph are searched in tenths. A batch of it is proven
+impossible where an op with its inputs needs more than the budget, or where the bound on the cost
+exceeds the limit; larger ones then are, too, since all sizes and costs of that graph grow with the
+batch alike.
 """
 
 from __future__ import annotations
