@@ -1,6 +1,7 @@
 """`checkmate bench`: what it tells as JSON, and refuses. What is measured is tested in
 `tests/bench`."""
 
+import json
 import re
 
 import pytest
@@ -114,6 +115,33 @@ def test_bench_without_training_tells_as_json_what_its_help_says(arguments):
     for row in rows:
         assert set(row) <= documented, set(row) - documented
     assert len(invoke("bench", *arguments).stdout.splitlines()) >= len(rows) + 3
+
+
+NODE_LINK = {
+    "graph": {"name": "random_layered_n100_small"},
+    "nodes": [{"name": k, "out_cost": 10 * (k + 1), "duration": 5} for k in range(4)],
+    "links": [{"0": 0, "1": 1}, {"0": 0, "1": 2}, {"0": 1, "1": 3}, {"0": 2, "1": 3}],
+}
+"""A graph in the format of MOCCASIN's files."""
+
+
+def test_bench_layered_takes_a_file_beside_a_size(tmp_path):
+    (tmp_path / "graph.json").write_text(json.dumps(NODE_LINK))
+    printed = invoke("bench", "layered", tmp_path / "graph.json", 3, "--time-limit", "1", "--json")
+    assert printed.exit_code == 0, printed.output
+    rows = lines_of_json(printed.stdout)
+    assert [(row["graph"], row["percent"]) for row in rows] == [
+        (name, percent)
+        for name in ("random_layered_n100_small", "layered3")
+        for percent in (90, 80, 70)
+    ]
+    assert [row["fast_sa"] for row in rows] == ["0.0", "0.3", "2.2 (over)", "", "", ""]
+    assert [row["moccasin"] for row in rows] == ["0.8", "2.3", "", "", "", ""]
+
+
+def test_bench_layered_refuses_what_is_neither_a_size_nor_a_file():
+    for word in ("0", "-3", "none.json"):
+        assert invoke("bench", "layered", "--", word).exit_code == 2
 
 
 def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
