@@ -4,6 +4,13 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+README = (HERE / "README.md").read_text(encoding="utf-8")
+# Links and pictures of a package page have no repository around them.
+DESCRIPTION = re.sub(r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", README)
+SOLVERS = [
+    "cylp>=0.93",  # CBC and CLP
+    "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
+]
 # Nbconvert: tutorials as pages.
 DOCS = [
     "mkdocs>=1.6",
@@ -24,8 +31,14 @@ setup(
         "Train TensorFlow and Keras models that do not fit: optimal rematerialization within a"
         " memory budget"
     ),
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=DESCRIPTION,
     long_description_content_type="text/markdown",
+    author="The Checkmate maintainers",
+    keywords="tensorflow keras memory rematerialization gradient-checkpointing out-of-memory milp",
+    project_urls={
+        "Checkmate, the paper": "https://arxiv.org/abs/1910.02653",
+        "DTR, the paper": "https://arxiv.org/abs/2006.09616",
+    },
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     # The zoo's models are data of a benchmark, which is run in a checkout.
@@ -44,8 +57,6 @@ setup(
         # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
         "numba>=0.60",
         "networkx>=3.0",  # articulation points, import and export of graphs
-        "cylp>=0.93",  # CBC and CLP
-        "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
         "matplotlib>=3.8",  # pictures
         "click>=8.1",  # the command line
         "rich>=13",  # progress bars and tables in a terminal
@@ -55,6 +66,7 @@ setup(
     ],
     extras_require={
         "docs": DOCS,
+        "solvers": SOLVERS,  # the integer programs of the paper: the default solver needs neither
         "test": [
             "pytest>=8",
             "pytest-timeout",
@@ -67,6 +79,7 @@ setup(
             "ruff",
             "mypy",
             *DOCS,
+            *SOLVERS,
         ],
         "gpu": [
             "tensorflow[and-cuda]>=2.18",
@@ -75,6 +88,10 @@ setup(
     },
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",

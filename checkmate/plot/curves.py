@@ -55,7 +55,7 @@ def budget_curve(
 
     The shaded area is proven impossible: below the highest bound of any solver, and left of the
     floor. A bound for one budget holds for every smaller one, and a plan for one budget fits every
-    larger one, so both are drawn as steps.
+    larger one, so both are drawn as steps; from the plain step's peak on, nothing is recomputed.
 
     Args:
       solvers: Name of a solver -> its `SolveResult`s or `Point`s.
@@ -83,7 +83,7 @@ def budget_curve(
         axis.set_xlim(left, right if right > left else left + 1)
         _draw_impossible(axis, everything, floor_bytes, left, size)
         for k, (solver, found) in enumerate(points.items()):
-            _draw(axis, solver, found, k, size, most)
+            _draw(axis, solver, found, k, size, most, plain_bytes)
         if plain_bytes:
             axis.axvline(
                 plain_bytes / size, color="black", linewidth=0.9, linestyle=":", label="plain step"
@@ -129,7 +129,15 @@ def _point(found: Any) -> Point:
     return found if isinstance(found, Point) else Point.of(found)
 
 
-def _draw(axis: Any, solver: str, found: Sequence[Point], k: int, size: float, most: int) -> None:
+def _draw(
+    axis: Any,
+    solver: str,
+    found: Sequence[Point],
+    k: int,
+    size: float,
+    most: int,
+    plain_bytes: int | None,
+) -> None:
     solved = [point for point in found if point.overhead is not None]
     if not solved:
         axis.plot([], [], **series(k) | {"markersize": None}, label=f"{solver} (no plan)")
@@ -137,6 +145,10 @@ def _draw(axis: Any, solver: str, found: Sequence[Point], k: int, size: float, m
     x = [(point.peak_bytes or point.budget_bytes) / size for point in solved]
     y = [percent(point.overhead) for point in solved]
     line = {"color": series(k)["color"], "linewidth": 1.5}
-    axis.step([*x, max(most / size, x[-1])], [*y, y[-1]], where="post", **line)
+    steps = [*zip(x, y, strict=True)]
+    if plain_bytes and plain_bytes / size > x[-1]:  # from there on the plain step fits
+        steps.append((plain_bytes / size, 0.0))
+    steps.append((max(most / size, x[-1]), steps[-1][1]))
+    axis.step(*zip(*steps, strict=True), where="post", **line)
     axis.plot(x, y, linestyle="none", markeredgecolor="white", markeredgewidth=0.6, **series(k))
     axis.plot([], [], label=solver, linewidth=1.5, **series(k))
