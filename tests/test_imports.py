@@ -90,6 +90,7 @@ ONLY_IN = {
     "tensorflow.python": (
         "tf2/graph/grappler.py",
         "tf2/graph/bodies.py",
+        "tf2/graph/variables.py",
         "tf2/eager/private_api.py",
     ),
 }
