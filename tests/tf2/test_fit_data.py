@@ -68,9 +68,10 @@ def shuffled(model):
     return history(model, *data(), shuffle=True, epochs=2)
 
 
+RARER = (prefetched, repeated, from_a_py_dataset, weighted, shuffled)
 WAYS = (
-    *(prefetched, repeated, from_a_generator, from_a_py_dataset, weighted, batch_by_batch),
-    shuffled,
+    *(from_a_generator, batch_by_batch),
+    *(pytest.param(train, marks=pytest.mark.slow) for train in RARER),
 )
 
 
@@ -79,6 +80,7 @@ def test_what_fit_is_given(train):
     assert_same(small, train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -101,6 +103,7 @@ def test_what_an_optimizer_does_besides(optimizer):
     assert_same(make, lambda model: history(model, x, x[:, :4], epochs=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

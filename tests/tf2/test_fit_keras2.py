@@ -69,7 +69,7 @@ def test_three_epochs_with_all_that_belongs_to_a_script():
     assert_same(lambda: classifier(dropout=False), train)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_datasets_and_batches_one_by_one(steps_per_execution):
     """With sample weights, as a dataset, then batch by batch."""
     import tensorflow as tf
@@ -121,6 +121,7 @@ def test_an_optimizer_of_keras_before_2_11():
     )
 
 
+@pytest.mark.slow
 def test_as_a_callback_then_released(tmp_path):
     import checkmate
 

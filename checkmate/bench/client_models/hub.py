@@ -138,9 +138,9 @@ def hub_vit(batch: int = 8, size: int = 64) -> Program:
 
 def _resnet_backbone(size: int) -> Any:
     return hub.ResNetBackbone(
-        input_conv_filters=[32],
+        input_conv_filters=[64],
         input_conv_kernel_sizes=[7],
-        stackwise_num_filters=[32, 64, 128, 256],
+        stackwise_num_filters=[64, 64, 128, 256],
         stackwise_num_blocks=[2, 2, 2, 2],
         stackwise_num_strides=[1, 2, 2, 2],
         block_type="bottleneck_block",
@@ -186,7 +186,8 @@ def segformer(batch: int = 4, size: int = 96) -> Program:
 
 
 def _segments(model: Any, batch: int, size: int) -> Program:
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
     return Program(model, normal(batch, size, size, 3), whole(batch, size, size, below=5))
 
 

@@ -29,14 +29,13 @@ def bayesian_network(batch: int = 512, width: int = 256) -> Program:
 
 
 def normalizing_flow(batch: int = 1024, depth: int = 6, width: int = 128) -> Task:
-    """A real-valued non-volume-preserving flow, trained by its likelihood."""
+    """A masked autoregressive flow, trained by its likelihood (Papamakarios et al., 2017)."""
     bijectors, distributions = tfp.bijectors, tfp.distributions
     chain = []
     for _ in range(depth):
         chain += [
-            bijectors.RealNVP(
-                num_masked=8,
-                shift_and_log_scale_fn=bijectors.real_nvp_default_template([width, width]),
+            bijectors.MaskedAutoregressiveFlow(
+                bijectors.AutoregressiveNetwork(2, hidden_units=[width, width], activation="relu")
             ),
             bijectors.Permute(list(range(15, -1, -1))),
         ]
