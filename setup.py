@@ -41,9 +41,10 @@ setup(
     },
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    # The zoo's models are data of a benchmark, which is run in a checkout.
+    # Models that are data of a benchmark, which is run in a checkout.
     packages=find_packages(
-        include=["checkmate", "checkmate.*"], exclude=["checkmate.bench.zoo_models"]
+        include=["checkmate", "checkmate.*"],
+        exclude=["checkmate.bench.zoo_models", "checkmate.bench.client_models"],
     ),
     package_data={
         "checkmate": ["py.typed", "README.md"],
@@ -76,11 +77,14 @@ setup(
             "nbclient",
             "nbformat",
             "ipykernel",
+            "tf_keras>=2.18",  # models of Keras 2
             "ruff",
             "mypy",
             *DOCS,
             *SOLVERS,
         ],
+        # Programs of `checkmate bench clients`.
+        "clients": ["keras-hub>=0.20", "tf_keras>=2.18", "tensorflow-probability>=0.25"],
         "gpu": [
             "tensorflow[and-cuda]>=2.18",
             "nvidia-ml-py",

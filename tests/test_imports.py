@@ -20,7 +20,7 @@ ROOT = Path(checkmate.__file__).parent
 
 DOORS = (
     *("compile", "training_step", "function", "planned_function", "call", "python_state", "fit"),
-    *("distribute", "replicas", "max_batch", "batch_growth", "verify"),
+    *("distribute", "replicas", "max_batch", "batch_growth", "verify", "trainer", "keras2"),
 )
 """What people call of tf2, and the files that it consists of. They may import one another, in no
 circle."""
@@ -91,6 +91,7 @@ ONLY_IN = {
     "tensorflow.python": (
         "tf2/graph/grappler.py",
         "tf2/graph/bodies.py",
+        "tf2/graph/variables.py",
         "tf2/eager/private_api.py",
     ),
 }

@@ -67,25 +67,27 @@ def test_the_command_exists(metadata):
 
 
 def test_what_the_wheel_holds(tmp_path):
-    """Every module of the package but the zoo's models, and py.typed for type checkers."""
+    """Every module of the package but models of benchmarks, and py.typed for type checkers."""
     python("setup.py", "-q", "build_py", "--build-lib", str(tmp_path))
     shipped = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "checkmate").rglob("*.py")}
-    zoo = {path for path in here if path.startswith("checkmate/bench/zoo_models/")}
-    assert (here - zoo) | {"checkmate/py.typed"} <= shipped
-    assert zoo and not zoo & shipped
+    models = {path for path in here if "_models/" in path}
+    assert (here - models) | {"checkmate/py.typed"} <= shipped
+    assert models and not models & shipped
 
 
 def test_every_import_is_required(metadata):
     """Packages that the library imports are in install_requires, except those that come with
-    TensorFlow or with the extra "gpu", and IPython, which is imported when it calls."""
+    TensorFlow or with the extras "gpu" and "clients", and IPython, which is imported when it
+    calls."""
     imported = set()
     for path in (ROOT / "checkmate").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.split(".")[0] for name in names}
-    foreign = imported - sys.stdlib_module_names - {"checkmate", "keras", "pynvml", "IPython"}
+    optional = {"pynvml", "IPython", "keras_hub", "tf_keras", "tensorflow_probability"}
+    foreign = imported - sys.stdlib_module_names - {"checkmate", "keras"} - optional
     assert {"tensorflow", "numpy"} <= foreign
     for package in foreign:
         assert re.search(rf"'{package}\b", metadata["required"], re.IGNORECASE), package

@@ -48,12 +48,7 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
     counts steps run before the first one, None if the report does not count them. A variant that
     failed has `error` instead of figures.
     """
-    from checkmate.core.graph import DFGraph
-    from checkmate.core.op import Op
-    from checkmate.solvers.annealing.annealer import Annealer
-
-    # Compiles the machine code if it is not cached, so that no row includes that time.
-    Annealer(DFGraph((Op("op"),)), 0, (0,))
+    compile_annealer()
     plain: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for variant in VARIANTS:
@@ -82,6 +77,16 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
                     **plain,
                     "steps_before": found["steps_before"],
                 }
+
+
+def compile_annealer() -> None:
+    """Compiles the annealer's machine code if it is not cached, so that no first step includes
+    that time."""
+    from checkmate.core.graph import DFGraph
+    from checkmate.core.op import Op
+    from checkmate.solvers.annealing.annealer import Annealer
+
+    Annealer(DFGraph((Op("op"),)), 0, (0,))
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from checkmate.bench import cap as cap_benchmark
+from checkmate.bench import clients as clients_benchmark
 from checkmate.bench import eager, eager_ops
 from checkmate.bench import first_step as first_step_benchmark
 from checkmate.bench import limits as limits_benchmark
@@ -207,6 +208,29 @@ def xla(as_json: bool) -> None:
     stream(b.measure(), RowTable(title, b.COLUMNS, b.cells, ("way",)), as_json=as_json)
 
 
+@click.command("clients")
+@click.argument("programs", nargs=-1)
+@budgets_option("75%,60%,45%", "Budgets: shares of the plain step's peak, as users write them.")
+@steps_option(4, "Training steps after the first.")
+@json_option
+def clients(programs: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+    """Does code that others wrote train under a budget, in one line?
+
+    PROGRAMS are models of KerasHub, tf_keras and TensorFlow Probability (pip install
+    'checkmate-tf[clients]') and training code in the style of published examples; all by default.
+
+    JSON: program, budget, plain_bytes, budget_bytes, peak_bytes, predicted_bytes, difference,
+    first_step_s, step_s, plain_first_step_s, plain_step_s, recomputed, ops, phases; or refused,
+    message, op, least_bytes, named_bytes, named_peak_bytes or named_error; or error.
+    """
+    b = clients_benchmark
+    title = "programs of others; the first step includes planning, in a process without costs"
+    table = RowTable(title, b.COLUMNS, b.cells, ("program", "answer"))
+    done = stream(b.rows(programs, budgets, steps), table, as_json=as_json)
+    if done and not as_json:
+        click.echo(b.summary(done))
+
+
 @click.command("dtr-eager")
 @click.argument("workloads", nargs=-1, callback=named(eager.NAMES, "eager workload"))
 @budgets_option("50%,40%", "Shares of the plain step's measured peak.")
@@ -257,5 +281,6 @@ COMMANDS = (
     first_step,
     rivals,
     xla,
+    clients,
     dtr_eager,
 )

@@ -10,7 +10,7 @@ else (epochs, callbacks, validation, saving) is Keras's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,8 +19,10 @@ from typing_extensions import Unpack
 
 from checkmate.errors import TraceError
 from checkmate.tf2.distribute import ReplicatedFit
+from checkmate.tf2.keras2 import EveryKerasCallback, Keras2Trainer, is_keras2
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.tf2.trainer import Trainer
 
 ATTRIBUTE = "make_train_function"
 """The model's method that is replaced, on this model only."""
@@ -37,31 +39,41 @@ def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.
     runs without it, also where the model was compiled with `jit_compile=True` or "auto"; evaluation
     and prediction run as they did.
 
-    Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the budget is that of each replica.
+    Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the budget is that of each replica; a
+    model of tf_keras trains on one device.
+
+    Layers of tf_keras draw random numbers, as for dropout, from a state that TensorFlow has for
+    each function, and not from variables. They draw what plain `fit` draws while all batches have
+    one size; a smaller last batch, whose plan is another function, begins its own sequence.
 
     One figure of Keras's own depends on what is known when the step is traced: where a model has
     several outputs, the mean of each output's loss over an epoch counts batches by their size when
     it is known, as it is here, and alike when it is not, as in plain `fit` over arrays. The two
     differ where the last batch is smaller. Training does not depend on these means.
 
+    Where Keras does not know how many batches a dataset has, its training function is called once
+    more at the end of an epoch, and may count a step of the optimizer in which nothing was trained;
+    here no step begins without a batch, and `optimizer.iterations` is the number of steps.
+
     Args:
-      model: A compiled Keras 3 model, built or not, on TensorFlow.
+      model: A compiled model, built or not, of Keras 3 on TensorFlow, or of tf_keras (Keras 2).
       options: The fields of `PlanOptions`.
 
     Returns:
       The same model. `release(model)` undoes it.
 
     Raises:
-      TraceError: The model is not compiled, runs eagerly, is rematerialized already, or makes its
-        train function itself.
+      TraceError: The model is not compiled, runs eagerly, is rematerialized already, makes its
+        train function itself, or is one of tf_keras in the scope of a strategy.
       BudgetError: A budget or a time limit that cannot be read.
 
     Example:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP
     """
     asked = PlanOptions.of("rematerialize", options)
-    _check(model)
-    training = Training(model, asked)
+    trainer = _trainer_of(model)
+    _check(trainer)
+    training = Training(trainer, asked)
     setattr(model, ATTRIBUTE, training.make_train_function)
     model.train_function = None
     _warn_of_xla(model)
@@ -106,7 +118,7 @@ def planned(model: keras.Model) -> PlannedFunction:
     return _training_of(model).step
 
 
-class Rematerialize(keras.callbacks.Callback):
+class Rematerialize(EveryKerasCallback):
     """`rematerialize` as a callback: the model is under a budget while `fit` runs.
 
     Args:
@@ -143,47 +155,35 @@ class Training:
     """The train function of one model, made anew when Keras asks for one because the model was
     compiled again."""
 
-    def __init__(self, model: keras.Model, options: PlanOptions):
-        self._model, self._options = model, options
+    def __init__(self, trainer: Trainer, options: PlanOptions):
+        self._trainer, self._options = trainer, options
         self.step = self._planned_step()
 
     def make_train_function(self, force: bool = False) -> Any:
         """What Keras calls at the start of `fit` and `train_on_batch`."""
-        model = self._model
+        model = self._trainer.model
         if model.train_function is None or force:
             if model.run_eagerly:
                 raise TraceError(_EAGER.format(model.name))
             self.step = self._planned_step()
-            model.train_function = self._train_function
+            model.train_function = partial(self._trainer.train, self.step)
         return model.train_function
 
     def _planned_step(self) -> PlannedFunction:
-        with self._model.distribute_strategy.scope():
+        model = self._trainer.model
+        with model.distribute_strategy.scope():
             if tf.distribute.has_strategy():
-                return ReplicatedFit(self._model, self._options)
-        own = type(self._model).train_step is not keras.Model.train_step
+                return ReplicatedFit(model, self._options)
+        own = type(model).train_step is not self._trainer.base.train_step
         on_lost = warnings.warn if own else None
         return PlannedFunction(
-            self._model.train_step,
+            model.train_step,
             self._options,
-            name=self._model.name,
+            name=model.name,
             autograph=False,
             on_lost=on_lost,
             has_pipeline=True,
         )
-
-    def _train_function(self, iterator: Iterator[Any]) -> Any:
-        """Runs as many steps as Keras asks for at a time, and returns the logs of the last."""
-        logs = None
-        for number in range(self._model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if number == 0:
-                    raise StopIteration from None
-                break
-            logs = self.step(tf.nest.map_structure(_without_optional, data))
-        return logs
 
 
 _EAGER = (
@@ -192,18 +192,21 @@ _EAGER = (
 )
 
 
-def _check(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise TraceError(
-            f"A Keras 3 model is put under a budget; got {type(model).__name__}. For other steps"
-            " there is checkmate.tf2.function."
-        )
-    if keras.backend.backend() != "tensorflow":
-        raise TraceError(
-            f"Keras runs on {keras.backend.backend()!r} here. Plans are for TensorFlow: set"
-            " KERAS_BACKEND=tensorflow."
-        )
-    if not model.compiled:
+def _trainer_of(model: Any) -> Trainer:
+    if isinstance(model, keras.Model):
+        return Trainer(model)
+    if is_keras2(model):
+        return Keras2Trainer(model)
+    raise TraceError(
+        "A model of Keras 3 or tf_keras is put under a budget; got"
+        f" {type(model).__name__}. For other steps there is checkmate.tf2.function."
+    )
+
+
+def _check(trainer: Trainer) -> None:
+    model = trainer.model
+    trainer.refuse_unsupported()
+    if not trainer.is_compiled:
         raise TraceError(
             f"Model {model.name!r} is not compiled, so there is no training step to plan. Call"
             " model.compile(...) first."
@@ -215,14 +218,8 @@ def _check(model: Any) -> None:
             f"Model {model.name!r} is under a budget already. Call checkmate.tf2.release(model)"
             " before it gets another."
         )
-    if keras.distribution.distribution() is not None:
-        raise TraceError(
-            "keras.distribution does not train on several devices with TensorFlow, whose own way is"
-            " tf.distribute. Make and compile the model in the scope of a MirroredStrategy, and"
-            " keras.distribution.set_distribution(None)."
-        )
     if ATTRIBUTE in vars(model) or getattr(type(model), ATTRIBUTE) is not getattr(
-        keras.Model, ATTRIBUTE
+        trainer.base, ATTRIBUTE
     ):
         raise TraceError(
             f"Model {model.name!r} makes its train function itself, so what it runs is not known."
@@ -250,7 +247,3 @@ def _warn_of_xla(model: keras.Model) -> None:
             " with jit_compile=False.",
             stacklevel=3,
         )
-
-
-def _without_optional(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf

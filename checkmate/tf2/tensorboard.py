@@ -6,17 +6,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.fit import planned
+from checkmate.tf2.keras2 import EveryKerasCallback
 from checkmate.tf2.report import Report
 
 GIB = 2**30
 
 
-class TensorBoardScalars(keras.callbacks.Callback):
+class TensorBoardScalars(EveryKerasCallback):
     """Writes memory and recomputations of a model under a budget to TensorBoard, once per epoch of
     `fit`.
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
+from checkmate.tf2.keras2 import is_keras2
 
 
 def training_step(
@@ -19,6 +20,12 @@ def training_step(
 ) -> tuple[Callable, tuple[Any, Any]]:
     """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
     it is not, and its specs."""
+    if is_keras2(model):
+        raise TraceError(
+            f"Model {model.name!r} is one of tf_keras (Keras 2), and the step made here is that of"
+            " a Keras 3 model. Compile the model and call checkmate.tf2.rematerialize(model), or"
+            " put a step that you write under a budget with checkmate.tf2.function."
+        )
     _refuse_what_is_no_model(model)
     optimizer = known_optimizer(optimizer)
     specs = (as_spec(input_spec), as_spec(label_spec))

@@ -69,7 +69,7 @@ class _Verifier:
         self.budget_bytes = budget_bytes
         self.device = devices.training_device()
         self.reports = devices.allocator_reports(self.device)
-        self.variables = list(self.traced.function.variables)
+        self.variables = list(self.traced.variables)
         self.notes: list[str] = []
 
     def run(self) -> Verification:

@@ -66,11 +66,12 @@ def under_budget(model, budget="85%", **options):
 
 
 def left_behind(model):
+    slots = model.optimizer.variables
     return [
         variable.numpy()
         for variable in (
             *model.variables,
-            *model.optimizer.variables,
+            *(slots() if callable(slots) else slots),  # a method in Keras 2
             *(v for m in model.metrics for v in m.variables),
         )
     ]

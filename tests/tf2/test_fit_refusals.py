@@ -45,7 +45,7 @@ def test_bad_input():
             checkmate.tf2.Rematerialize(**options)
     with pytest.raises(TraceError, match="not under a budget"):
         checkmate.tf2.release(model)
-    with pytest.raises(TraceError, match="Keras 3 model"):
+    with pytest.raises(TraceError, match="model of Keras 3"):
         under_budget(lambda x: x)
     under_budget(model)
     with pytest.raises(TraceError, match="already"):

@@ -35,6 +35,7 @@ from checkmate.tf2.graph.operations import (
     ties_recomputation,
 )
 from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
+from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
 
@@ -77,7 +78,7 @@ class FlatGraph:
         self, concrete: Any, traced: Any, planned_names: set[str] | None, forward_names: set[str]
     ):
         self.concrete = concrete
-        self.variables = traced.variables
+        self.variables = variables_of(traced)
         self._planned_names = planned_names
         self.operations = reachable(concrete.graph)
         self.position = {operation: k for k, operation in enumerate(self.operations)}

@@ -29,6 +29,7 @@ from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
 from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.ops import rule_of
 
 
@@ -70,6 +71,11 @@ class TracedStep:
     small_bytes: int
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that the step reads or writes."""
+        return variables_of(self.function)
 
     def argument_tensors(self) -> list[tf.Tensor]:
         """The placeholders of the step's own arguments, without those of what it captures."""
@@ -176,7 +182,7 @@ def analyse(
 ) -> TracedStep:
     """Returns the `TracedStep` of a `ConcreteFunction`; see `trace`."""
     inlined = inline(concrete)
-    simplified = simplify(inlined if as_written else optimize(inlined, concrete.variables))
+    simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
     planned_names = {o.name for group in like.groups for o in group} if like else None
     flat = FlatGraph(simplified, concrete, planned_names, forward_names(inlined))
     if not flat.planned:

@@ -99,7 +99,7 @@ def _confirm(
     batch = given or made_up(traced)
     requests: Log | None = None
     peaks, seconds = [], []
-    with kept_state(traced.function.variables):
+    with kept_state(traced.variables):
         before = devices.bytes_in_use(device)
         result: Any = None
         for number in range(steps):

@@ -108,7 +108,7 @@ def safe_bytes(traced: TracedStep, predicted_bytes: int, other_bytes: int) -> in
     activations.
     """
     resident = traced.graph.fixed_bytes + other_bytes
-    copies = sum(tensor_bytes(variable) or 0 for variable in traced.function.variables)
+    copies = sum(tensor_bytes(variable) or 0 for variable in traced.variables)
     return resident + copies + int(SAFE_FACTOR * max(0, predicted_bytes - resident))
 
 
@@ -141,7 +141,7 @@ def _peak_and_time(
     the shortest of their times."""
     data = batch or made_up(traced)
     peaks, seconds = [], []
-    with _kept_in_place(traced.function.variables):
+    with _kept_in_place(traced.variables):
         at_first = devices.bytes_in_use(device)
         result = run(*data)
         devices.synchronize()

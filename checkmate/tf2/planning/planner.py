@@ -85,7 +85,7 @@ class Planner:
                 )
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
-            give_own_memory(traced.function.variables)
+            give_own_memory(traced.variables)
             values = in_memory(batch, tf.nest.flatten(specs))
             task = PlanTask(
                 request, traced, specs, clock, progress, values, released_bytes, like is None,

@@ -1,0 +1,321 @@
+"""`checkmate bench clients`: does code that others wrote train under a budget, in one line?
+
+Programs are models of public packages, built by their own constructors with random weights, and
+training code in the style of published examples (`checkmate/bench/client_models`). Each trains
+plain and under each budget, in processes of their own that know no costs: a model by its `fit`,
+with `checkmate.tf2.rematerialize` before it, another step by `checkmate.tf2.function`. The peak is
+the allocator's over the steps after the first, resident bytes included. Where a budget is refused,
+the smallest budget that the refusal names is tried in another process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from checkmate.bench import first_step, zoo
+from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.training import MIB
+from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+
+COLUMNS = (
+    "program",
+    "budget",
+    "answer",
+    "MiB",
+    "of MiB",
+    "plain MiB",
+    "losses",
+    "first step s",
+    "/ plain",
+    "step / plain",
+)
+
+FILES = {
+    "hub": "keras_hub",
+    "keras2_models": "tf_keras",
+    "probability": "tensorflow_probability",
+    "recipes": "keras",
+}
+"""File of `client_models` -> the package that it needs."""
+
+OF_THE_ZOO = ("vae", "seq2seq", "diffusion_unet", "speech", "recommender")
+"""Models of the zoo that stand for published examples."""
+
+CLOSE = 1e-3
+"""Relative difference of losses that rounding may come to in a few steps."""
+
+
+def programs() -> tuple[dict[str, Callable[[], Any]], list[str]]:
+    """Returns the function that makes each program, by its name, and the packages that are
+    missing."""
+    found: dict[str, Callable[[], Any]] = {}
+    missing = []
+    zoo_models = zoo.models()
+    for module, package in FILES.items():
+        if find_spec(package) is None:
+            missing.append(package)
+            continue
+        definitions = importlib.import_module(f"checkmate.bench.client_models.{module}")
+        found |= {make.__name__: make for make in definitions.MODELS}
+    return found | {name: zoo_models[name] for name in OF_THE_ZOO}, missing
+
+
+def rows(chosen: Sequence[str], budgets: str, steps: int) -> Iterator[dict[str, Any]]:
+    """Yields a row per program and budget, and one for each package that is missing.
+
+    Of each row: budget_bytes, peak_bytes, plain_bytes, difference (the largest relative one of any
+    loss), first_step_s, step_s, and the same of plain; or refused ("proven", "not found"), with
+    message, op, least_bytes, named_bytes, and named_peak_bytes or named_error of the loop within
+    the budget that was named; or error.
+    """
+    known, missing = programs()
+    unknown = set(chosen) - set(known)
+    if unknown and not missing:
+        raise CheckmateError(
+            f"There is no program {', '.join(sorted(unknown))}. Known: {', '.join(known)}."
+        )
+    for package in missing:
+        text = f"{package} is not installed; pip install 'checkmate-tf[clients]' installs it"
+        yield {"program": package, "budget": "", "error": text}
+    first_step.compile_annealer()
+    for name in [name for name in chosen or known if name in known]:
+        yield from _rows_of(name, budgets, steps)
+
+
+def _rows_of(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
+    try:
+        plain = _in_a_process(name, steps)
+    except CheckmateError as error:
+        yield {"program": name, "budget": "plain", "error": last_line(error)}
+        return
+    for budget in budgets.split(","):
+        row = {"program": name, "budget": budget, "plain_bytes": plain["peak_bytes"]}
+        try:
+            found = _in_a_process(name, steps, budget)
+        except CheckmateError as error:
+            yield row | {"error": last_line(error)}
+            continue
+        if "refused" in found:
+            yield row | found | _named(name, steps, found["named_bytes"])
+            continue
+        times = {f"plain_{key}": plain[key] for key in ("first_step_s", "step_s")}
+        differs = difference(found.pop("losses"), plain["losses"])
+        yield row | found | times | {"difference": differs}
+
+
+def _in_a_process(name: str, steps: int, *budget: str) -> dict[str, Any]:
+    return fresh_process("checkmate.bench.clients", [name, str(steps), *budget])
+
+
+def _named(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
+    """What came of the budget that a refusal names."""
+    if budget_bytes is None:
+        return {}
+    try:
+        found = _in_a_process(name, steps, str(budget_bytes))
+    except CheckmateError as error:
+        return {"named_error": last_line(error)}
+    if "refused" in found:
+        return {"named_error": found["message"]}
+    return {"named_peak_bytes": found["peak_bytes"]}
+
+
+def difference(ours: Sequence[float], plain: Sequence[float]) -> float:
+    """Returns the largest relative difference of any loss; infinite where there is another number
+    of them."""
+    if len(ours) != len(plain):
+        return float("inf")
+    pairs = zip(ours, plain, strict=True)
+    return max((abs(a - b) / max(abs(a), abs(b), 1e-9) for a, b in pairs if a != b), default=0.0)
+
+
+def answer(row: dict[str, Any]) -> str:
+    """Returns what came of a program under a budget: "trained", by how much it took more, or why
+    it was refused and whether the budget that was named holds."""
+    if "error" in row:
+        return f"FAILED: {row['error'][:100]}"
+    if "refused" in row:
+        named = row["named_bytes"]
+        took = row.get("named_peak_bytes")
+        if named is None:
+            verdict = "no budget named"
+        elif took is None:
+            verdict = f"{named / MIB:.1f} MiB named, NOT accepted"
+        else:
+            verdict = f"{named / MIB:.1f} MiB named, {'holds' if took <= named else 'NOT kept'}"
+        return f"refused ({row['refused']}; {verdict}) {row['op']}"
+    if row["difference"] > CLOSE:
+        return "trained, OTHER LOSSES"
+    excess = row["peak_bytes"] / row["budget_bytes"] - 1
+    return "trained" if excess <= 0 else f"trained, OVER by {excess:.1%}"
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    start = (row["program"], row["budget"], answer(row))
+    if "error" in row or "refused" in row:
+        return start
+    return (
+        *start,
+        f"{row['peak_bytes'] / MIB:.1f}",
+        f"{row['budget_bytes'] / MIB:.1f}",
+        f"{row['plain_bytes'] / MIB:.1f}",
+        f"{row['difference']:.0e}" if row["difference"] else "bits",
+        f"{row['first_step_s']:.1f}",
+        f"{row['first_step_s'] / row['plain_first_step_s']:.1f}",
+        f"{row['step_s'] / row['plain_step_s']:.2f}",
+    )
+
+
+def summary(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the table in a sentence."""
+    answers = [answer(row) for row in found]
+    refused = [row for row in found if "refused" in row]
+    held = sum("holds" in answer(row) for row in refused)
+    first = [
+        row["first_step_s"] / row["plain_first_step_s"] for row in found if "first_step_s" in row
+    ]
+    slowest = f"; the first step took at most {max(first):.1f} times plain's" if first else ""
+    return (
+        f"{answers.count('trained')} of {len(found)} trained within the budget with plain's losses,"
+        f" {sum('OVER' in each for each in answers)} over it, {len(refused)} were refused"
+        f" ({held} of them name a budget that holds),"
+        f" {sum(each.startswith('FAILED') for each in answers)} failed{slowest}."
+    )
+
+
+def run(name: str, steps: int, budget: str | None) -> dict[str, Any]:
+    """Trains a program in this process, plain or within a budget."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    known, _ = programs()
+    program = known[name]()
+    if hasattr(program, "optimizer"):  # a `Workload` of the zoo
+        program = _compiled(program)
+    train = partial(_stepped if hasattr(program, "step") else _fitted, program, steps)
+    try:
+        return train(budget if budget is None or "%" in budget else int(budget))
+    except (InfeasibleBudgetError, NoPlanFoundError) as error:
+        return {
+            "refused": "proven" if isinstance(error, InfeasibleBudgetError) else "not found",
+            "message": str(error),
+            "op": getattr(error, "op_name", ""),
+            "least_bytes": getattr(error, "floor_bytes", None),
+            "named_bytes": error.smallest_budget_bytes,
+        }
+
+
+def _compiled(work: Any) -> Any:
+    from checkmate.bench.client_models.program import Program
+
+    work.model.compile(work.optimizer, work.loss)
+    return Program(work.model, work.inputs, work.labels)
+
+
+def _fitted(program: Any, steps: int, budget: int | str | None) -> dict[str, Any]:
+    """Trains by `fit`, over a dataset that repeats the batch."""
+    import tensorflow as tf
+
+    import checkmate
+    from checkmate.tf2.keras2 import EveryKerasCallback
+
+    watch = Watch()
+
+    class Batches(EveryKerasCallback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            watch.step_ended([float(logs[key]) for key in sorted(logs)])
+
+    dataset = tf.data.Dataset.from_tensors(program.batch).repeat(steps + 1)
+    watch.start()
+    if budget is not None:
+        checkmate.tf2.rematerialize(program.model, budget=budget, verbose=False)
+    program.model.fit(dataset, verbose=0, callbacks=[Batches()])
+    planned = None if budget is None else checkmate.tf2.planned(program.model)
+    return watch.found(planned)
+
+
+def _stepped(task: Any, steps: int, budget: int | str | None) -> dict[str, Any]:
+    """Calls a step again and again."""
+    import tensorflow as tf
+
+    import checkmate
+
+    watch = Watch()
+    watch.start()
+    step: Any = (
+        tf.function(task.step)
+        if budget is None
+        else checkmate.tf2.function(task.step, budget=budget, verbose=False)
+    )
+    for _ in range(steps + 1):
+        result = step(*task.batch)
+        watch.step_ended([float(each) for each in tf.nest.flatten(result) if each.shape.rank == 0])
+    return watch.found(None if budget is None else step)
+
+
+class Watch:
+    """Times each step and counts the allocator's peak from the end of the first one on."""
+
+    def __init__(self) -> None:
+        from checkmate.tf2 import device as devices
+
+        self._device = devices.training_device()
+        self._times: list[float] = []
+        self._losses: list[float] = []
+
+    def start(self) -> None:
+        """Begins with the first step."""
+        self._times = [time.perf_counter()]
+
+    def step_ended(self, losses: Sequence[float]) -> None:
+        """Counts a step."""
+        import tensorflow as tf
+
+        self._losses += losses
+        self._times.append(time.perf_counter())
+        if len(self._times) == 2:
+            tf.config.experimental.reset_memory_stats(self._device)
+
+    def found(self, planned: Any) -> dict[str, Any]:
+        """Returns the figures.
+
+        Args:
+          planned: The planned step, or None if the step is plain.
+        """
+        import tensorflow as tf
+
+        seconds = [b - a for a, b in zip(self._times[:-1], self._times[1:], strict=True)]
+        figures = {
+            "peak_bytes": tf.config.experimental.get_memory_info(self._device)["peak"],
+            "losses": self._losses,
+            "first_step_s": seconds[0],
+            "step_s": statistics.median(seconds[1:]),
+        }
+        if planned is None:
+            return figures
+        report = planned.report()
+        return figures | {
+            "budget_bytes": planned.budget_bytes,
+            "predicted_bytes": report.expected_peak_bytes,
+            "recomputed": sum(planned.plan.recomputed.values()),
+            "ops": len(planned.graph),
+            "phases": report.seconds,
+        }
+
+
+if __name__ == "__main__":
+    program_name, count, *within = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CHECKMATE_CACHE_DIR"] = folder
+        print(json.dumps(run(program_name, int(count), within[0] if within else None)))

@@ -1,0 +1,100 @@
+"""Models of tf_keras (Keras 2): the one file that knows that package.
+
+tf_keras is neither required nor imported: who has a model of it has imported it.
+
+What is used of it and not public:
+
+* `Model._train_counter`, the batches of this `fit`, which its `TensorBoard` callback reads and its
+  own train function counts
+* `Callback._implements_train_batch_hooks`, and the same of `test` and `predict`: its `fit` asks
+  each callback for them, which a callback of Keras 3 does not have
+
+`Keras2Trainer.refuse_unsupported` looks for each of them, and refuses a tf_keras without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+from checkmate.tf2.trainer import Trainer
+
+COUNTER = "_train_counter"
+HOOKS = tuple(f"_implements_{kind}_batch_hooks" for kind in ("train", "test", "predict"))
+
+
+def is_keras2(model: Any) -> bool:
+    """Whether this is a model of tf_keras."""
+    package = sys.modules.get("tf_keras")
+    return package is not None and isinstance(model, package.Model)
+
+
+class Keras2Trainer(Trainer):
+    """A compiled model of tf_keras, as `fit` under a budget sees it."""
+
+    @property
+    def base(self) -> Any:
+        """The class whose `train_step` and `make_train_function` are Keras's own."""
+        return sys.modules["tf_keras"].Model
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `model.compile` was called, which gives a model its optimizer."""
+        return getattr(self.model, "optimizer", None) is not None
+
+    def refuse_unsupported(self) -> None:
+        """Refuses a way to train that no plan is made for.
+
+        Raises:
+          TraceError: The model was made in the scope of a strategy, or this tf_keras lacks what
+            is used of it.
+        """
+        package = sys.modules["tf_keras"]
+        missing = [name for name in HOOKS if not hasattr(package.callbacks.Callback, name)]
+        missing += [COUNTER] if not hasattr(self.model, COUNTER) else []
+        if missing:
+            raise TraceError(
+                f"`fit` under a budget uses {', '.join(missing)} of tf_keras, which"
+                f" {package.__version__} does not have; 2.21 does. Put a training step of the"
+                " model under a budget with checkmate.tf2.function instead."
+            )
+        with self.model.distribute_strategy.scope():
+            if tf.distribute.has_strategy():
+                raise TraceError(
+                    f"Model {self.model.name!r} is one of tf_keras in the scope of a strategy, and"
+                    " budgets with tf.distribute are for models of Keras 3. Make the model with"
+                    " `import keras`, or outside of the scope."
+                )
+
+    def train(self, step: Callable[[Any], Any], batches: Iterator[Any]) -> Any:
+        """Runs as many steps as Keras asks for at a time, and returns the logs of the last.
+
+        Where batches end between them, these steps have no logs, as in tf_keras.
+
+        Raises:
+          StopIteration: There is no batch.
+        """
+        logs = None
+        for _ in range(int(self.model.steps_per_execution.numpy())):
+            logs = step(next(batches))
+            getattr(self.model, COUNTER).assign_add(1)
+        return logs
+
+
+class EveryKerasCallback(keras.callbacks.Callback):
+    """A callback that `fit` of Keras 3 and of tf_keras take."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        own, base = type(self), keras.callbacks.Callback
+        return own.on_train_batch_end is not base.on_train_batch_end
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
