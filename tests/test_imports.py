@@ -60,7 +60,7 @@ LAYERS = {
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",
     "tf2.eager": "tf2.costs dtr",
     **dict.fromkeys((f"tf2.{door}" for door in DOORS), "tf2.planning tf2.doors"),
-    "tf2.uninitialized": "",
+    "tf2.uninitialized": "errors",
     "tf2.models": "tf2.doors tf2.uninitialized",
     "tf2.tensorboard": "tf2.doors",
     "tf2.facade": "tf2.doors tf2.models tf2.tensorboard tf2.eager",

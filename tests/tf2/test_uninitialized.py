@@ -1,10 +1,10 @@
 """Variables without values: the step traced with them is the ordinary one, op for op."""
 
 import logging
-import re
 import sys
 
 import pytest
+from tracing_on_paper import definitions, traced
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -89,15 +89,6 @@ def graph_optimizer(tensorflow, request):
     options.set_experimental_options({name: True})
 
 
-def traced(model, optimizer="adam"):
-    import keras
-
-    from checkmate.tf2.models import traced_step
-
-    keras.backend.clear_session()
-    return traced_step(model, batch=4, size=None, loss=None, optimizer=optimizer)
-
-
 @pytest.fixture
 def made(monkeypatch):
     """The variables of the steps that are traced in a test, each as (name, bytes, has a value)."""
@@ -118,29 +109,10 @@ def made(monkeypatch):
     return found
 
 
-def definitions(step):
-    """The step's ops, each with its inputs, attributes and the shapes of its outputs. The names of
-    arguments, which TensorFlow numbers through the process, are replaced by their places."""
-    names = {tensor.op.name: str(k) for k, tensor in enumerate(step.flat.inputs)}
-    found = []
-    number = re.compile(rb"[-_]\d+")  # of functions and gradients, through the process
-    for operation in step.flat.graph.get_operations():
-        node = operation.node_def
-        inputs = [names.get(each.partition(":")[0], each) for each in node.input]
-        inputs.sort(key=lambda each: each if each[0] == "^" else "")  # a set, behind the others
-        attributes = {
-            key: number.sub(b"", value.SerializeToString(deterministic=True))
-            for key, value in node.attr.items()
-            if key not in ("_user_specified_name", "_XlaPropagateCompileTimeConsts")
-        }
-        name = names.get(node.name, node.name)
-        shapes = [tensor.shape for tensor in operation.outputs]
-        found.append((name, node.op, node.device, inputs, attributes, shapes))
-    return found
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "lion", "sgd"])
-@pytest.mark.parametrize("model", ["decoder", "images", "recurrent", "subclassed"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("decoder", "adam"), ("images", "sgd"), ("recurrent", "lion"), ("subclassed", "adam")],
+)
 def test_the_step_is_the_ordinary_one(models, graph_optimizer, monkeypatch, model, optimizer):
     from contextlib import nullcontext
 
