@@ -61,7 +61,8 @@ LAYERS = {
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",
     "tf2.eager": "tf2.costs dtr",
     **dict.fromkeys((f"tf2.{door}" for door in DOORS), "tf2.planning tf2.doors"),
-    "tf2.models": "tf2.doors",
+    "tf2.uninitialized": "errors",
+    "tf2.models": "tf2.doors tf2.uninitialized",
     "tf2.tensorboard": "tf2.doors",
     "tf2.facade": "tf2.doors tf2.models tf2.tensorboard tf2.eager",
     "facade": "solvers.curve dtr plot tf2.facade",
@@ -92,6 +93,7 @@ ONLY_IN = {
         "tf2/graph/grappler.py",
         "tf2/graph/bodies.py",
         "tf2/graph/variables.py",
+        "tf2/uninitialized.py",
         "tf2/eager/private_api.py",
     ),
 }

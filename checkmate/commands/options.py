@@ -118,7 +118,9 @@ batch_option = click.option(
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch."
 )
 size_option = click.option(
-    "--size", type=click.IntRange(1), help="Pixels of an image's side, if the model leaves it open."
+    "--size",
+    type=click.IntRange(1),
+    help="Pixels of an image's side, or tokens of a sequence, if the model leaves it open.",
 )
 optimizer_option = click.option(
     "--optimizer", default="adam", show_default=True, help="A Keras optimizer."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from checkmate.tf2.fit import planned, rematerialize
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.options import PlanKeywords
 from checkmate.tf2.training_step import training_step
+from checkmate.tf2.uninitialized import NoValueError, uninitialized_variables
+
+log = logging.getLogger("checkmate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +48,46 @@ def traced_step(
     model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
 ) -> TracedStep:
     """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
-    batch is made.
+    batch and no weights are made.
+
+    A model whose function reads its variables gets their values, and a warning says so.
 
     Args:
       model: See the module.
       batch: Examples in a batch.
-      size: Pixels of an image's side, where the model leaves it open; None for what it was made
-        for.
+      size: Pixels of an image's side, or tokens of a sequence, where the model leaves it open; None
+        for what it was made for.
       loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax,
         else the mean squared error.
 
     Raises:
       TraceError: There is no such model, or it cannot be had.
     """
-    work = workload(model, batch=batch, size=size, loss=loss)
-    step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
-    return trace(step, *specs, name=work.model.name)
+
+    def traced() -> TracedStep:
+        work = workload(model, batch=batch, size=size, loss=loss)
+        step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
+        return trace(step, *specs, name=work.model.name)
+
+    try:
+        with uninitialized_variables():
+            return traced()
+    # The model's own code may raise the error as another.
+    except Exception as error:
+        if not _reads_a_value(error):
+            raise
+    log.warning("%s reads its variables, so they are made with their values.", model)
+    keras.backend.clear_session()
+    return traced()
+
+
+def _reads_a_value(error: BaseException | None) -> bool:
+    """True for an error that came of the read of a variable that has no value."""
+    while error is not None:
+        if isinstance(error, NoValueError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def workload(
