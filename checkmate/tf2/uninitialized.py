@@ -113,9 +113,10 @@ def _spec(initial_value: Any, dtype: Any) -> tf.TensorSpec | None:
     """The shape and type of an initial value that is a function, or None if that does not tell."""
     if not callable(initial_value):
         return None
-    # Tracing hundreds of initializers takes seconds. Keras's refers to the variable.
-    variable = inspect.getclosurevars(initial_value).nonlocals.get("self")
-    if isinstance(variable, keras.Variable) and variable.shape is not None:
+    # Tracing hundreds of initializers takes seconds. Keras's function refers to the variable.
+    refers_to = inspect.isfunction(initial_value) and inspect.getclosurevars(initial_value)
+    variable = refers_to.nonlocals.get("self") if refers_to else None
+    if isinstance(variable, keras.Variable):
         return tf.TensorSpec(variable.shape, dtype or variable.dtype)
     value = tf.function(initial_value, autograph=False).get_concrete_function().structured_outputs
     if not isinstance(value, tf.Tensor | tf.TensorSpec) or not value.shape.is_fully_defined():

@@ -148,6 +148,7 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
     def measure(*arguments, **options):
         yield from (
             {
+                "graph": "layered9",
                 "ops": 9,
                 "edges": 1,
                 "percent": 90,
@@ -156,6 +157,7 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
                 "given_order_bound": 1,
                 "seconds": 0,
                 "fast_sa": "",
+                "moccasin": "",
             },
         )
         raise KeyboardInterrupt
@@ -171,7 +173,7 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
     ("arguments", "said"),
     [
         (("bench", "solvers", "--shares", "half"), "no list of numbers"),
-        (("bench", "layered", "0"), "0 is not in the range"),
+        (("bench", "layered", "0"), "neither a number of ops nor a file"),
         (("bench", "cap", "mobilenet", "--cap", "lots"), "Cannot read 'lots'"),
         (("bench", "solvers", "nothing"), "There is no graph 'nothing'"),
         (("bench", "dtr", "--shares", "x"), "no list of numbers"),

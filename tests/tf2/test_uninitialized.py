@@ -186,6 +186,41 @@ def test_what_has_a_value_keeps_it(tensorflow):
     assert tensorflow.Variable(lambda: tensorflow.fill((3000,), 7.0)).is_initialized()
 
 
+def test_initializers_of_layers_are_not_called():
+    import keras
+
+    from checkmate.tf2.uninitialized import uninitialized_variables
+
+    calls = []
+
+    def initializer(shape, dtype):
+        calls.append(shape)
+        return keras.ops.zeros(shape, dtype)
+
+    with uninitialized_variables():
+        layer = keras.layers.Dense(100, kernel_initializer=initializer)
+        layer.build((None, 100))
+    assert layer.kernel.shape == (100, 100)
+    assert not calls
+
+
+@pytest.mark.parametrize("kind", ["partial", "object"])
+def test_an_initial_value_may_be_any_function(tensorflow, kind):
+    from functools import partial
+
+    from checkmate.tf2.uninitialized import uninitialized_variables
+
+    class Sevens:
+        def __call__(self):
+            return tensorflow.fill((3000, 2), 7.0)
+
+    value = Sevens() if kind == "object" else partial(tensorflow.fill, (3000, 2), 7.0)
+    with uninitialized_variables():
+        variable = tensorflow.Variable(value)
+    assert variable.shape == (3000, 2) and variable.dtype == tensorflow.float32
+    assert not variable.is_initialized()
+
+
 def test_the_installed_tensorflow_has_variables_without_values():
     from checkmate.tf2.uninitialized import _kind
 
