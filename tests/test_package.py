@@ -78,15 +78,16 @@ def test_what_the_wheel_holds(tmp_path):
 
 def test_every_import_is_required(metadata):
     """Packages that the library imports are in install_requires, except those that come with
-    TensorFlow or with the extras "gpu" and "clients", and IPython, which is imported when it
-    calls."""
+    TensorFlow or with the extras "gpu", "solvers" and "clients", and IPython, which is imported
+    when it calls."""
     imported = set()
     for path in (ROOT / "checkmate").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.split(".")[0] for name in names}
-    optional = {"pynvml", "IPython", "keras_hub", "tf_keras", "tensorflow_probability"}
+    optional = {"pynvml", "IPython", "cylp", "ortools"}
+    optional |= {"keras_hub", "tf_keras", "tensorflow_probability"}
     foreign = imported - sys.stdlib_module_names - {"checkmate", "keras"} - optional
     assert {"tensorflow", "numpy"} <= foreign
     for package in foreign:
