@@ -247,7 +247,7 @@ def test_the_figures_of_an_error_go_through_keras():
 
 def test_a_budget_that_is_used_up_before():
     with pytest.raises(EvictionError, match="used up before"):
-        dtr(1).__enter__()
+        dtr("1B").__enter__()
     with pytest.raises(BudgetError, match="share"):
         dtr("60%")
     with pytest.raises(CheckmateError, match="overhead limit"):
