@@ -55,7 +55,16 @@ def test_rows_are_beside_the_plain_step(processes):
         ["unet", "4", variant, "50%"] for variant in first_step.VARIANTS
     ]
     assert len({arguments[4] for arguments in processes}) == 1
-    assert first_step.cells(rows[0]) == ("unet", "plain", "all", "2.00", "1.00", "3.00", "1.00", "-")
+    assert first_step.cells(rows[0]) == (
+        "unet",
+        "plain",
+        "all",
+        "2.00",
+        "1.00",
+        "3.00",
+        "1.00",
+        "-",
+    )
     assert first_step.cells(rows[1]) == ("unet", "XLA", "all", "ValueError: no XLA here")
     assert first_step.cells(rows[2]) == (
         "unet",
