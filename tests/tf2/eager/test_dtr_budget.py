@@ -246,8 +246,10 @@ def test_the_figures_of_an_error_go_through_keras():
 
 
 def test_a_budget_that_is_used_up_before():
+    held = normal(64, 64)
     with pytest.raises(EvictionError, match="used up before"):
-        dtr(1).__enter__()
+        dtr("1B").__enter__()
+    del held
     with pytest.raises(BudgetError, match="share"):
         dtr("60%")
     with pytest.raises(CheckmateError, match="overhead limit"):
