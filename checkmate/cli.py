@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -44,15 +45,21 @@ class _Group(click.Group):
     """Turns the library's errors into a sentence and exit status 1, or 2 for invalid input."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Runs as a program. At its end the process does not wait for background tasks."""
+        """Runs as a program. At its end the process waits only for background tasks whose work
+        later processes use."""
         # As on standard error: names of ops may have any characters.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return self._to_the_end(*arguments, **options)
         except SystemExit as end:
+            sys.stdout.flush()
+            with contextlib.suppress(KeyboardInterrupt):
+                for task in unfinished_tasks():
+                    if task.use:
+                        click.echo(f"checkmate: {task.use}", err=True)
+                        task.wait()
             if unfinished_tasks():
-                sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(end.code if isinstance(end.code, int) else 1)
             raise

@@ -31,11 +31,13 @@ class BackgroundTask(threading.Thread):
     Args:
       work: A function without arguments.
       must_end: The process waits for the end of the work before it ends itself.
+      use: What later processes have of the work, in a sentence: the commands, which do not wait for
+        other work, wait for this.
     """
 
-    def __init__(self, work: Callable[[], Any], *, must_end: bool = True):
+    def __init__(self, work: Callable[[], Any], *, must_end: bool = True, use: str = ""):
         super().__init__(daemon=True)
-        self.must_end = must_end
+        self.must_end, self.use = must_end, use
         self._work = work
         self._done = threading.Event()
         self._result: Any = None

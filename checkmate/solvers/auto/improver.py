@@ -30,6 +30,11 @@ knows. Warm ones reach plans that it is far from: in `checkmate bench solvers mo
 the plan costs +21.4 % without them, and +19.2 % with them."""
 
 
+LOAD_AFTER_S = 0.3
+"""The compiled code is loaded beside a search that has lasted so long: many end before, and loading
+takes a second of a core, or fifteen where it is not compiled yet."""
+
+
 class Improver:
     """Rounds of annealing. Each has four runs from the relaxed solution, and two from the plan.
 
@@ -59,12 +64,16 @@ class Improver:
         if self._making is None and self._most_rounds:
             search, seed = self._search, self._seed
             self._making = BackgroundTask(
-                lambda: Annealer(search.graph, search.budget_bytes, seed=seed)
+                lambda: Annealer(search.graph, search.budget_bytes, seed=seed),
+                use="Compiling the annealer, once on this machine: later searches load it.",
             )
 
     def collect(self) -> None:
-        """Offers what was found, and begins the rounds once the annealer is loaded."""
+        """Offers what was found, loads the annealer once there is a start and the search goes on,
+        and begins the rounds once it is loaded."""
         search = self._search
+        if self._relaxed and not search.deterministic and search.elapsed_s >= LOAD_AFTER_S:
+            self.load()
         if self._task is not None:
             cost, order = self._task.found
             if order and cost < search_cost(search):

@@ -176,7 +176,6 @@ class _Run:
         over = self.stages.stage_bytes[: len(search.graph)] - float(search.budget_bytes)
         if self.stages.peak_bytes > search.budget_bytes:
             self.improver.start_from(self.stages.evaluations())
-            self.improver.load()
         if self.stages.cost < search_cost(search):
             self._repair(by=f"{label}, lifted")
         if search.deterministic and not self._finished():

@@ -251,6 +251,37 @@ def test_the_first_call_says_that_it_compiles_and_later_ones_do_not(tmp_path):
     assert told == [1, 0]
 
 
+@pytest.mark.slow
+def test_a_command_that_ends_before_the_code_is_compiled_waits_for_it(tmp_path):
+    call = "from checkmate.cli import main; main()"
+    arguments = ["bench", "solvers", "resnet50", "--shares", "0.2", "--time-limit", "1"]
+    told = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", call, *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+            check=True,
+        )
+        told.append(done.stderr.count("checkmate: Compiling the annealer, once"))
+    assert told == [1, 0]
+
+
+QUICK = """
+import sys
+from checkmate import DFGraph, Op, solve
+layers = [Op(f"f{i}", (i - 1,) if i else (), 1, 100) for i in range(8)]
+gradients = [Op(f"b{i}", tuple({i, 14 - i}), 2, 100) for i in reversed(range(8))]
+print(solve(DFGraph((*layers, *gradients), (15,)), 650).status.name, "numba" in sys.modules)
+"""
+
+
+def test_a_search_that_is_short_loads_no_compiled_code():
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["OPTIMAL", "False"]
+
+
 def test_a_run_starts_from_an_order_of_any_length():
     """A relaxed solution, or another solver's plan, may recompute far more than the order before
     it."""
