@@ -41,8 +41,8 @@ LOWEST = {
 }
 """Shares of the way from floor to peak, above which solvers find plans."""
 
-CLOSE = ("tangled", "large_series_parallel")
-"""Graphs on which the default solver, beside other tests, was seen to lose by 0.1 to 0.4 %: many
+CLOSE = ("tangled", "large_series_parallel", "deep_u_shape")
+"""Graphs on which the default solver, beside other tests, was seen to lose by 0.1 to 0.7 %: many
 plans are that close, none is proven to be best in the time, and chance decides."""
 
 
