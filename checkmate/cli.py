@@ -24,7 +24,7 @@ from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
 from checkmate.commands.table import INTERRUPTED, complain
 from checkmate.commands.zoo import zoo_command
-from checkmate.solvers.background import unfinished_tasks
+from checkmate.solvers.background import BackgroundTask, unfinished_tasks
 
 INVALID_INPUT = (
     checkmate.BudgetError,
@@ -41,6 +41,10 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Error numbers of a full disk or a broken one. Such an error names no file."""
 
 
+PATIENCE_S = 2.0
+"""Seconds of waiting of which nothing is said."""
+
+
 class _Group(click.Group):
     """Turns the library's errors into a sentence and exit status 1, or 2 for invalid input."""
 
@@ -53,13 +57,11 @@ class _Group(click.Group):
         try:
             return self._to_the_end(*arguments, **options)
         except SystemExit as end:
-            sys.stdout.flush()
-            with contextlib.suppress(KeyboardInterrupt):
-                for task in unfinished_tasks():
-                    if task.use:
-                        click.echo(f"checkmate: {task.use}", err=True)
-                        task.wait()
-            if unfinished_tasks():
+            if tasks := unfinished_tasks():
+                sys.stdout.flush()
+                with contextlib.suppress(KeyboardInterrupt):
+                    for task in tasks:
+                        _wait_for(task)
                 sys.stderr.flush()
                 os._exit(end.code if isinstance(end.code, int) else 1)
             raise
@@ -104,6 +106,16 @@ class _Group(click.Group):
                 raise
             complain(f"Cannot read or write {error.filename}: {error.strerror}.")
             sys.exit(2)
+
+
+def _wait_for(task: BackgroundTask) -> None:
+    """Waits for a background task that later processes have a use of, and says so if it takes
+    long."""
+    if task.use:
+        task.wait(PATIENCE_S)
+        if task.busy:
+            click.echo(f"checkmate: {task.use}", err=True)
+            task.wait()
 
 
 @click.group(cls=_Group)

@@ -31,8 +31,8 @@ class BackgroundTask(threading.Thread):
     Args:
       work: A function without arguments.
       must_end: The process waits for the end of the work before it ends itself.
-      use: What later processes have of the work, in a sentence: the commands, which do not wait for
-        other work, wait for this.
+      use: Said to who waits for work that later processes use. Commands end without waiting for
+        other work.
     """
 
     def __init__(self, work: Callable[[], Any], *, must_end: bool = True, use: str = ""):

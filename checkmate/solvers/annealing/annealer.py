@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -190,6 +191,14 @@ class Annealer:
             run.only_move,
             proposals,
         )
+
+
+def in_background(make: Callable[[], Any]) -> BackgroundTask:
+    """Makes annealers in a background task, as the first one may have to be compiled."""
+    return BackgroundTask(
+        make,
+        use="Waiting for the annealer's code, which is compiled once on a machine, in some 15 s.",
+    )
 
 
 class AnnealingTask(BackgroundTask):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun
-from checkmate.solvers.background import BackgroundTask
+from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, in_background
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan
 from checkmate.solvers.search import Search
@@ -39,7 +38,7 @@ class LocalSearch:
         trim(stages, search.budget_bytes, out_of_time=out_of_time)
         search.offer(stages.plan(), by="greedy")
         start = stages.evaluations()
-        making = BackgroundTask(
+        making = in_background(
             lambda: Annealer(search.graph, search.budget_bytes, start, seed=self.seed)
         )
         annealer = making.result(search.at_most(search.remaining_s))

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.annealer import (
+    Annealer,
+    AnnealingRun,
+    AnnealingTask,
+    in_background,
+)
 from checkmate.solvers.annealing.placement import IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.search import Search
@@ -63,9 +68,8 @@ class Improver:
         """Begins to load the compiled code in the background. With a clock, rounds then follow."""
         if self._making is None and self._most_rounds:
             search, seed = self._search, self._seed
-            self._making = BackgroundTask(
-                lambda: Annealer(search.graph, search.budget_bytes, seed=seed),
-                use="Compiling the annealer, once on this machine: later searches load it.",
+            self._making = in_background(
+                lambda: Annealer(search.graph, search.budget_bytes, seed=seed)
             )
 
     def collect(self) -> None:

@@ -24,9 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkmate.core.plan import Plan
-from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.annealer import (
+    Annealer,
+    AnnealingRun,
+    AnnealingTask,
+    in_background,
+)
 from checkmate.solvers.annealing.placement import IN_ANY_ORDER
-from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.exact.a_star import Paths
 from checkmate.solvers.ordering.any_order import raise_any_order_bound
 from checkmate.solvers.ordering.orders import greedy_order, in_numbers_of, renumbered
@@ -96,7 +100,7 @@ class Reorder:
         """An annealer for each order; none where the compiled code is not there in half the
         time."""
         graph, budget = search.graph, search.budget_bytes
-        loading = BackgroundTask(
+        loading = in_background(
             lambda: [
                 Annealer(graph, budget, order, seed=self.seed + k) for k, order in enumerate(orders)
             ]

@@ -190,7 +190,7 @@ def _definition(operation: tf.Operation) -> bytes:
 
 def _is_broadcast(operation: tf.Operation) -> bool:
     """True for a Tile or BroadcastTo that only repeats along dimensions of size one, with all
-    shapes known."""
+    shapes known, and of no more dimensions than kernels broadcast."""
     if operation.type not in ("Tile", "BroadcastTo"):
         return False
     before, after = operation.inputs[0].shape, operation.outputs[0].shape

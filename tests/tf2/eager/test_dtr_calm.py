@@ -126,7 +126,7 @@ def made_by(how):
     "how",
     [
         "a function",
-        # Seen as bytes in use alone: memory that other tests left and that goes meanwhile hides it.
+        # Seen as bytes in use alone: memory of other tests, as it goes, could hide it.
         pytest.param("data", marks=pytest.mark.own_process),
         pytest.param("data, at the end", marks=pytest.mark.own_process),
         "a range",
