@@ -11,7 +11,7 @@ from checkmate.errors import BudgetError
 Bytes: TypeAlias = int | float | str
 """An amount of memory: a number of bytes, "6GiB", "500 MB", or a share such as "60%"."""
 
-_UNITS = {"b": 1}
+_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     _UNITS[f"{_letter}ib"] = 1024**_power
@@ -42,37 +42,34 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
         raise BudgetError(
             f"A budget is a number of bytes or text such as '6GiB' or '60%'; got {amount!r}."
         )
-    unit = None
-    if isinstance(amount, str):
-        match = _AMOUNT.fullmatch(amount)
-        unit = match[2].lower() if match else None
-        if match is None or (unit not in _UNITS and unit not in ("", "%")):
-            raise BudgetError(
-                f"Cannot read {amount!r} as an amount of memory. Write it like '6GiB', '500MB',"
-                " '60%' or a number of bytes."
-            )
-        number = float(match[1])
-        if unit == "%":
-            if percent_of is None:
-                raise BudgetError(
-                    f"{amount!r} is a share, and here nothing says of what. Give an amount such as"
-                    " '6GiB'."
-                )
-            # Multiplied first, so that 50% of 58 is 29.
-            number = number * max(1, percent_of) / 100
-        else:
-            number *= _UNITS.get(unit, 1)
-    else:
-        number = amount
-    if unit in (None, "") and 0 < number < 1:
+    number, unit = _read(amount) if isinstance(amount, str) else (amount, "")
+    if unit == "%" and percent_of is None:
+        raise BudgetError(
+            f"{amount!r} is a share, and here nothing says of what. Give an amount such as '6GiB'."
+        )
+    if not unit and 0 < number < 1:
         raise BudgetError(
             f"{amount!r} is less than one byte. Did you mean '{_plain(100 * number)}%'?"
         )
-    if not 0 < number < 2**63:  # also refuses nan and infinity
+    # A share is multiplied first, so that 50% of 58 is 29.
+    amount_bytes = number * max(1, percent_of or 0) / 100 if unit == "%" else number * _UNITS[unit]
+    if not 0 < amount_bytes < 2**63:  # also refuses nan and infinity
         raise BudgetError(
             f"A budget must be more than zero bytes and less than 2^63; got {amount!r}."
         )
-    return max(1, int(number))
+    return max(1, int(amount_bytes))
+
+
+def _read(text: str) -> tuple[float, str]:
+    """Returns the number of an amount and its unit, in lower case."""
+    match = _AMOUNT.fullmatch(text)
+    unit = match[2].lower() if match else None
+    if match is None or (unit not in _UNITS and unit != "%"):
+        raise BudgetError(
+            f"Cannot read {text!r} as an amount of memory. Write it like '6GiB', '500MB', '60%' or"
+            " a number of bytes."
+        )
+    return float(match[1]), match[2].lower()
 
 
 def check_budget(amount: Bytes) -> None:

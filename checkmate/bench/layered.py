@@ -96,33 +96,30 @@ def measure(
         name = published_name(graph)
         fast_sa, moccasin = FAST_SA.get(name, NOTHING), MOCCASIN.get(name, NOTHING)
         for percent, *published in zip(PERCENT, fast_sa, moccasin, strict=True):
-            started = time.perf_counter()
-            result = solve(
-                graph,
-                peak * percent // 100,
-                solver=solver,
-                reorder=True,
-                time_limit_s=time_limit_s,
-                throw=False,
-            )
-            if result.status is SolveStatus.INTERRUPTED:
-                raise KeyboardInterrupt
-            yield {
-                "graph": graph.name,
-                "ops": len(graph),
-                "edges": len(graph.edges),
-                "percent": percent,
-                "budget_bytes": result.budget_bytes,
-                "status": result.status.name,
-                "overhead": result.overhead,
-                "bound": result.bound / graph.total_cost,
-                "given_order_bound": (result.given_order_bound or 0) / graph.total_cost,
-                "peak_bytes": result.peak_bytes,
-                "recomputed": sum(result.plan.recomputed.values()) if result.plan else None,
-                "seconds": time.perf_counter() - started,
-                "fast_sa": published[0],
-                "moccasin": published[1],
-            }
+            figures = _figures(graph, peak * percent // 100, solver, time_limit_s)
+            yield {"percent": percent, "fast_sa": published[0], "moccasin": published[1]} | figures
+
+
+def _figures(graph: DFGraph, budget_bytes: int, solver: str, time_limit_s: float) -> dict[str, Any]:
+    started = time.perf_counter()
+    result = solve(
+        graph, budget_bytes, solver=solver, reorder=True, time_limit_s=time_limit_s, throw=False
+    )
+    if result.status is SolveStatus.INTERRUPTED:
+        raise KeyboardInterrupt
+    return {
+        "graph": graph.name,
+        "ops": len(graph),
+        "edges": len(graph.edges),
+        "budget_bytes": budget_bytes,
+        "status": result.status.name,
+        "overhead": result.overhead,
+        "bound": result.bound / graph.total_cost,
+        "given_order_bound": (result.given_order_bound or 0) / graph.total_cost,
+        "peak_bytes": result.peak_bytes,
+        "recomputed": sum(result.plan.recomputed.values()) if result.plan else None,
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def published_name(graph: DFGraph) -> str:

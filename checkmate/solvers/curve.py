@@ -105,12 +105,12 @@ def solve_curve(
 
     Returns:
       A result for each budget. Without a plan its status is INFEASIBLE (proven) or NOT_FOUND. After
-      Ctrl-C the results contain what was found until then, with status INTERRUPTED if there is a
-      plan; before the first result, KeyboardInterrupt is raised.
+      Ctrl-C: what was found until then, with status INTERRUPTED where there is a plan.
 
     Raises:
       BudgetError: There is no budget, or one that cannot be parsed.
       SolverUnavailableError, SolverFailedError: As in `solve`.
+      KeyboardInterrupt: Ctrl-C before the first result.
 
     Example:
       >>> from checkmate import DFGraph, Op, solve_curve
@@ -125,17 +125,15 @@ def solve_curve(
     if not asked:
         raise BudgetError("A curve needs at least one budget; none was given.")
     results = _searched(graph, sorted(asked, reverse=True), solver, time_limit_s)
-    impossible = [r.budget_bytes for r in results if r.status is SolveStatus.INFEASIBLE]
-    proven = max([floor(graph).bytes, *(budget_bytes + 1 for budget_bytes in impossible)])
-    found = [result for result in results if result.plan]
+    impossible = [r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE]
+    proven = max([floor(graph).bytes, *impossible])
+    plain = solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0)
+    found = [*(result for result in results if result.plan), plain]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
-        lowest = min((r.timeline.peak_bytes for r in found if r.timeline), default=plain_peak)
+        lowest = min(result.timeline.peak_bytes for result in found if result.timeline)
         more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
         found += more
-    found.append(solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0))
-    peak, _, k = min(
-        (t.peak_bytes, t.cost, k) for k, result in enumerate(found) if (t := result.timeline)
-    )
+    peak, _, k = min((t.peak_bytes, t.cost, k) for k, r in enumerate(found) if (t := r.timeline))
     return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 
 

@@ -58,17 +58,21 @@ def function(
             f"A step is a function; got {step!r}. The budget is a keyword: function(step,"
             " budget=...)."
         )
+    _check_specs(specs, strategy)
+    planned = _planned(step, asked, strategy, optimizer)
+    if specs:
+        planned.plan_for(*specs)
+    return planned
+
+
+def _check_specs(specs: tuple[Any, ...], strategy: tf.distribute.Strategy | None) -> None:
     if specs and strategy is not None:
         raise TraceError(
             "With a strategy, a step is planned when it is first called: each replica traces its"
             " own. Call it without specs."
         )
-    planned = _planned(step, asked, strategy, optimizer)
-    if specs:
-        if not Call.of(specs, {}).tensors and (meant := spec_meant(specs)):
-            raise TraceError(f"{specs[0]!r} is a shape and no spec. Did you mean {meant}?")
-        planned.plan_for(*specs)
-    return planned
+    if specs and not Call.of(specs, {}).tensors and (meant := spec_meant(specs)):
+        raise TraceError(f"{specs[0]!r} is a shape and no spec. Did you mean {meant}?")
 
 
 def _planned(

@@ -1,4 +1,4 @@
-"""Which inputs a group of ops may forward, and how many bytes the group needs besides them.
+"""Which inputs a group of ops writes its value over, and how many bytes it needs besides them.
 
 TensorFlow's elementwise kernels, and some others, write their output into an input's buffer (they
 forward the buffer) if it has the output's type and number of elements and nothing else holds it.
@@ -8,10 +8,13 @@ The table of op types lists the elementwise ones; `costs` measures the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
+from checkmate.core.op import Op
+from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
 from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
 from checkmate.tf2.op_rule import Role
@@ -116,6 +119,61 @@ def by_table(group: Group, values: Group, workspace_bytes: int = 0) -> list[tf.T
         for tensor in candidates(group, values)
         if needed_bytes(group, values, (tensor.op,)) <= allowed
     ]
+
+
+def last_readers(
+    ops: Sequence[Op], outputs: set[int], plain_order: Sequence[int]
+) -> dict[int, int]:
+    """For each value that is computed once, and that only ops read which run once, the last of
+    these ops: every plan may free the value there.
+
+    The same reader must be the last one in the order of the trace, too.
+    """
+    readers = _readers(ops)
+    place = dict(zip(plain_order, range(len(ops)), strict=True))
+    once = {i for i, op in enumerate(ops) if not op.recomputable}
+    ends = {
+        d: max(readers[d])
+        for d in sorted(once - outputs)
+        if readers[d] and once.issuperset(readers[d])
+    }
+    return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
+
+
+def take_over(
+    flat: FlatGraph,
+    ops: list[Op],
+    groups: Sequence[Group],
+    values: Sequence[Group],
+    last_readers: Mapping[int, int],
+) -> tuple[Group, ...]:
+    """Has each op that is the last reader of a value run after the other readers, if it is sure to
+    write over the value; returns the values that each op writes over.
+
+    That is sure only for a single value that no small op reads, since those run at any time, and
+    for a last reader without scratch memory.
+    """
+    readers = _readers(ops)
+    taken: list[Group] = [()] * len(groups)
+    for i, last in last_readers.items():
+        if (
+            len(values[i]) == 1
+            and values[i][0] not in flat.read_once
+            and not any(rule_of(o.type).scratch for o in groups[last])
+        ):
+            before = {*readers[i], *ops[last].control_deps} - {last}
+            ops[last] = replace(ops[last], control_deps=tuple(sorted(before)))
+            taken[last] += values[i]
+    return tuple(taken)
+
+
+def _readers(ops: Sequence[Op]) -> list[list[int]]:
+    """The ops that read each op's value."""
+    readers: list[list[int]] = [[] for _ in ops]
+    for u, op in enumerate(ops):
+        for d in op.deps:
+            readers[d].append(u)
+    return readers
 
 
 def _forwarded(

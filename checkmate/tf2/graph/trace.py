@@ -7,7 +7,7 @@ memory ── arrange ──► groups = ops of the DFGraph
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -30,7 +30,6 @@ from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.variables import variables_of
-from checkmate.tf2.ops import rule_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,8 +195,8 @@ def analyse(
     outputs = set[int]().union(
         *(made for k, made in enumerate(made_of) if not flat.early[k] or len(made) > 1)
     )
-    last_readers = _last_readers(ops, outputs, plain_order)
-    taken = _take_over(flat, ops, groups, values, last_readers)
+    last_readers = in_place.last_readers(ops, outputs, plain_order)
+    taken = in_place.take_over(flat, ops, groups, values, last_readers)
     return TracedStep(
         function=concrete,
         flat=simplified,
@@ -249,61 +248,6 @@ def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ..
         (d, i) for i, op in enumerate(ops) for d in (*op.deps, *op.control_deps, *op.overwrites)
     )
     return tuple(nx.lexicographical_topological_sort(network, key=place.__getitem__))
-
-
-def _readers(ops: Sequence[Op]) -> list[list[int]]:
-    """The ops that read each op's value."""
-    readers: list[list[int]] = [[] for _ in ops]
-    for u, op in enumerate(ops):
-        for d in op.deps:
-            readers[d].append(u)
-    return readers
-
-
-def _last_readers(
-    ops: Sequence[Op], outputs: set[int], plain_order: Sequence[int]
-) -> dict[int, int]:
-    """For each value that is computed once, and that only ops read which run once, the last of
-    these ops: every plan may free the value there.
-
-    The same reader must be the last one in the order of the trace, too.
-    """
-    readers = _readers(ops)
-    place = dict(zip(plain_order, range(len(ops)), strict=True))
-    once = {i for i, op in enumerate(ops) if not op.recomputable}
-    ends = {
-        d: max(readers[d])
-        for d in sorted(once - outputs)
-        if readers[d] and once.issuperset(readers[d])
-    }
-    return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
-
-
-def _take_over(
-    flat: FlatGraph,
-    ops: list[Op],
-    groups: Sequence[Group],
-    values: Sequence[Group],
-    last_readers: Mapping[int, int],
-) -> tuple[Group, ...]:
-    """Has each op that is the last reader of a value run after the other readers, if it is sure to
-    write over the value; returns the values that each op writes over.
-
-    That is sure only for a single value that no small op reads, since those run at any time, and
-    for a last reader without scratch memory.
-    """
-    readers = _readers(ops)
-    taken: list[Group] = [()] * len(groups)
-    for i, last in last_readers.items():
-        if (
-            len(values[i]) == 1
-            and values[i][0] not in flat.read_once
-            and not any(rule_of(o.type).scratch for o in groups[last])
-        ):
-            before = {*readers[i], *ops[last].control_deps} - {last}
-            ops[last] = replace(ops[last], control_deps=tuple(sorted(before)))
-            taken[last] += values[i]
-    return tuple(taken)
 
 
 def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] | None:
