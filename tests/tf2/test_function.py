@@ -169,7 +169,8 @@ def test_two_networks_against_each_other():
             ),
         )
 
-    same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="70%")
+    # The plain step runs ops of both networks at once, so its peak differs from run to run.
+    same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="60%")
 
 
 def test_a_penalty_on_the_gradient():
