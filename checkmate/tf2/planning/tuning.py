@@ -22,10 +22,10 @@ class SearchTuning:
         watched. One step does where the footprints of the plan's ops are known.
       min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
       time_per_op_s: The same for each op of the graph.
-      steps: How many steps training is taken to last: the solver ends where the time that it has
-        taken is more than what a cheaper plan could save in so many. A step of 20 ms loses less
-        than a thousandth of the search by that, and one of a second, whose plan is worth the time
-        limit, goes on until it is proven to be near the cheapest.
+      steps: How many steps training is taken to last at least. The default solver ends where the
+        time that it has taken is more than what a cheaper plan could save in so many. A step then
+        takes at most a thousandth of that time longer than with the cheapest plan, which is much of
+        a search for a step of 20 ms, and next to nothing for one of a second.
       worth_share: The share of its cost by which another plan must be cheaper to be built after one
         was confirmed.
       improving_plans: How many of the plans that the solver found on its way to the cheapest one

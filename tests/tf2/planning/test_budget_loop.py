@@ -240,3 +240,22 @@ def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
         target = fixed + (limit - fixed) * k // 400
         if target > least and min(abs(target - each) for each in known) > 2 * step:
             assert not took(target).within(limit)
+
+
+def test_after_a_search_without_a_plan_the_lowest_peak_that_it_reached_is_asked_for():
+    """There is a plan with that peak, and three searches in between found none before."""
+    failed = Tried(share(0.95), None, None, reached_bytes=share(0.99))
+    assert next_target(LIMIT, FIXED, [failed]) == share(0.99)
+    again = Tried(share(0.95), None, None, reached_bytes=share(0.95))
+    assert next_target(LIMIT, FIXED, [again]) == next_target(LIMIT, FIXED, [tried(0.95, None)])
+
+
+def test_no_further_search_where_the_lowest_peak_is_above_the_limit():
+    def took(target):
+        return Tried(target, None, None, reached_bytes=share(1.2))
+
+    assert len(searched(LIMIT, FIXED, took)) == 1
+    too_large = tried(0.95, 1.3, asked=0.93)
+    assert next_target(LIMIT, FIXED, [too_large, took(share(0.6))]) is not None, (
+        "a plan was found, and what it takes lies in between"
+    )
