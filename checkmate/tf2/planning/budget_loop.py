@@ -75,11 +75,9 @@ def next_target(
     low = max([fixed_bytes, *without_plan, *(each.target_bytes for each in within)])
     above = [each.target_bytes for each in tried if each.target_bytes > low]
     high = min([limit_bytes + 1, *above])
-    reached = tried[-1].reached_bytes or 0
-    if low < reached < high:
-        return reached
-    if reached > limit_bytes and len(without_plan) == len(tried):
-        return None  # where the lowest peak is above the limit, further calls find none either
+    if len(without_plan) == len(tried) and (reached := tried[-1].reached_bytes or 0) > low:
+        # Where the lowest peak of all is above the limit, further calls find no plan either.
+        return reached if reached <= limit_bytes else None
     step = max(1, int(tuning.close_share * activation_bytes))
     if high - low > 2 * step:
         target = _aimed(tried[-1], fixed_bytes, activation_bytes, tuning)

@@ -255,7 +255,13 @@ def test_no_further_search_where_the_lowest_peak_is_above_the_limit():
         return Tried(target, None, None, reached_bytes=share(1.2))
 
     assert len(searched(LIMIT, FIXED, took)) == 1
+
+
+def test_where_a_plan_was_found_it_says_more_than_a_search_without_one():
+    """What it takes is too much, and a plan for less is looked for half-way."""
     too_large = tried(0.95, 1.3, asked=0.93)
-    assert next_target(LIMIT, FIXED, [too_large, took(share(0.6))]) is not None, (
-        "a plan was found, and what it takes lies in between"
-    )
+    for reached in (0.93, 1.2):
+        failed = Tried(share(0.6), None, None, reached_bytes=share(reached))
+        assert next_target(LIMIT, FIXED, [too_large, failed]) == next_target(
+            LIMIT, FIXED, [too_large, tried(0.6, None)]
+        )
