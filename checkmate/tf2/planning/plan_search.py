@@ -158,13 +158,12 @@ class PlanSearch:
         while (target := self._next_target()) is not None:
             if not self._ask(target):
                 break
-        within = [each for each in self.candidates if self._fits(each)]
+        within = [
+            each
+            for each in self.candidates
+            if (peak := self.expected(each)) is not None and peak <= self.limit_bytes
+        ]
         return min(within, key=lambda each: _cost(each.result), default=None)
-
-    def _fits(self, candidate: Candidate) -> bool:
-        """True for a plan that is expected to be within the budget."""
-        peak = self.expected(candidate)
-        return peak is not None and peak <= self.limit_bytes
 
     def _next_target(self) -> int | None:
         tried = [self._tried(*each) for each in self.answers]
@@ -182,11 +181,8 @@ class PlanSearch:
         other = self.memory.other_bytes
         result, improving = self.solver.best(max(1, target - other))
         self._add(target, result)
-        for each in reversed(improving):  # each is dearer than the one before
-            latest = self.answers[-1][1]
-            if latest is None or self._fits(latest) or self._next_target() is None:
-                break
-            if each.peak_bytes and self.predictor.predicts:
+        for each in improving:
+            if each.peak_bytes and self.predictor.predicts and self._next_target() is not None:
                 self._add(each.peak_bytes + other, each)
         return result is None or result.status is not SolveStatus.INTERRUPTED
 

@@ -249,22 +249,3 @@ def test_a_step_with_loops_is_measured_and_corrected(tensorflow, seen):
     assert (
         step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
     )
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_dearer_plans_are_looked_at_only_while_none_is_within_the_budget(seen, monkeypatch, fits):
-    """Each that is looked at is written down, and its requests are simulated."""
-    from checkmate import solve
-    from checkmate.tf2.planning.plan_search import PlanSearch
-    from checkmate.tf2.planning.solver_calls import SolverCalls
-
-    cheapest = Chain(depth=12).planned("70%").result
-    (search,) = seen.searches
-    dearer = [solve(search.graph, int(cheapest.peak_bytes * k)) for k in (0.9, 0.95)]
-    monkeypatch.setattr(SolverCalls, "best", lambda self, budget: (cheapest, dearer))
-    most = search.most_bytes if fits else dearer[0].peak_bytes
-    again = PlanSearch(search.task, search.graph, search.memory, most)
-    again._ask(cheapest.budget_bytes)
-    looked_at = [each.result.cost for each in again.candidates]
-    assert looked_at[0] == cheapest.cost and (len(looked_at) == 1) == fits
-    assert looked_at == sorted(looked_at)
