@@ -48,7 +48,8 @@ class PlanOptions:
       time_limit_s: The most seconds that the solver takes for one plan; its best plan until then is
         used. The solver is called up to eight times, and up to three times once a plan is within
         the budget. By default two seconds for the first call and half for the others, and more for
-        graphs of more than a thousand ops.
+        graphs of more than a thousand ops; and the default solver ends before where it has taken
+        longer than a cheaper plan could save in a thousand steps.
       verbose: Show on standard error what planning does, and at its end one line about the plan: in
         a terminal and in a notebook in place, elsewhere a line for each phase that takes seconds.
       plan: A .json file that `save` wrote, to run its plan; the plan must be for this very step,

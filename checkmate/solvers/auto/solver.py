@@ -9,7 +9,8 @@
               repaired and annealed, and the next relaxation has one more snapshot there
     improve   rounds of annealing, in the background from the first relaxation on
 
-The search ends when the plan is proven to be within `gap` of the cheapest. While there is no plan
+The search ends when the plan is proven to be within `gap` of the cheapest, or so close that the
+search has lasted longer than it can still save in `steps` runs of the plan. While there is no plan
 it uses all of its time. With a plan it ends before, when relaxations and rounds of annealing have
 both stopped to help.
 
@@ -21,6 +22,7 @@ give the same plan on every machine.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +53,9 @@ class Auto:
 
     Args:
       gap: The search ends when the plan is proven to be within this share of the cheapest.
+      steps: How often the plan will run, where costs are seconds: the search ends when what a
+        cheaper plan could save in so many runs is no more than the time that the search has lasted.
+        Infinity where costs are not seconds, or a search always pays.
       greedy_ops: Ops up to which greedy repair of the plain step comes first. Its time grows faster
         than the graph: 0.3 s at 500 ops, 5 s at 2,000.
       exact_share: Share of the time for each slice of A*. MLPs of up to 120 ops at half of
@@ -67,6 +72,7 @@ class Auto:
     """
 
     gap: float = 1e-4
+    steps: float = math.inf
     greedy_ops: int = 500
     states: int = 100_000
     exact_share: float = 0.3
@@ -240,9 +246,15 @@ class _Run:
         return min(search_cost(self.search), 2 * self.search.bound) - self.search.bound
 
     def _finished(self) -> bool:
+        search, options = self.search, self.options
+        proven = search_cost(search) <= search.bound * (1 + options.gap)
+        return bool(search.infeasible) or self._out_of_time() or proven or self._has_paid()
+
+    def _has_paid(self) -> bool:
+        """Whether the search has lasted longer than what it can still save in all steps."""
         search = self.search
-        proven = search_cost(search) <= search.bound * (1 + self.options.gap)
-        return bool(search.infeasible) or self._out_of_time() or proven
+        saves_s = (search_cost(search) - search.bound) * self.options.steps
+        return not search.deterministic and saves_s <= search.elapsed_s
 
     def _out_of_time(self) -> bool:
         return self.search.remaining_s <= 0

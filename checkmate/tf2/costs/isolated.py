@@ -28,7 +28,7 @@ from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
 
-REPEATS, MOST_REPEATS, REPEAT_FOR_S = 3, 50, 0.01
+REPEATS, MOST_REPEATS, REPEAT_FOR_S = 3, 50, 0.003
 """Each function is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds
 together or MOST_REPEATS times."""
 

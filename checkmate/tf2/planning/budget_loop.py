@@ -25,12 +25,15 @@ class Tried:
       peak_bytes: Its predicted or measured peak; None where memory runs out, or there is no plan.
       recomputes: Whether the plan computes anything again. A plan that does not cannot become
         cheaper.
+      reached_bytes: The lowest peak that the solver reached, where it found no plan: what its ops
+        ask for there.
     """
 
     target_bytes: int
     asked_bytes: int | None
     peak_bytes: int | None
     recomputes: bool = True
+    reached_bytes: int | None = None
 
     def within(self, limit_bytes: int) -> bool:
         """True for a plan whose peak is at most that."""
@@ -72,6 +75,9 @@ def next_target(
     low = max([fixed_bytes, *without_plan, *(each.target_bytes for each in within)])
     above = [each.target_bytes for each in tried if each.target_bytes > low]
     high = min([limit_bytes + 1, *above])
+    if len(without_plan) == len(tried) and (reached := tried[-1].reached_bytes or 0) > low:
+        # Where the lowest peak of all is above the limit, further calls find no plan either.
+        return reached if reached <= limit_bytes else None
     step = max(1, int(tuning.close_share * activation_bytes))
     if high - low > 2 * step:
         target = _aimed(tried[-1], fixed_bytes, activation_bytes, tuning)

@@ -170,9 +170,10 @@ class PlanSearch:
         return next_target(self.limit_bytes, self.memory.fixed_bytes, tried, self.solver.count)
 
     def _tried(self, target: int, candidate: Candidate | None) -> Tried:
+        other, reached = self.memory.other_bytes, self.solver.reached_bytes
         if candidate is None:
-            return Tried(target, None, None)
-        asked = candidate.peak_bytes + self.memory.other_bytes
+            return Tried(target, None, None, reached_bytes=reached and reached + other)
+        asked = candidate.peak_bytes + other
         return Tried(target, asked, self.expected(candidate), bool(candidate.plan.recomputed))
 
     def _ask(self, target: int) -> bool:

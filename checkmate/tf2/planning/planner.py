@@ -17,6 +17,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.confirm import in_memory
+from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.memory.plain_step import PlainStep
@@ -78,7 +79,8 @@ class Planner:
         request, clock = self.request, Clock()
         if request.options.plan:
             plan_files.prepare(request.options.plan)
-        with Progress(request.name, PHASES, enabled=request.options.verbose) as progress:
+        showing = Progress(request.name, PHASES, enabled=request.options.verbose)
+        with only_new_garbage(), showing as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
                 traced = trace(
                     request.step, *specs, name=request.name, like=like.traced if like else None

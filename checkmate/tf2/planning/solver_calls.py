@@ -10,9 +10,10 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import MemoryTimeline
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
+from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult, SolveStatus
-from checkmate.solvers.search import Search
+from checkmate.solvers.search import Search, Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.planned import Clock
@@ -32,6 +33,7 @@ class SolverCalls:
     Attributes:
       count: How often the solver was called.
       refusal: Why the first call without a plan found none.
+      reached_bytes: The lowest peak that the last such call reached; None where it is not known.
     """
 
     graph: DFGraph
@@ -40,6 +42,7 @@ class SolverCalls:
     progress: Progress
     count: int = 0
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+    reached_bytes: int | None = None
     _curve: Curve | None = None
 
     @property
@@ -55,6 +58,14 @@ class SolverCalls:
         asked = self.options.time_limit_s
         seconds = time_limit(asked, self.graph)
         return seconds / 2 if self.count > 1 and asked is None else seconds
+
+    @property
+    def _solver(self) -> str | Solver:
+        """The solver. The default one ends a search that no longer pays, unless the user asked for
+        seconds or costs are none."""
+        asked = self.options
+        ends = asked.solver == "auto" and asked.time_limit_s is None and asked.cost_model != "unit"
+        return Auto(steps=TUNING.steps) if ends else asked.solver
 
     def best(self, budget_bytes: int) -> tuple[SolveResult | None, list[SolveResult]]:
         """Returns the cheapest plan that the solver finds, and the last few that it found on the
@@ -76,12 +87,13 @@ class SolverCalls:
                 result = solve(
                     self.graph,
                     budget_bytes,
-                    solver=self.options.solver,
+                    solver=self._solver,
                     time_limit_s=limit_s,
                     on_progress=on_progress,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self.refusal = self.refusal or error
+                self.reached_bytes = getattr(error, "best_peak_bytes", None)
                 return None, []
         return result, [
             replace(result, status=SolveStatus.FEASIBLE, plan=plan, timeline=timeline)

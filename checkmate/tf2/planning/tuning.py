@@ -22,6 +22,10 @@ class SearchTuning:
         watched. One step does where the footprints of the plan's ops are known.
       min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
       time_per_op_s: The same for each op of the graph.
+      steps: How many steps training is taken to last at least. The default solver ends where the
+        time that it has taken is more than what a cheaper plan could save in so many. A step then
+        takes at most a thousandth of that time longer than with the cheapest plan, which is much of
+        a search for a step of 20 ms, and next to nothing for one of a second.
       worth_share: The share of its cost by which another plan must be cheaper to be built after one
         was confirmed.
       improving_plans: How many of the plans that the solver found on its way to the cheapest one
@@ -40,6 +44,7 @@ class SearchTuning:
     confirming_steps: int = 3
     min_time_s: float = 2.0
     time_per_op_s: float = 0.002
+    steps: int = 1000
     worth_share: float = 0.005
     improving_plans: int = 3
     lowest_plan_s: float = 1.2

@@ -303,3 +303,43 @@ def test_ctrl_c_arrives_while_highs_works(monkeypatch):
     free.set()
     assert result.status is SolveStatus.INTERRUPTED
     assert result.peak_bytes <= result.budget_bytes
+
+
+@pytest.fixture
+def relaxations(monkeypatch):
+    """How many relaxations are made, one entry each."""
+    from checkmate.solvers.auto import solver
+
+    made, relaxation = [], solver.Relaxation
+
+    def counted(*arguments):
+        made.append(arguments)
+        return relaxation(*arguments)
+
+    monkeypatch.setattr(solver, "Relaxation", counted)
+    return made
+
+
+def test_a_search_ends_where_it_no_longer_pays(relaxations):
+    """Greedy repair has a plan at once. In no step at all nothing better pays for more; in very
+    many steps everything does."""
+    graph = _resnet_like(8)
+    first = solve(graph, _budget(graph, 0.3), solver=Auto(steps=0))
+    assert first.stats.found_by == "greedy" and not relaxations
+    for steps in (1e9, float("inf")):
+        best = solve(graph, _budget(graph, 0.3), solver=Auto(steps=steps), time_limit_s=5)
+        assert relaxations and best.cost <= first.cost
+        relaxations.clear()
+
+
+def test_without_a_plan_a_search_goes_on(relaxations):
+    graph = _resnet_like(8)
+    budget = floor(graph).bytes
+    solve(graph, budget, solver=Auto(steps=0), time_limit_s=1, throw=False)
+    assert relaxations
+
+
+def test_a_deterministic_search_does_not_look_at_the_clock_for_what_pays(relaxations):
+    graph = _resnet_like(3)
+    solve(graph, _budget(graph, 0.3), solver=Auto(steps=0, rounds=1), deterministic=True)
+    assert relaxations

@@ -317,3 +317,14 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
     assert op.output_bytes == VALUE_BYTES
     assert found.graph.fixed_bytes >= VALUE_BYTES + 2 * 4 * N, "the argument, labels and the loss"
     assert with_costs(found, "profile").ops[i].in_place == (op_of(found, "MatMul")[0],)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(1.0, 3), (0.001, 3), (0.0001, 30), (1e-6, 50)])
+def test_an_op_is_timed_no_more_often_than_it_takes_to_know(monkeypatch, seconds, runs):
+    """A step of some hundred small ops is measured before its first step."""
+    from checkmate.tf2.costs import isolated
+
+    timed = []
+    monkeypatch.setattr(isolated, "_seconds", lambda call: timed.append(call) or seconds)
+    assert isolated._median_s(lambda: None) == seconds
+    assert runs <= len(timed) <= runs + 1

@@ -240,3 +240,28 @@ def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
         target = fixed + (limit - fixed) * k // 400
         if target > least and min(abs(target - each) for each in known) > 2 * step:
             assert not took(target).within(limit)
+
+
+def test_after_a_search_without_a_plan_the_lowest_peak_that_it_reached_is_asked_for():
+    """There is a plan with that peak, and three searches in between found none before."""
+    failed = Tried(share(0.95), None, None, reached_bytes=share(0.99))
+    assert next_target(LIMIT, FIXED, [failed]) == share(0.99)
+    again = Tried(share(0.95), None, None, reached_bytes=share(0.95))
+    assert next_target(LIMIT, FIXED, [again]) == next_target(LIMIT, FIXED, [tried(0.95, None)])
+
+
+def test_no_further_search_where_the_lowest_peak_is_above_the_limit():
+    def took(target):
+        return Tried(target, None, None, reached_bytes=share(1.2))
+
+    assert len(searched(LIMIT, FIXED, took)) == 1
+
+
+def test_where_a_plan_was_found_it_says_more_than_a_search_without_one():
+    """What it takes is too much, and a plan for less is looked for half-way."""
+    too_large = tried(0.95, 1.3, asked=0.93)
+    for reached in (0.93, 1.2):
+        failed = Tried(share(0.6), None, None, reached_bytes=share(reached))
+        assert next_target(LIMIT, FIXED, [too_large, failed]) == next_target(
+            LIMIT, FIXED, [too_large, tried(0.6, None)]
+        )
