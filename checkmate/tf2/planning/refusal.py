@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate.core.replay import Floor, floor
+from checkmate.core.replay import Floor, floor, needs
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.planning.candidate import Found
 from checkmate.tf2.planning.plan_search import PlanSearch
@@ -25,7 +26,8 @@ class Refusal:
 
     A refusal is proven where the bytes that must be in memory together are above the budget, in
     whatever order ops run. What a solver proves of plans in one order, small values, batches that a
-    pipeline may make, and the expected overhead of the allocator prove nothing.
+    pipeline may make, and the expected overhead of the allocator prove nothing. Nor does a count
+    that is above what the plain step took.
 
     Attributes:
       taken_bytes: What the plan that takes least was measured to take, where one was run.
@@ -73,7 +75,7 @@ class Refusal:
         """Returns the refusal in the user's terms, with what would work: the smallest budget, and
         the largest batch."""
         search, memory = self.search, self.search.memory
-        budget, lowest = memory.limit_bytes, floor(search.graph)
+        budget, lowest = memory.limit_bytes, self._binding()
         counted = lowest.bytes + memory.other_bytes
         proven = counted - search.task.traced.small_bytes - memory.next_batch_bytes
         needed = max(counted, self.smallest_bytes or self.taken_bytes or 0)
@@ -95,6 +97,17 @@ class Refusal:
             best_peak_bytes=best,
             smallest_budget_bytes=self.smallest_bytes,
         )
+
+    def _binding(self) -> Floor:
+        """The op that needs most by itself. What is counted above what the plain step took is
+        not true, and passed over where it can be."""
+        search = self.search
+        plain, small = search.task.plain, search.task.traced.small_bytes
+        found = needs(search.graph)
+        if plain is not None and plain.peak_bytes is not None:
+            most = plain.peak_bytes + small
+            found = [need for need in found if need.bytes <= most] or found
+        return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
         search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
@@ -139,16 +152,15 @@ class Refusal:
 
     def _values(self, lowest: Floor) -> str:
         """The largest values that must be in memory together while the op runs."""
-        ops = self.search.graph.ops
+        ops, traced = self.search.graph.ops, self.search.task.traced
         sized = sorted(
             ((ops[i].output_bytes, ops[i].name) for i in lowest.held if ops[i].output_bytes),
             reverse=True,
         )
-        sized += (
-            [(ops[lowest.op].workspace_bytes, "workspace")]
-            if ops[lowest.op].workspace_bytes
-            else []
-        )
+        if ops[lowest.op].workspace_bytes:
+            parts = traced.groups[lowest.op], traced.values[lowest.op], traced.taken[lowest.op]
+            within = f" at {in_place.widest(*parts).name!r}" if len(parts[0]) > 1 else ""
+            sized.append((ops[lowest.op].workspace_bytes, f"workspace{within}"))
         sized.sort(reverse=True)
         named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
         return (
