@@ -78,36 +78,23 @@ def needed_bytes(group: Group, values: Group, taken: Sequence[tf.Operation] = ()
     Args:
       taken: The ops whose values only the group reads, so that it may write over them.
     """
-    inputs = sum(map(_known_bytes, taken))
-    return max([inputs, *_bytes_at_each(group, values, taken)]) - inputs
-
-
-def widest(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> tf.Operation:
-    """Returns the op of a group at which the group needs most; see `needed_bytes`."""
-    at_each = _bytes_at_each(group, values, taken)
-    return group[at_each.index(max(at_each))]
-
-
-def _bytes_at_each(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> list[int]:
-    """The bytes in memory while each op of a group runs, of what the group makes and may write
-    over."""
     sizes = {operation: _known_bytes(operation) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
             last_reader[made_by(tensor)] = operation
     live = {operation: sizes[operation] for operation in taken}
-    at_each = []
+    inputs = peak = sum(live.values())
     for operation in group:
         ending = [o for o in live if o not in values and last_reader.get(o) is operation]
         forwarded = _forwarded(operation, ending, sizes)
         if forwarded is not None:
             del live[forwarded]
         live[operation] = sizes[operation]
-        at_each.append(sum(live.values()))
+        peak = max(peak, sum(live.values()))
         for o in ending:
             live.pop(o, None)
-    return at_each
+    return peak - inputs
 
 
 def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:

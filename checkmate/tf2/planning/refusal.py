@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate.core.replay import Floor, floor, needs
+from checkmate.core.replay import floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
-from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.planning.candidate import Found
 from checkmate.tf2.planning.plan_search import PlanSearch
+from checkmate.tf2.planning.proof import Need, needs_apart
 from checkmate.tf2.planning.tuning import TUNING
 from checkmate.units import format_bytes, shown_bytes
 
@@ -76,8 +76,13 @@ class Refusal:
         the largest batch."""
         search, memory = self.search, self.search.memory
         budget, lowest = memory.limit_bytes, self._binding()
-        counted = lowest.bytes + memory.other_bytes
-        proven = counted - search.task.traced.small_bytes - memory.next_batch_bytes
+        counted = floor(search.graph).bytes + memory.other_bytes
+        proven = (
+            lowest.bytes
+            + memory.other_bytes
+            - search.task.traced.small_bytes
+            - memory.next_batch_bytes
+        )
         needed = max(counted, self.smallest_bytes or self.taken_bytes or 0)
         binds, advice = self._binds(lowest), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
@@ -98,14 +103,14 @@ class Refusal:
             smallest_budget_bytes=self.smallest_bytes,
         )
 
-    def _binding(self) -> Floor:
+    def _binding(self) -> Need:
         """The op that needs most by itself. What is counted above what the plain step took is
         not true, and passed over where it can be."""
-        search = self.search
-        plain, small = search.task.plain, search.task.traced.small_bytes
-        found = needs(search.graph)
+        search, traced = self.search, self.search.task.traced
+        plain = search.task.plain
+        found = needs_apart(traced, search.graph)
         if plain is not None and plain.peak_bytes is not None:
-            most = plain.peak_bytes + small
+            most = plain.peak_bytes + traced.small_bytes
             found = [need for need in found if need.bytes <= most] or found
         return max(found, key=lambda need: need.bytes)
 
@@ -137,7 +142,7 @@ class Refusal:
             f"solver {calls.name!r} found none in {calls.time_limit_s:g} s, which proves nothing."
         )
 
-    def _binds(self, lowest: Floor) -> str:
+    def _binds(self, lowest: Need) -> str:
         graph, memory = self.search.graph, self.search.memory
         small = self.search.task.traced.small_bytes
         return (
@@ -150,18 +155,9 @@ class Refusal:
             f" {format_bytes(memory.reserve_bytes)} are the reserve."
         )
 
-    def _values(self, lowest: Floor) -> str:
+    def _values(self, lowest: Need) -> str:
         """The largest values that must be in memory together while the op runs."""
-        ops, traced = self.search.graph.ops, self.search.task.traced
-        sized = sorted(
-            ((ops[i].output_bytes, ops[i].name) for i in lowest.held if ops[i].output_bytes),
-            reverse=True,
-        )
-        if ops[lowest.op].workspace_bytes:
-            parts = traced.groups[lowest.op], traced.values[lowest.op], traced.taken[lowest.op]
-            within = f" at {in_place.widest(*parts).name!r}" if len(parts[0]) > 1 else ""
-            sized.append((ops[lowest.op].workspace_bytes, f"workspace{within}"))
-        sized.sort(reverse=True)
+        sized = sorted((each for each in lowest.values if each[0]), reverse=True)
         named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
         return (
             " (with"
