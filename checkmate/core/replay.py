@@ -221,13 +221,9 @@ class Floor:
 
 
 def floor(graph: DFGraph) -> Floor:
-    """Returns a budget below which no plan exists, in any order of ops, with the op that binds.
-
-    While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
-    its workspace, and every value that may not be recomputed, was needed by v (an ancestor of v)
-    and is still needed (an output, or read by a descendant of v). The value of v does not count if
-    it may take over the memory of an input that is not among the values just named. The least
-    feasible budget can be higher than this bound.
+    """Returns a budget below which no plan exists, in any order of ops, with the op that binds: the
+    one that needs most by itself (see `needs`). The least feasible budget can be higher than this
+    bound.
 
     Args:
       graph: The problem.
@@ -236,6 +232,25 @@ def floor(graph: DFGraph) -> Floor:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10)).bytes  # 10 + 3 + 4
       17
+    """
+    return max(needs(graph), key=lambda need: need.bytes)
+
+
+def needs(graph: DFGraph) -> list[Floor]:
+    """Returns what each op needs by itself, whatever the plan.
+
+    While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
+    its workspace, and every value that may not be recomputed, was needed by v (an ancestor of v)
+    and is still needed (an output, or read by a descendant of v). The value of v does not count if
+    it may take over the memory of an input that is not among the values just named.
+
+    Args:
+      graph: The problem.
+
+    Example:
+      >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
+      >>> [each.bytes for each in needs(DFGraph(ops, outputs=(1,), fixed_bytes=10))]
+      [13, 17]
     """
     n = len(graph)
     above = ancestors(graph.deps)
@@ -247,19 +262,14 @@ def floor(graph: DFGraph) -> Floor:
     pinned = [i for i, op in enumerate(graph.ops) if not op.recomputable and op.output_bytes]
     user_bits = {i: sum(1 << u for u in graph.users[i]) for i in pinned}
 
-    def held_at(v: int) -> set[int]:
+    def need_of(v: int) -> Floor:
         kept = {
             i for i in pinned if above[v] >> i & 1 and (i in outputs or user_bits[i] & below[v])
         }
         in_place = any(d not in kept for d in graph.in_place[v])
-        return kept | {*graph.ops[v].deps} | (set() if in_place else {v})
+        held = kept | {*graph.ops[v].deps} | (set() if in_place else {v})
+        values = sum(graph.ops[i].output_bytes for i in held)
+        needed = graph.fixed_bytes + graph.ops[v].workspace_bytes + values
+        return Floor(needed, v, tuple(sorted(held)))
 
-    def needed_at(v: int) -> int:
-        return (
-            graph.fixed_bytes
-            + graph.ops[v].workspace_bytes
-            + sum(graph.ops[i].output_bytes for i in held_at(v))
-        )
-
-    binding = max(range(n), key=needed_at)
-    return Floor(needed_at(binding), binding, tuple(sorted(held_at(binding))))
+    return [need_of(v) for v in range(n)]

@@ -159,6 +159,8 @@ class OpRule:
       from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
       in_place: The inputs that it may forward; None if none, or if that has to be measured.
       scratch: It may allocate memory besides its outputs.
+      has_reads_copied: After it, every read of its variables copies them, as it writes parts of
+        them whoever holds their memory.
       shares: When its output may be memory of another value.
       size: The estimate of an output of unknown size.
       list_op: What it does with a list of tensors.
@@ -182,6 +184,7 @@ class OpRule:
     from_optimizer: bool = False
     in_place: InPlace | None = None
     scratch: bool = True
+    has_reads_copied: bool = False
     shares: Shares | None = None
     size: Size = Size.INPUTS
     list_op: ListOp | None = None

@@ -92,6 +92,20 @@ add_row("ResourceGather ResourceGatherNd", state=State.READS)
 add_row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
 add_row("AssignAddVariableOp AssignSubVariableOp AssignVariableOp", _NO_SCRATCH)
 
+# Writes to parts of variables.
+add_row("ResourceScatterAdd ResourceScatterDiv ResourceScatterMax", has_reads_copied=True)
+add_row("ResourceScatterMin ResourceScatterMul ResourceScatterSub", has_reads_copied=True)
+add_row("ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin", has_reads_copied=True)
+add_row("ResourceScatterNdSub ResourceScatterNdUpdate", has_reads_copied=True)
+add_row("ResourceScatterUpdate ResourceStridedSliceAssign", has_reads_copied=True)
+add_row("ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad", has_reads_copied=True)
+add_row("ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2", has_reads_copied=True)
+add_row("ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl", has_reads_copied=True)
+add_row("ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum", has_reads_copied=True)
+add_row("ResourceSparseApplyMomentum ResourceSparseApplyProximalAdagrad", has_reads_copied=True)
+add_row("ResourceSparseApplyProximalGradientDescent", has_reads_copied=True)
+add_row("ResourceSparseApplyRMSProp", has_reads_copied=True)
+
 # State other than variables. The two poolings draw without a seed, although they are registered as
 # stateless.
 add_row("CheckNumerics CheckNumericsV2", state=State.CHECKS)

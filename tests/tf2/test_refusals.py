@@ -146,12 +146,19 @@ def quickly(budget, **options):
     return planner.plan(specs)
 
 
+def uncounted(text):
+    """A text without the numbers that Keras gives to the optimizers of a process."""
+    return re.sub(r"\bsgd_\d+/", "sgd/", text)
+
+
 @pytest.mark.own_process
 @pytest.mark.slow
 @pytest.mark.parametrize("written", [int, format_bytes])
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     """A notebook keeps the last refusal, and what its frames hold."""
+    from checkmate.tf2.planning.proof import needs_apart
+
     step = compiled()
     budget = floor(step.graph).bytes - 10_000
     with pytest.raises(InfeasibleBudgetError) as caught:
@@ -161,11 +168,12 @@ def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     assert error.budget_bytes == budget
     assert error.floor_bytes > error.budget_bytes
     assert error.shortfall_bytes == error.floor_bytes - error.budget_bytes
-    assert error.op_name == step.graph.ops[error.op].name
+    lowest = max(needs_apart(step.planned.traced, step.graph), key=lambda need: need.bytes)
+    assert error.op == lowest.op
+    assert uncounted(error.op_name) == uncounted(step.graph.ops[error.op].name)
     assert error.op_name in str(error)
     assert "'dense_model'" in str(error)
-    held = [step.graph.ops[i] for i in floor(step.graph).held]
-    assert max(held, key=lambda op: op.output_bytes).name in str(error)
+    assert uncounted(max(lowest.values)[1]) in uncounted(str(error))
     assert (
         f"budget that a plan was found for is {format_bytes(error.smallest_budget_bytes)}"
         in str(error)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
+from checkmate.core.replay import needs
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import CostCache
@@ -63,6 +64,23 @@ def with_costs(
         }
         ops.append(_with_cost(op, found, by_table & {*op.in_place} | seen))
     return replace(traced.graph, ops=tuple(ops))
+
+
+def without_disproved(traced: TracedStep, graph: DFGraph, plain_bytes: int) -> DFGraph:
+    """Returns the graph with the workspaces that shapes tell for the ops of which a measurement
+    cannot be true: with it, they would need more than the plain step as a whole took.
+
+    Args:
+      graph: The step's graph with measured workspaces.
+      plain_bytes: The measured peak of the plain step alone.
+    """
+    ops = list(graph.ops)
+    for need in needs(graph):
+        if need.bytes - traced.small_bytes > plain_bytes:
+            parts = traced.groups[need.op], traced.values[need.op], traced.taken[need.op]
+            by_shapes = min(ops[need.op].workspace_bytes, in_place.workspace(*parts))
+            ops[need.op] = replace(ops[need.op], workspace_bytes=by_shapes)
+    return replace(graph, ops=tuple(ops))
 
 
 def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:

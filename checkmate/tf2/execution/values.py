@@ -79,7 +79,8 @@ class Values:
         """Writes a copy of an op and returns its name.
 
         A write to a variable waits for all that read the variable's memory: while an op does,
-        TensorFlow would write to other memory.
+        TensorFlow would write to other memory. After a write to a part of a variable TensorFlow
+        would copy the whole at every read, and to update it; that is switched off again.
         """
         handles = [
             source_of(tensor).ref() for tensor in operation.inputs if tensor.dtype == tf.resource
@@ -93,6 +94,10 @@ class Values:
                 handle, value, operation.inputs[1], after=after, name=name or operation.name
             )
         copy = self.writer.copy(operation, inputs, after=after, name=name)
+        if rule_of(operation.type).has_reads_copied:
+            for tensor, handle in zip(operation.inputs, inputs, strict=True):
+                if tensor.dtype == tf.resource:
+                    copy = self.writer.share(handle, after=copy)
         read = {self._variable_of[each] for each in inputs if each in self._variable_of}
         for handle in read:
             self._readers.setdefault(handle, []).append(copy)

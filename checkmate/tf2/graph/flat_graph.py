@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from checkmate.core.allocator import rounded_up
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph.backward import follows_gradients, with_inputs
+from checkmate.tf2.graph.backward import follows_gradients, forward_names, with_inputs
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
@@ -35,6 +35,7 @@ from checkmate.tf2.graph.operations import (
     ties_recomputation,
 )
 from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
+from checkmate.tf2.graph.trace_order import in_order_of_trace
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
@@ -53,9 +54,10 @@ class FlatGraph:
       concrete: The function, simplified.
       traced: The function as it was traced, which has the variables, and the bodies of loops with
         the inferred shapes.
+      inlined: The function as it was traced, its calls inlined, which has the order of the ops, and
+        tells the forward pass from the backward pass. TensorFlow's optimizer may merge two equal
+        ops into one with the name and the place of the last.
       planned_names: Names of the ops to plan, or None for those that decide about memory.
-      forward_names: Names of the ops of the forward pass in the trace (see `forward_names`).
-        TensorFlow's optimizer may merge two equal ops into one with a name of the backward pass.
 
     Attributes:
       operations: All ops that run, inputs first.
@@ -75,14 +77,15 @@ class FlatGraph:
     """
 
     def __init__(
-        self, concrete: Any, traced: Any, planned_names: set[str] | None, forward_names: set[str]
+        self, concrete: Any, traced: Any, inlined: Any, planned_names: set[str] | None = None
     ):
         self.concrete = concrete
         self.variables = variables_of(traced)
         self._planned_names = planned_names
-        self.operations = reachable(concrete.graph)
+        place = {operation.name: k for k, operation in enumerate(reachable(inlined.graph))}
+        self.operations = in_order_of_trace(reachable(concrete.graph), place)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
-        self._forward = with_inputs(self.operations, forward_names)
+        self._forward = with_inputs(self.operations, forward_names(inlined))
         self._sizes = OpSizes(self.operations, traced.graph)
         self.small_bytes = self._sizes.small_bytes
         self._reading = _reading_bodies(self.operations, traced.graph)

@@ -89,7 +89,12 @@ class GraphWriter:
         node = self._assign_all(
             "ResourceStridedSliceAssign", handle, value, like, after=after, name=name
         )
-        return self._node(f"{node.name}/shared", "DisableCopyOnRead", [handle], [node.name]).name
+        return self.share(handle, after=node.name)
+
+    def share(self, handle: str, *, after: str) -> str:
+        """Writes an op that has reads of a variable share its memory again instead of copying it;
+        returns the op's name."""
+        return self._node(f"{after}/shared", "DisableCopyOnRead", [handle], [after]).name
 
     def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that returns a variable's memory, and returns the name of its tensor."""

@@ -20,7 +20,6 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.backward import forward_names
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, values_of
 from checkmate.tf2.graph.grappler import optimize
@@ -183,7 +182,7 @@ def analyse(
     inlined = inline(concrete)
     simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
     planned_names = {o.name for group in like.groups for o in group} if like else None
-    flat = FlatGraph(simplified, concrete, planned_names, forward_names(inlined))
+    flat = FlatGraph(simplified, concrete, inlined, planned_names)
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = _same_groups(flat, like) or arrange(flat)

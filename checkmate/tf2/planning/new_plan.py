@@ -8,7 +8,7 @@ from dataclasses import replace
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import replay
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.costs.measured import with_costs, without_disproved
 from checkmate.tf2.memory import known_steps
 from checkmate.tf2.memory.budget import RESERVES, MemoryBudget
 from checkmate.tf2.memory.plain_step import PlainStep, measured
@@ -39,6 +39,8 @@ def new_plan(task: PlanTask) -> Planned:
     plain = _plain_step(task, plain_peak, known.plain)
     if plain.measured and not known.plain and task.is_main:
         known_steps.save(traced, known_steps.KnownStep(plain, known.footprints))
+    if plain.peak_bytes is not None:
+        graph = without_disproved(traced, graph, plain.peak_bytes)
     measured_peak = None if plain.peak_bytes is None else plain.peak_bytes + other
     if not task.budget_bytes:
         task.budget_bytes = task.request.resolve(_whole(measured_peak, plain_peak), other)

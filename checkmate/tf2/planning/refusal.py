@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate.core.replay import Floor, floor
+from checkmate.core.replay import floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.planning.candidate import Found
 from checkmate.tf2.planning.plan_search import PlanSearch
+from checkmate.tf2.planning.proof import Need, needs_apart
 from checkmate.tf2.planning.tuning import TUNING
 from checkmate.units import format_bytes, shown_bytes
 
@@ -25,7 +26,8 @@ class Refusal:
 
     A refusal is proven where the bytes that must be in memory together are above the budget, in
     whatever order ops run. What a solver proves of plans in one order, small values, batches that a
-    pipeline may make, and the expected overhead of the allocator prove nothing.
+    pipeline may make, and the expected overhead of the allocator prove nothing. Nor does a count
+    that is above what the plain step took.
 
     Attributes:
       taken_bytes: What the plan that takes least was measured to take, where one was run.
@@ -73,9 +75,14 @@ class Refusal:
         """Returns the refusal in the user's terms, with what would work: the smallest budget, and
         the largest batch."""
         search, memory = self.search, self.search.memory
-        budget, lowest = memory.limit_bytes, floor(search.graph)
-        counted = lowest.bytes + memory.other_bytes
-        proven = counted - search.task.traced.small_bytes - memory.next_batch_bytes
+        budget, lowest = memory.limit_bytes, self._binding()
+        counted = floor(search.graph).bytes + memory.other_bytes
+        proven = (
+            lowest.bytes
+            + memory.other_bytes
+            - search.task.traced.small_bytes
+            - memory.next_batch_bytes
+        )
         needed = max(counted, self.smallest_bytes or self.taken_bytes or 0)
         binds, advice = self._binds(lowest), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
@@ -95,6 +102,17 @@ class Refusal:
             best_peak_bytes=best,
             smallest_budget_bytes=self.smallest_bytes,
         )
+
+    def _binding(self) -> Need:
+        """The op that needs most by itself. What is counted above what the plain step took is
+        not true, and passed over where it can be."""
+        search, traced = self.search, self.search.task.traced
+        plain = search.task.plain
+        found = needs_apart(traced, search.graph)
+        if plain is not None and plain.peak_bytes is not None:
+            most = plain.peak_bytes + traced.small_bytes
+            found = [need for need in found if need.bytes <= most] or found
+        return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
         search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
@@ -124,7 +142,7 @@ class Refusal:
             f"solver {calls.name!r} found none in {calls.time_limit_s:g} s, which proves nothing."
         )
 
-    def _binds(self, lowest: Floor) -> str:
+    def _binds(self, lowest: Need) -> str:
         graph, memory = self.search.graph, self.search.memory
         small = self.search.task.traced.small_bytes
         return (
@@ -137,19 +155,9 @@ class Refusal:
             f" {format_bytes(memory.reserve_bytes)} are the reserve."
         )
 
-    def _values(self, lowest: Floor) -> str:
+    def _values(self, lowest: Need) -> str:
         """The largest values that must be in memory together while the op runs."""
-        ops = self.search.graph.ops
-        sized = sorted(
-            ((ops[i].output_bytes, ops[i].name) for i in lowest.held if ops[i].output_bytes),
-            reverse=True,
-        )
-        sized += (
-            [(ops[lowest.op].workspace_bytes, "workspace")]
-            if ops[lowest.op].workspace_bytes
-            else []
-        )
-        sized.sort(reverse=True)
+        sized = sorted((each for each in lowest.values if each[0]), reverse=True)
         named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
         return (
             " (with"

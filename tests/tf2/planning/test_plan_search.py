@@ -249,3 +249,43 @@ def test_a_step_with_loops_is_measured_and_corrected(tensorflow, seen):
     assert (
         step.report().measured_peak_bytes <= step.report().predicted_peak_bytes <= step.budget_bytes
     )
+
+
+@pytest.fixture
+def miscounted(monkeypatch):
+    """Has an op in the middle of the graph count other bytes than it takes."""
+    from dataclasses import replace
+
+    from checkmate.tf2.planning import new_plan
+
+    with_costs = new_plan.with_costs
+
+    def miscount(**wrong):
+        def with_one_wrong(*arguments, **options):
+            graph = with_costs(*arguments, **options)
+            ops = list(graph.ops)
+            middle = next(k for k, op in enumerate(ops) if op.is_backward)
+            ops[middle] = replace(ops[middle], **wrong)
+            return replace(graph, ops=tuple(ops))
+
+        monkeypatch.setattr(new_plan, "with_costs", with_one_wrong)
+
+    return miscount
+
+
+def test_a_workspace_above_what_the_plain_step_took_is_not_believed(miscounted):
+    """An op that was run alone may ask for what it does not ask for in the step."""
+    miscounted(workspace_bytes=100 * MIB)
+    step = Chain().planned()
+    assert step.plan.recomputed
+    assert all(op.workspace_bytes < MIB for op in step.graph.ops)
+
+
+def test_no_refusal_is_proven_by_more_than_the_plain_step_took(miscounted):
+    from checkmate import InfeasibleBudgetError, NoPlanFoundError
+
+    miscounted(output_bytes=100 * MIB, in_place=())
+    with pytest.raises(NoPlanFoundError):
+        Chain().planned()
+    with pytest.raises(InfeasibleBudgetError):
+        Chain().planned(1000)
