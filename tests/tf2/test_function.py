@@ -169,7 +169,7 @@ def test_two_networks_against_each_other():
             ),
         )
 
-    # The plain step runs ops of both networks at once, so its peak differs from run to run.
+    # Of a plain step whose peak differs by some percent from run to run.
     same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="60%")
 
 

@@ -167,7 +167,7 @@ def test_a_step_that_fails_on_made_up_data_is_not_confirmed(tensorflow):
     assert confirm(run, traced, steps=1, watch=False) is None
 
 
-@pytest.mark.own_process  # what other tests leave in the pool moves the counts
+@pytest.mark.own_process  # beside other tests, counts were lower than alone
 def test_what_was_confirmed_and_not_taken_is_out_of_memory(tensorflow, monkeypatch):
     from dense import confirmed
     from training import planned_function, with_constants
