@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import threading
 from enum import Enum
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def test_examples_run(path, names, request, tmp_path, monkeypatch):
         extraglobs=names,
         optionflags=doctest.IGNORE_EXCEPTION_DETAIL,
     )
-    assert not found.failed
+    assert not found.failed, f"beside {threading.enumerate()}"
 
 
 @pytest.mark.parametrize("path", **of_each)

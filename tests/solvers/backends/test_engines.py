@@ -225,9 +225,9 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
         children, real = [], subprocess.Popen
         def start(*args, **facts):
             children.append(real(*args, **facts))
+            threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             return children[-1]
         subprocess.Popen = start
-        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             engines.solve_matrices(formulate(*hard()).problem, engine="cbc", time_limit_s=3600)
             print("not interrupted")
