@@ -8,8 +8,11 @@ import pytest
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 LEARNT_AT, PREDICTED_AT, STEPS = "85%", "65%", 10
-CLOSE = 0.005
-"""Share of the activation budget by which the two may differ."""
+CLOSE = 0.02
+"""Share of the activation budget by which the two may differ. The plan is another one each time, as
+ops are timed. Mostly the two differ by 256 bytes; where tensors of a few bytes lie in other holes
+than in the step whose requests were watched, by up to 2 %. A large activation of the
+transformer is 5 %."""
 
 
 def case_of(name):
