@@ -1,10 +1,10 @@
 """`checkmate bench rivals`: memory and time of plain steps, XLA, Keras's rematerialization, and of
 this library ("ours") at some budgets.
 
-Each method trains in a process of its own. Memory is the allocator's peak above the resting level
-(variables, optimizer slots, the batch). Plain steps are timed in turn with the method's. Losses are
-compared step by step with those of the plain step from the same seed; a method whose losses differ
-by more than rounding trains another model.
+Each method trains in a process of its own. Memory is the allocator's peak, everything resident
+included (variables, optimizer slots, the batch), of which a budget is a share, too. Plain steps are
+timed in turn with the method's. Losses are compared step by step with those of the plain step from
+the same seed; a method whose losses differ by more than rounding trains another model.
 
 Keras's `RematScope` acts on the layers built in it. "remat by hand" stands for a user of
 `keras.remat` who knows the model: it is cut at layers whose output is all that later layers read,
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +25,12 @@ from typing import Any
 from checkmate.bench.process import fresh_process, last_line
 from checkmate.bench.training import (
     MIB,
-    plain_prediction,
     plain_step,
     planned_step,
     timed,
     timed_in_turn,
 )
 from checkmate.errors import CheckmateError
-from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "transformer")
 METHODS = (
@@ -53,6 +50,7 @@ COLUMNS = (
     "/ plain",
     "step s",
     "/ plain",
+    "half of the pairs",
     "losses off by",
     "first call s",
 )
@@ -66,15 +64,12 @@ def measure(
     """Yields a row per method; one that failed has `error` instead of figures."""
     module = "checkmate.bench.rivals"
     plain = fresh_process(module, [name, "plain", str(steps)])
-    yield {"model": name, "method": "plain", **_compared(plain, plain), "step_s": plain["plain_s"]}
-    shares = {
-        budget: plain["fixed_bytes"] + parse_bytes(budget, percent_of=plain["predicted_bytes"])
-        for budget in budgets.split(",")
-    }
-    for method in (*methods, *shares):
-        row = {"model": name, "method": f"ours, {method}" if method in shares else method}
+    yield {"model": name, "method": "plain", **_compared(plain, plain)}
+    ours = budgets.split(",")
+    for method in (*methods, *ours):
+        row = {"model": name, "method": f"ours, {method}" if method in ours else method}
         try:
-            found = fresh_process(module, [name, str(shares.get(method, method)), str(steps)])
+            found = fresh_process(module, [name, method, str(steps)])
         except CheckmateError as error:
             yield {**row, "error": last_line(error)}
             continue
@@ -94,21 +89,23 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
         return (row["model"], row["method"], f"no: {row['error'][:110]}")
+    low, middle, high = row["ratio_quartiles"]
     return (
         row["model"],
         row["method"],
         f"{row['peak_bytes'] / MIB:.0f}",
         f"{row['peak_bytes'] / row['plain_bytes']:.2f}",
         f"{row['step_s']:.2f}",
-        f"{row['step_s'] / row['plain_s']:.2f}",
+        f"{middle:.2f}",
+        f"{low:.2f} to {high:.2f}",
         f"{row['loss_difference']:.0e}",
         f"{row['first_call_s']:.1f}",
     )
 
 
 def run(name: str, method: str, steps: int) -> dict[str, Any]:
-    """Trains a workload by one method in this process, and returns the figures. A number of bytes
-    as method stands for this library within that budget."""
+    """Trains a workload by one method in this process, and returns the figures. A budget as method
+    stands for this library."""
     import keras
 
     from checkmate.bench.models import workload
@@ -120,18 +117,16 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
     optimizer = keras.optimizers.Adam(1e-4)
     started = time.perf_counter()
     step: Callable[..., Any]
-    if method.isdecimal():
-        step = planned_step(work, optimizer, int(method))
-    else:
+    if method in ("plain", *METHODS):
         forward = in_segments(work.model) if method == "remat by hand" else None
         step = plain_step(work, optimizer, forward=forward, jit_compile=method == "xla")
+    else:
+        step = planned_step(work, optimizer, method)
     first = timed(step, work)
     found: dict[str, Any] = {"first_call_s": time.perf_counter() - started}
     ran = [first, *(timed(step, work) for _ in range(steps - 1))]
-    found |= {"peak_bytes": max(peak for _, peak, _ in ran), "losses": [loss for _, _, loss in ran]}
-    if method == "plain":
-        found["plain_s"] = statistics.median(seconds for seconds, _, _ in ran[1:] or ran)
-        return found | plain_prediction(planned_step(work, optimizer, "1000%").report())
+    found["peak_bytes"] = max(each.peak_bytes for each in ran)
+    found["losses"] = [each.loss for each in ran]
     other = workload(name)
     plain = plain_step(other, keras.optimizers.Adam(1e-4))
     return found | timed_in_turn(steps, lambda: timed(plain, other), lambda: timed(step, work))

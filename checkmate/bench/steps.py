@@ -106,11 +106,11 @@ def run(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
         started = time.perf_counter()
         plain.get_concrete_function(work.inputs, work.labels)
         found = {"trace_s": time.perf_counter() - started}
-        found["peak_bytes"] = max(timed(plain, work)[1] for _ in range(steps))
+        found["peak_bytes"] = max(timed(plain, work).above_resting_bytes for _ in range(steps))
         return found | plain_prediction(planned_step(work, optimizer, "1000%").report())
     planned = planned_step(work, optimizer, budget_bytes)
     report = planned.report()
-    peak_bytes = max(timed(planned, work)[1] for _ in range(steps))
+    peak_bytes = max(timed(planned, work).above_resting_bytes for _ in range(steps))
     times = timed_in_turn(steps, lambda: timed(plain, work), lambda: timed(planned, work))
     return {
         **times,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 MIB = 2**20
 
@@ -59,23 +59,49 @@ def plain_prediction(report: Any) -> dict[str, int]:
     return {"fixed_bytes": resident, "predicted_bytes": report.plain_peak_bytes - resident}
 
 
-def timed(step: Any, work: Any) -> tuple[float, int, float]:
-    """Runs a step once; returns its seconds, its peak bytes above the resting level, and the
-    loss."""
+class Timed(NamedTuple):
+    """One step: how long it took, the allocator's peak, everything resident included, what of that
+    was in use before, and the loss."""
+
+    seconds: float
+    peak_bytes: int
+    resting_bytes: int
+    loss: float
+
+    @property
+    def above_resting_bytes(self) -> int:
+        """The peak without what was in use before."""
+        return self.peak_bytes - self.resting_bytes
+
+
+def timed(step: Any, work: Any) -> Timed:
+    """Runs a step once."""
     from checkmate.tf2 import device as devices
 
     started = time.perf_counter()
     loss, before, peak = devices.peak_above(
         devices.training_device(), lambda: float(step(work.inputs, work.labels)[1])
     )
-    return time.perf_counter() - started, peak - before, loss
+    return Timed(time.perf_counter() - started, peak, before, loss)
 
 
-def timed_in_turn(steps: int, plain: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]:
+def timed_in_turn(
+    steps: int, plain: Callable[[], Timed], other: Callable[[], Timed]
+) -> dict[str, Any]:
     """Times two kinds of steps in turn, so that other work of the machine slows both; the first
-    pair is a warm-up. Returns the medians "plain_s" and "step_s"."""
-    pairs = [(plain()[0], other()[0]) for _ in range(steps + 1)][1:]
+    pair is a warm-up.
+
+    Args:
+      steps: How many pairs are timed, two or more.
+
+    Returns: The medians "plain_s" and "step_s", and "ratio_quartiles" of the pairs' ratios, the
+      second of which is their median.
+    """
+    pairs = [(plain().seconds, other().seconds) for _ in range(steps + 1)][1:]
     return {
         "plain_s": statistics.median(pair[0] for pair in pairs),
         "step_s": statistics.median(pair[1] for pair in pairs),
+        "ratio_quartiles": statistics.quantiles(
+            (step_s / plain_s for plain_s, step_s in pairs), n=4, method="inclusive"
+        ),
     }

@@ -115,7 +115,7 @@ def workers(budget: str, as_json: bool) -> None:
 @click.command("steps")
 @models_argument
 @budgets_option("60%,50%,40%")
-@steps_option(5, "Timed steps of each kind.")
+@steps_option(5, "Timed steps of each kind.", minimum=2)
 @json_option
 def steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
     """Memory and time of planned training steps, compared with plain ones.
@@ -124,8 +124,8 @@ def steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> N
     allocator's peak above the resting level.
 
     JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes,
-    plain_predicted_bytes, step_s, plain_s, predicted_slowdown, overhead, gap, recomputed, ops,
-    planning_s, trace_s, phases; or error.
+    plain_predicted_bytes, step_s, plain_s, ratio_quartiles, predicted_slowdown, overhead, gap,
+    recomputed, ops, planning_s, trace_s, phases; or error.
     """
     b = steps_benchmark
     title = "planned / plain training step; memory is the allocator's peak above the resting level"
@@ -160,7 +160,7 @@ def first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) 
 
 @click.command("rivals")
 @models_argument
-@budgets_option("80%,60%,45%")
+@budgets_option("80%,60%,45%", "Budgets: shares of the plain step's peak, as users write them.")
 @click.option(
     "--methods",
     default="all",
@@ -175,15 +175,15 @@ def rivals(
     """Plain steps, XLA, Keras's rematerialization and checkmate ("ours").
 
     MODELS are workloads of `checkmate demo --model`; three of them by default. Memory is the
-    allocator's peak above the resting level.
+    allocator's peak, everything resident included.
 
-    JSON: model, method, peak_bytes, plain_bytes, step_s, plain_s, losses, loss_difference,
-    first_call_s; or error.
+    JSON: model, method, peak_bytes, plain_bytes, step_s, plain_s, ratio_quartiles, losses,
+    loss_difference, first_call_s; or error.
     """
     b = rivals_benchmark
     title = (
-        "memory is the allocator's peak above the resting level; time and losses are compared with"
-        " the plain step's"
+        "memory is the allocator's peak, everything resident included; time and losses are"
+        " compared with the plain step's, timed in turn"
     )
     rows = rows_of(b.measure, models or b.NAMES, methods, budgets, steps)
     stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model", "method")), as_json=as_json)

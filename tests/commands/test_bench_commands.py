@@ -21,6 +21,7 @@ ONE_STEP = {
 PLANNED = {
     **ONE_STEP,
     "step_s": 1.5,
+    "ratio_quartiles": [1.4, 1.5, 1.6],
     "predicted_slowdown": 1.2,
     "plain_s": 1.0,
     "gap": 0.01,
