@@ -55,7 +55,7 @@ def run(name: str, steps: int, budget: str | None) -> dict[str, Any]:
         program = _compiled(program)
     train = partial(_stepped if hasattr(program, "step") else _fitted, program, steps)
     try:
-        return train(budget if budget is None or "%" in budget else int(budget))
+        return train(budget)
     except (InfeasibleBudgetError, NoPlanFoundError) as error:
         return {
             "refused": "proven" if isinstance(error, InfeasibleBudgetError) else "not found",
@@ -73,7 +73,7 @@ def _compiled(work: Any) -> Any:
     return Program(work.model, work.inputs, work.labels)
 
 
-def _fitted(program: Any, steps: int, budget: int | str | None) -> dict[str, Any]:
+def _fitted(program: Any, steps: int, budget: str | None) -> dict[str, Any]:
     """Trains by `fit`, over a dataset that repeats the batch."""
     import tensorflow as tf
 
@@ -95,7 +95,7 @@ def _fitted(program: Any, steps: int, budget: int | str | None) -> dict[str, Any
     return watch.found(planned)
 
 
-def _stepped(task: Any, steps: int, budget: int | str | None) -> dict[str, Any]:
+def _stepped(task: Any, steps: int, budget: str | None) -> dict[str, Any]:
     """Calls a step again and again."""
     import tensorflow as tf
 

@@ -88,7 +88,7 @@ def _named(name: str, steps: int, budget_bytes: int | None) -> dict[str, Any]:
     if budget_bytes is None:
         return {}
     try:
-        found = _in_a_process(name, steps, str(budget_bytes))
+        found = _in_a_process(name, steps, f"{budget_bytes}B")
     except CheckmateError as error:
         return {"named_error": last_line(error)}
     if "refused" in found:

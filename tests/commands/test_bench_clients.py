@@ -58,7 +58,7 @@ def test_what_is_asked_and_printed(monkeypatch):
     answers = {
         "good 60%": {**trained, "phases": {}},
         "tight 60%": {**REFUSED, "least_bytes": 65, "named_bytes": 70},
-        "tight 70": {"refused": "not found", "message": "No plan."},
+        "tight 70B": {"refused": "not found", "message": "No plan."},
     }
 
     def fresh_process(module, arguments):
