@@ -75,7 +75,7 @@ def test_what_is_asked_and_printed(monkeypatch):
     printed = invoke("bench", "clients", "--budgets", "60%", "--json")
     assert printed.exit_code == 0, printed.output
     assert [each[0] for each in asked] == ["good", "good", "tight", "tight", "tight", "broken"]
-    assert asked[4][2] == "70"
+    assert asked[4][2] == "70B"
     missing, good, tight, broken = lines_of_json(printed.stdout)
     assert "some_package is not installed" in missing["error"]
     assert good["difference"] == 0 and good["plain_step_s"] == 0.1
