@@ -70,7 +70,8 @@ def _compiled(work: Any) -> Any:
     from checkmate.bench.client_models.program import Program
 
     work.model.compile(work.optimizer, work.loss)
-    return Program(work.model, work.inputs, work.labels)
+    inputs = tuple(work.inputs) if isinstance(work.inputs, list) else work.inputs  # as tf.data has
+    return Program(work.model, inputs, work.labels)
 
 
 def _fitted(program: Any, steps: int, budget: str | None) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def compile(
     The step computes what Keras's own would: prediction in training mode, loss (with the losses of
     layers and regularizers added), gradients, and the optimizer's update. The numbers are the
     model's own; only when values are kept or computed again differs. It is traced, its ops are
-    measured on the training device, planned and built here; calling it then costs no planning.
+    measured on the training device, planned and built here; calling it then costs no planning,
+    unless so much more comes to be in use on the device that the step would be over its budget: it
+    is then planned anew, three times at most.
 
     Args:
       model: A Keras 3 model, built or not.

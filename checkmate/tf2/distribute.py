@@ -140,7 +140,9 @@ class ReplicatedFunction(PlannedFunction):
 
         def make(options: PlanOptions) -> PlannedStep:
             step = AlreadyTraced(part, specs)
-            request = PlanRequest(step, self._name, options, has_output_buffers=False)
+            request = PlanRequest(
+                step, self._name, options, has_output_buffers=False, next_batches=0
+            )
             return PlannedStep(request, specs)
 
         step = self._steps[call.kind, str(specs)] = planned_by_chief(self._strategy, make, options)

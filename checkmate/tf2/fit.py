@@ -182,7 +182,6 @@ class Training:
             name=model.name,
             autograph=False,
             on_lost=on_lost,
-            has_pipeline=True,
         )
 
 

@@ -18,7 +18,6 @@ from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.python_state import python_state, tell_changes
@@ -43,7 +42,6 @@ class PlannedFunction:
       name: Its name, for reports.
       autograph: Whether Python control flow on tensors becomes TensorFlow's.
       on_lost: Is told of Python state that the step changed while it was traced.
-      has_pipeline: Whether an input pipeline may make the next batch while a step runs.
 
     Example:
       >>> step = checkmate.tf2.function(train_step, budget="2GiB")  # doctest: +SKIP
@@ -59,10 +57,8 @@ class PlannedFunction:
         name: str,
         autograph: bool,
         on_lost: Callable[[str], None] | None = None,
-        has_pipeline: bool = False,
     ):
         self._step, self._options, self._name, self._autograph = step, options, name, autograph
-        self._next_batches = BATCHES_MADE if has_pipeline else 0
         self._on_lost = on_lost
         self._steps: dict[Any, PlannedStep] = {}
 
@@ -157,7 +153,7 @@ class PlannedFunction:
                     MANY_PLANS + 1,
                 )
             step = tf.function(self._flat(call), autograph=self._autograph)
-            request = PlanRequest(step, self._name, self._options, next_batches=self._next_batches)
+            request = PlanRequest(step, self._name, self._options)
             specs = call.specs(self._options.batch_size)
             self._steps[key] = PlannedStep(request, specs, call.tensors)
         return self._steps[key]

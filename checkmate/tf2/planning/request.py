@@ -16,6 +16,7 @@ from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.budget import MemoryBudget, StartState
+from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.memory.plain_step import PlainStep, free_or_none, safe_bytes
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning import plan_files
@@ -36,9 +37,9 @@ class PlanRequest:
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
       has_output_buffers: Whether results lie in buffers that outlive a step (see
         `execution.replay`): of the main step, unless its plan is replayed in another function.
-      next_batches: How many further batches an input pipeline may make while the step runs, for
-        which memory is set aside. From one on, the step is planned anew where the pipeline comes
-        to hold more; see `planning.in_use`.
+      next_batches: How many further batches may be in memory while the step runs, as an input
+        pipeline makes them or the program keeps them: memory is set aside for them. From one on,
+        the step is planned anew where more comes to be in use; see `planning.in_use`.
     """
 
     step: Callable[..., Any]
@@ -46,7 +47,7 @@ class PlanRequest:
     options: PlanOptions
     explains: bool = True
     has_output_buffers: bool = True
-    next_batches: int = 0
+    next_batches: int = BATCHES_MADE
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
         """Returns the budget in bytes. A share is one of what the step itself takes; the other
