@@ -27,6 +27,9 @@ from checkmate.tf2.memory.program import log_of
 
 log = logging.getLogger("checkmate")
 
+TIMED_FOR_S, MAX_TIMED_RUNS = 0.1, 5
+"""Steps are run again for their time until their runs took so many seconds, at most so often."""
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
@@ -40,12 +43,14 @@ class Confirmed:
       seconds: The shortest of the runs' times; None after a single run.
       requests: What the allocator was asked for in one of the runs; None where that was not
         watched.
+      runs: How often the step was run at least.
     """
 
     allocated_bytes: int | None
     function_bytes: int = 0
     seconds: float | None = None
     requests: Log | None = None
+    runs: int = 1
 
 
 def confirm(
@@ -64,7 +69,7 @@ def confirm(
     which goes on from call to call of a function, is run as a copy, which is then deleted.
 
     Args:
-      steps: How many runs, one at least.
+      steps: How many runs, one at least. A short step that is timed is run more often.
       watch: Whether the allocator's requests in the last run are logged. TensorFlow's profiler is
         in use meanwhile.
       batch: The step's flattened arguments, which the caller keeps; without them, data is made up.
@@ -99,24 +104,37 @@ def _confirm(
     batch = given or made_up(traced)
     requests: Log | None = None
     peaks, seconds = [], []
+    call = partial(run, *batch)
     with kept_state(traced.variables):
         before = devices.bytes_in_use(device)
         result: Any = None
-        for number in range(steps):
-            call: Callable[[], Any] = partial(run, *batch)
-            watched = partial(_watched, call) if watch and number == steps - 1 else None
+        alone = steps - watch  # runs without the profiler
+        while len(seconds) < alone or (alone > 1 and needs_more_runs(seconds[1:])):
             started = time.perf_counter()
-            result, _, peak = devices.peak_above(device, watched or call)
-            if watched:
-                result, requests = result
-            else:
-                seconds.append(time.perf_counter() - started)
+            result, _, peak = devices.peak_above(device, call)
+            seconds.append(time.perf_counter() - started)
+            peaks.append(peak)
+        if watch:
+            (result, requests), _, peak = devices.peak_above(device, partial(_watched, call))
             peaks.append(peak)
         constants = devices.bytes_in_use(device) - before - devices.all_value_bytes(result)
-    function_bytes = max(0, constants)
     return Confirmed(
-        max(peaks[1:] or peaks), function_bytes, min(seconds[1:], default=None), requests
+        max(peaks[1:] or peaks),
+        max(0, constants),
+        min(seconds[1:], default=None),
+        requests,
+        runs=len(peaks),
     )
+
+
+def needs_more_runs(seconds: Sequence[float]) -> bool:
+    """Returns whether a step is run again for its time: the first runs of a short step are its
+    slowest.
+
+    Args:
+      seconds: What its runs took so far, after a warm-up run.
+    """
+    return sum(seconds) <= TIMED_FOR_S and len(seconds) < MAX_TIMED_RUNS
 
 
 def _watched(call: Callable[[], Any]) -> tuple[Any, Log | None]:

@@ -17,7 +17,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.operations import is_seen_outside
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.confirm import made_up
+from checkmate.tf2.memory.confirm import made_up, needs_more_runs
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.units import format_bytes
 
@@ -27,13 +27,6 @@ SAFE_FACTOR = 1.5
 """Times the predicted activations: the plain step is run where so much is free. Some of
 TensorFlow's kernels end the process when memory runs out, and a plain step can take more than is
 predicted."""
-
-TIMED_RUNS, TIMED_FOR_S, MAX_TIMED_RUNS = 1, 0.1, 5
-"""How often steps are run for their peaks and times, after a warm-up run: at least so often, until
-they took so many seconds, at most so often. The first runs of a short step are its slowest."""
-
-LONG_S = 20.0
-"""Seconds: a step that takes longer is not run again for its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +133,19 @@ def _peak_and_time(
     """The highest peak of a few runs during which the results of the run before are in memory, and
     the shortest of their times."""
     data = batch or made_up(traced)
-    peaks, seconds = [], []
+    peaks: list[int] = []
+    seconds: list[float] = []
     with _kept_in_place(traced.variables):
         at_first = devices.bytes_in_use(device)
         result = run(*data)
         devices.synchronize()
         # Those that TensorFlow folded.
         constants = devices.bytes_in_use(device) - at_first - devices.all_value_bytes(result)
-        for number in range(1, MAX_TIMED_RUNS + 1):
+        while not seconds or needs_more_runs(seconds):
             started = time.perf_counter()
             result, before, peak = devices.peak_above(device, lambda: run(*data))
             seconds.append(time.perf_counter() - started)
             peaks.append(peak - before)
-            if seconds[-1] > LONG_S or (number >= TIMED_RUNS and sum(seconds) > TIMED_FOR_S):
-                break
         del result
     return max(peaks) + traced.between_bytes + max(0, constants), min(seconds)
 

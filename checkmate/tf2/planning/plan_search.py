@@ -236,9 +236,10 @@ class PlanSearch:
         task, predicts, known = self.task, self.predictor.predicts, bool(self.footprints)
         steps = 1 if known and predicts else TUNING.confirming_steps
         with task.clock.phase("confirming"), task.progress.phase("confirming"):
-            self.steps_run += steps
             watch = predicts and not known
-            return confirm(run, task.traced, steps=steps, watch=watch, batch=task.batch)
+            found = confirm(run, task.traced, steps=steps, watch=watch, batch=task.batch)
+            self.steps_run += found.runs if found else 0
+            return found
 
     def _learn(self, candidate: Candidate, confirmed: Confirmed) -> None:
         """Corrects the predictions of all plans by what confirming steps took."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,21 +56,40 @@ def test_the_highest_of_the_runs_that_began_with_results_counts(monkeypatch, pea
     from dense import planned
 
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.confirm import confirm
+    from checkmate.tf2.memory import confirm as module
 
     step, more, peak_above = planned().planned, iter(peaks), devices.peak_above
+    monkeypatch.setattr(module, "TIMED_FOR_S", 0)
 
     def given(device, call):
         result, before, _ = peak_above(device, call)
         return result, before, next(more)
 
     monkeypatch.setattr(devices, "peak_above", given)
-    found = confirm(step.run, step.traced, steps=len(peaks), watch=watch)
+    found = module.confirm(step.run, step.traced, steps=len(peaks), watch=watch)
+    assert found.runs == len(peaks)
     assert found.allocated_bytes == counted and next(more, None) is None
     assert bool(found.requests) == watch
     assert (found.seconds is None) == (len(peaks) - watch < 2), (
         "the first of several is no time, and one that is watched is not, either"
     )
+
+
+@pytest.mark.parametrize("run_s", [0.0, 0.04, 0.2])
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_short_step_is_run_again_for_its_time(monkeypatch, run_s, watch):
+    """Its first runs are its slowest."""
+    from dense import planned
+
+    from checkmate.tf2.memory import confirm as module
+
+    step, times = planned().planned, iter(range(100))
+    clock = SimpleNamespace(perf_counter=lambda: next(times) * run_s)
+    monkeypatch.setattr(module, "time", clock)
+    found = module.confirm(step.run, step.traced, steps=3, watch=watch)
+    timed = {0.0: 5, 0.04: 3, 0.2: 1}[run_s]
+    assert found.runs == max(3, 1 + timed + watch)
+    assert found.seconds == pytest.approx(run_s)
 
 
 def test_a_watched_run_tells_what_ops_asked_for():
