@@ -103,7 +103,8 @@ def _confirm(
     device = devices.training_device()
     batch = given or made_up(traced)
     requests: Log | None = None
-    peaks, seconds = [], []
+    peaks: list[int] = []
+    seconds: list[float] = []
     call = partial(run, *batch)
     with kept_state(traced.variables):
         before = devices.bytes_in_use(device)
