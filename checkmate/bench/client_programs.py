@@ -70,7 +70,8 @@ def _compiled(work: Any) -> Any:
     from checkmate.bench.client_models.program import Program
 
     work.model.compile(work.optimizer, work.loss)
-    inputs = tuple(work.inputs) if isinstance(work.inputs, list) else work.inputs  # as tf.data has
+    # Of a list, tf.data makes one tensor.
+    inputs = tuple(work.inputs) if isinstance(work.inputs, list) else work.inputs
     return Program(work.model, inputs, work.labels)
 
 

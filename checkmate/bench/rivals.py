@@ -50,7 +50,7 @@ COLUMNS = (
     "/ plain",
     "step s",
     "/ plain",
-    "half of the pairs",
+    "quartiles",
     "losses off by",
     "first call s",
 )
@@ -127,7 +127,7 @@ def run(name: str, method: str, steps: int) -> dict[str, Any]:
     ran = [first, *(timed(step, work) for _ in range(steps - 1))]
     found["peak_bytes"] = max(each.peak_bytes for each in ran)
     found["losses"] = [each.loss for each in ran]
-    if method.startswith("remat"):  # the model itself is another
+    if method.startswith("remat"):  # a scope may have changed the model
         other, optimizer = workload(name), keras.optimizers.Adam(1e-4)
     else:
         other = work  # a second model would take of the budget

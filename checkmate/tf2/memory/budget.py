@@ -67,7 +67,8 @@ class MemoryBudget:
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
       counted_bytes: What of the resident bytes the step's graph counts: its variables and a batch.
-      next_batch_bytes: For batches that an input pipeline may make while a step runs.
+      next_batch_bytes: For batches that an input pipeline may make, or the program keep, while a
+        step runs.
       step_bytes: What the step itself always has in memory: results of two steps, constants, small
         values.
       reserve_share: The reserve as a share of the activation budget.

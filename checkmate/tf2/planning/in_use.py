@@ -1,8 +1,9 @@
 """Whether more came to be in use on the device since a step was planned.
 
-A plan counts what is in use when it is made, and memory for the next batch. A pipeline may come to
-hold more later, as its buffers fill and TensorFlow tunes their sizes. Bytes in use are therefore
-read before each step, and the step is planned anew where its peak would be above the budget.
+A plan counts what is in use when it is made, and memory for further batches. More may come to be
+in use later: the buffers of a pipeline fill, and TensorFlow tunes their sizes; the program makes
+another model, or another step. Bytes in use are therefore read before each step, and the step is
+planned anew where its peak would be above the budget.
 """
 
 from __future__ import annotations
