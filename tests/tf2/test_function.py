@@ -169,8 +169,9 @@ def test_two_networks_against_each_other():
             ),
         )
 
-    # Of a plain step whose peak differs by some percent from run to run.
-    same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="60%")
+    # In bytes: the plain step's peak differs from run to run (4.9 to 6.6 MiB), as the two networks
+    # may run side by side, and a share of the larger ones asks for no recomputation.
+    same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="3.25MiB")
 
 
 def test_a_penalty_on_the_gradient():
@@ -379,14 +380,22 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         def run(self, search):
             raise AssertionError("the solver was asked")
 
+    def own(report, total_bytes):
+        """Without what others have in memory, which may differ."""
+        return total_bytes - report.memory.other_bytes
+
     step, path = kept
     plan, report = step.plan, step.report()  # a step is planned anew where others are in memory
     for budget in ("auto", "80%"):
         again = planned(batch()[0], plan=path, solver=Never(), budget=budget)
         assert again.plan == plan
-        assert again.budget_bytes == report.budget_bytes
-        assert again.report().measured_peak_bytes == report.measured_peak_bytes
-        assert any(str(path) in note for note in again.report().notes)
+        found = again.report()
+        assert own(found, found.measured_peak_bytes) == own(report, report.measured_peak_bytes)
+        assert any(str(path) in note for note in found.notes)
+        if budget == "auto":
+            # A share is one of the plain step alone; that of `step` was reduced if others came to
+            # be in memory before its plan was saved, as under load.
+            assert own(found, found.budget_bytes) == own(report, report.budget_bytes)
     del again
     again = planned(batch()[0], plan=path)
     assert_equal(again(batch()[0]), step(batch()[0]))
