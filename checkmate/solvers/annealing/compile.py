@@ -11,7 +11,12 @@ tests have a cache for each state of these files).
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+
+# Where colorama is installed, numba colours its errors by exchanging `sys.stdout` for a moment. It
+# raises and catches hundreds while it compiles, in a thread here, beside a program that may print.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 from numba import njit
 

@@ -268,6 +268,34 @@ def test_a_command_that_ends_before_the_code_is_compiled_waits_for_it(tmp_path):
     assert told == [1, 0]
 
 
+REJECTED = """
+import checkmate.solvers.annealing.kernel
+from numba.core.errors import TypingError
+print(TypingError("rejected"))
+"""
+
+
+def test_printing_beside_the_compilation_is_not_disturbed(tmp_path):
+    """Numba's errors exchange `sys.stdout` where colorama is installed, and most compilations
+    raise and catch some. This colorama says that it is asked to."""
+    (tmp_path / "colorama.py").write_text(
+        "__version__ = '9.9.9'\n"
+        "Back = Fore = Style = type('Codes', (), {'__getattr__': lambda self, name: ''})()\n"
+        "def init(): print('exchanged')\n"
+        "reinit = deinit = init\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_DISABLE")}
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", REJECTED],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": path},
+        check=True,
+    )
+    assert done.stdout == "rejected\n"
+
+
 QUICK = """
 import sys
 from checkmate import DFGraph, Op, solve
