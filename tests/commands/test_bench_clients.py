@@ -96,4 +96,5 @@ def test_three_programs_train_within_a_budget(tensorflow):
     rows = [each for name in names for each in clients.rows([name], "80%", 2)]
     rows = [row for row in rows if row["program"] in names]
     assert [clients.answer(row) for row in rows] == ["trained"] * 3, rows
-    assert all(row["recomputed"] for row in rows)
+    # Another order alone may bring the others below 80 %; the U-Net must compute something again.
+    assert rows[-1]["recomputed"], rows
