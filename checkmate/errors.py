@@ -143,6 +143,17 @@ class SolverUnavailableError(CheckmateError, ImportError):
     """
 
 
+class DriverUnavailableError(CheckmateError, RuntimeError):
+    """How much memory of a GPU is free is not known: NVIDIA's driver cannot be asked (the package
+    nvidia-ml-py is missing), or it does not answer. A budget in bytes needs no answer.
+
+    Example:
+      >>> checkmate.tf2.rematerialize(model, budget="auto")  # doctest: +SKIP
+      Traceback (most recent call last):
+      checkmate.errors.DriverUnavailableError: How much memory of GPU:0 is free is asked of ...
+    """
+
+
 class SolverFailedError(CheckmateError, RuntimeError):
     """The package of a solver failed; its own error is chained.
 

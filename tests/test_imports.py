@@ -46,7 +46,8 @@ LAYERS = {
     "solvers.paper": "solvers.auto",
     "solvers.solve": "solvers.ordering solvers.paper solvers.result",
     "solvers.curve": "solvers.solve",
-    "tf2.device": "core",
+    "tf2.gpus": "core",
+    "tf2.device": "tf2.gpus",
     "tf2.error_text": "",
     "tf2.op_rule": "tf2.device",
     "tf2.flops": "tf2.op_rule",
@@ -90,6 +91,7 @@ ONLY_IN = {
     "scipy.optimize": ("solvers/backends/", "bench/solvers.py"),
     "matplotlib": ("plot/",),
     "tensorflow.python": (
+        "tf2/device.py",
         "tf2/graph/grappler.py",
         "tf2/graph/bodies.py",
         "tf2/graph/variables.py",

@@ -16,6 +16,7 @@ import checkmate
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import console, print_json, print_table
+from checkmate.errors import CheckmateError
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -117,6 +118,7 @@ def _attempt(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Find
 def _devices() -> Iterator[Finding]:
     with quietly():
         from checkmate.tf2 import device as devices
+        from checkmate.tf2.memory.available import free_bytes
 
         backend = devices.keras_backend()
     if backend != "tensorflow":
@@ -131,8 +133,8 @@ def _devices() -> Iterator[Finding]:
         "training device", "ok", f"{training}: {devices.describe(training)}", _gpu_cure(training)
     )
     try:
-        yield Finding("free memory", "ok", format_bytes(devices.free_bytes(training)))
-    except ImportError as error:
+        yield Finding("free memory", "ok", format_bytes(free_bytes(training)))
+    except CheckmateError as error:
         yield Finding(
             "free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'"
         )

@@ -1,8 +1,13 @@
-"""The device that trains: which one it is, how much memory it has, and what its allocator says."""
+"""The device that trains: which one it is, what decides its speed, and what its allocator says.
+
+`describe` asks whether ops are deterministic. TensorFlow has a public function that turns this on
+and none that tells, so that this file uses
+`tensorflow.python.framework.config.is_op_determinism_enabled`; `test_device` asserts that the
+installed TensorFlow has it. Without it the text says that this is not known.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Callable
@@ -10,12 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-AUTO_RESERVE = 0.1
-"""Share of the free memory that `budget="auto"` leaves to others: the input pipeline, the CUDA
-context, fragmentation."""
-
-CAP_RESERVE = 0.04
-"""The same of an allocator's own limit, which no other process can take from."""
+from checkmate.tf2 import gpus
 
 UNSPLIT_BYTES = 128 * 2**20
 """TensorFlow's BFC allocator gives out a free chunk whole where less than this would be left of it,
@@ -37,25 +37,56 @@ def keras_backend() -> str:
 
 
 def describe(device: str) -> str:
-    """Returns what decides how fast ops are there, as text: the key of measured costs."""
+    """Returns what decides how fast ops are there and how much memory they take, as text: the key
+    of what is measured."""
     if device.startswith("GPU"):
-        details = tf.config.experimental.get_device_details(
-            tf.config.list_physical_devices("GPU")[0]
-        )
-        return f"{details.get('device_name', 'GPU')} compute {details.get('compute_capability')}"
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+        found = gpus.details(device)
+        capability = ".".join(map(str, found.get("compute_capability", "?")))
+        tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        parts = [found.get("device_name", "GPU"), f"compute {capability}"]
+        parts += ["TF32"] if tf32 else []
+    else:
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+        parts = [_cpu_name(), f"{threads} threads"]
     settings = [
         f"{name}={os.environ[name]}"
-        for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_CPU_ALLOCATOR_USE_BFC")
-        if name in os.environ
+        for name in sorted(os.environ)
+        if name in _DECIDING or name.startswith("TF_CUDNN_")
     ]
-    return " ".join([_cpu_name(), f"{threads} threads", *settings])
+    return " ".join([*parts, *_determinism(), *settings])
+
+
+_DECIDING = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TF_CPU_ALLOCATOR_USE_BFC",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_GPU_ALLOCATOR",
+    "TF_XLA_FLAGS",  # may have XLA compile ops without being asked
+    "XLA_FLAGS",
+)
+"""Variables of the environment that decide which kernels run, or what memory they may take; so do
+those of cuDNN, `TF_CUDNN_...`."""
+
+
+def _determinism() -> list[str]:
+    try:
+        from tensorflow.python.framework.config import is_op_determinism_enabled
+    except ImportError:
+        return ["determinism not known"]
+    return ["deterministic"] if is_op_determinism_enabled() else []
 
 
 def allocator_name(device: str) -> str:
     """Returns what the names of the allocators that serve the device's ops have in common in the
-    profiler's events."""
-    return "GPU" if device.startswith("GPU") else "cpu"
+    profiler's events; each GPU has one of its own."""
+    return f"GPU_{device.split(':')[1]}_bfc" if device.startswith("GPU") else "cpu"
+
+
+def requests_are_seen(device: str) -> bool:
+    """True where the profiler sees what the allocator gives out: where it reports, but for CUDA's
+    own allocator."""
+    own = device.startswith("GPU") and os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async"
+    return allocator_reports(device) and not own
 
 
 def allocator_reports(device: str) -> bool:
@@ -104,9 +135,16 @@ def forget_peak(device: str) -> None:
         tf.config.experimental.reset_memory_stats(device)
 
 
+def may_fetch(device: str) -> bool:
+    """True where the pool may fetch memory ahead: on CPUs. A GPU's pool is one region from the
+    start; with memory growth it would take from other processes what no step may ever need, and up
+    to twice as much."""
+    return device.startswith("CPU")
+
+
 def fetch_region(device: str, size: int) -> int:
     """Has the allocator fetch a region of `size` bytes now, which it keeps for later, and returns
-    how many bytes it fetched.
+    how many bytes it fetched: none where it may not (`may_fetch`).
 
     A pool that grows region by region gives out whole old chunks of up to twice the request. From
     one large region it cuts what is requested. Nothing is written to the memory, so that the system
@@ -115,7 +153,7 @@ def fetch_region(device: str, size: int) -> int:
     A pool that has a limit fetches what is left of it, if that is less: its regions never join, and
     TensorFlow waits ten seconds before it refuses.
     """
-    for region in _region_sizes(device, size):
+    for region in _region_sizes(device, size) if may_fetch(device) else ():
         try:
             # Two dimensions, as sizes are 32-bit numbers in a shape.
             with tf.device(device):
@@ -169,42 +207,6 @@ def cap_bytes(device: str) -> int | None:
         if limit and device.startswith("CPU") and allocator_reports(device)
         else None
     )
-
-
-def free_bytes(device: str) -> int:
-    """Returns how many bytes a training step could use now, what this process has in memory
-    included."""
-    if device.startswith("GPU"):
-        return _gpu_free_bytes(device)
-    if limit := cap_bytes(device):
-        return limit
-    import psutil
-
-    own = psutil.Process().memory_info().rss
-    return min([psutil.virtual_memory().available + own, *_container_limits()])
-
-
-def auto_budget(device: str) -> int:
-    """Returns the bytes that `budget="auto"` stands for now."""
-    reserve = AUTO_RESERVE if cap_bytes(device) is None else CAP_RESERVE
-    return int(free_bytes(device) * (1 - reserve))
-
-
-def _container_limits() -> list[int]:
-    """The limits of the container on the memory of its processes; empty without one."""
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            found.append(int(file.read()))
-    return found
-
-
-def _gpu_free_bytes(device: str) -> int:
-    import pynvml  # the package nvidia-ml-py, part of the extra "gpu"
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.split(":")[1]))
-    return pynvml.nvmlDeviceGetMemoryInfo(handle).free + bytes_in_use(device)
 
 
 def _cpu_name() -> str:

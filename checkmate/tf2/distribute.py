@@ -28,6 +28,7 @@ from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.execution.replay import write
 from checkmate.tf2.graph.trace import TracedStep, analyse
+from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.planned import Planned
@@ -154,7 +155,7 @@ class ReplicatedFunction(PlannedFunction):
         budget, device = self._options.budget, devices.training_device()
         if devices.allocator_reports(device) or is_share(budget):
             return budget
-        count = devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
+        count = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         variables = sum(
             int(np.prod(each.shape)) * tf.as_dtype(each.dtype).size
             for each in self._optimizer.variables

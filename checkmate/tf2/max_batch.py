@@ -19,6 +19,7 @@ from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.batch_growth import SMALL_BATCH, GraphGrowth, sized
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import RESERVES
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
@@ -153,9 +154,7 @@ class _BatchSearch:
     def __init__(self, request: PlanRequest, growth: GraphGrowth, max_overhead: float | str | None):
         self._request, self._growth, self._max_overhead = request, growth, max_overhead
         device, budget = devices.training_device(), request.options.budget
-        self._budget_bytes = (
-            devices.auto_budget(device) if budget == "auto" else parse_bytes(budget)
-        )
+        self._budget_bytes = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         self._step_bytes = self._budget_bytes - growth.other_bytes
         self._reserve_share = (
             TUNING.first_reserve if devices.allocator_reports(device) else RESERVES.unconfirmed

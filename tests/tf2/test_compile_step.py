@@ -104,20 +104,20 @@ def test_a_share_is_of_the_predicted_peak_where_the_plain_step_cannot_be_run(mon
 
 
 def test_auto_is_what_the_device_has_free(monkeypatch):
-    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory import available
 
-    monkeypatch.setattr(devices, "free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(available, "free_bytes", lambda device: 10**9)
     step = compiled(budget="auto")
-    assert step.budget_bytes == int(10**9 * (1 - devices.AUTO_RESERVE))
+    assert step.budget_bytes == int(10**9 * (1 - available.AUTO_RESERVE))
     monkeypatch.undo()
-    free = devices.free_bytes(devices.training_device())
+    free = available.free_bytes("CPU:0")
     assert 0.5 * free < compiled(budget="auto").budget_bytes < free * 1.5
 
 
 def test_auto_never_stops_what_would_train_without_us(monkeypatch):
-    from checkmate.tf2 import device as devices
+    from checkmate.tf2.memory import available
 
-    monkeypatch.setattr(devices, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(available, "free_bytes", lambda device: 1000)
     step = compiled(budget="auto")
     assert step.result is None
     assert any("No plan fits the 900 B found free" in note for note in step.report().notes)

@@ -85,7 +85,7 @@ class IsolatedOps:
         """Runs the function and returns what it takes, or None if TensorFlow refuses to run it.
 
         Args:
-          reports: Whether the device's allocator reports what is in use.
+          reports: Whether the profiler sees what the device's allocator gives out.
           overhead_s: Seconds that a call of any function takes.
         """
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]

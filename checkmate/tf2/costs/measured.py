@@ -103,7 +103,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
             for key, each, estimate in zip(keys, isolated, estimates, strict=True)
             if key is not None and key not in cache.entries and estimate.seconds >= least
         }
-        reports = devices.allocator_reports(device)
+        reports = devices.requests_are_seen(device)
         overhead = call_overhead_s(device) if missing else 0.0
         for done, (key, each) in enumerate(missing.items()):
             on_progress(done, len(missing))

@@ -9,6 +9,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.eager import private_api, selftest
 from checkmate.tf2.eager.interception import Interception
 from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.tf2.memory.available import free_bytes
 from checkmate.units import format_bytes
 
 _open: tuple[object, Interception] | None = None
@@ -83,7 +84,6 @@ def _check_budget(device: str, budget_bytes: int) -> None:
 def reserve(device: str, budget_bytes: int) -> None:
     """Has the allocator take the rest of the budget in one piece, where it can: pieces of many
     sizes waste up to half of themselves."""
-    rest = budget_bytes - devices.bytes_in_use(device)
-    if budget_bytes <= devices.free_bytes(device):
-        devices.fetch_region(device, rest)
+    if devices.may_fetch(device) and budget_bytes <= free_bytes(device):
+        devices.fetch_region(device, budget_bytes - devices.bytes_in_use(device))
     tf.config.experimental.reset_memory_stats(device)

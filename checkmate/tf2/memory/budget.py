@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.pipeline import argument_bytes, bytes_ahead
-from checkmate.tf2.memory.plain_step import free_or_none
 
 
 @dataclass(frozen=True, slots=True)

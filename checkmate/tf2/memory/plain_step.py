@@ -17,6 +17,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.operations import is_seen_outside
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.confirm import made_up, needs_more_runs
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.units import format_bytes
@@ -154,12 +155,3 @@ def _copy(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own, gone after it was measured with the constants that TensorFlow folded
     in it and the random state that it drew from."""
     return tf.function(plain, autograph=False)
-
-
-def free_or_none(device: str) -> int | None:
-    """Returns how much memory a step could use now; None where that cannot be found out."""
-    try:
-        return devices.free_bytes(device)
-    except Exception as error:  # NVML is another program's, and may be missing or refuse
-        log.info("How much memory is free on %s is not known: %s", device, error)
-        return None

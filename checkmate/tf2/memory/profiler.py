@@ -38,6 +38,7 @@ class AllocatorEvent(NamedTuple):
         worth splitting.
       in_use_bytes: The bytes in use from then on, by the allocator's own count.
       available_bytes: What the allocator's limit leaves beyond them.
+      limit_bytes: The allocator's limit.
       region_type: What an op asked for: "output", "temp", "persist"; "" where the profiler does not
         know.
       allocator: The allocator's name.
@@ -51,6 +52,7 @@ class AllocatorEvent(NamedTuple):
     chunk_bytes: int
     in_use_bytes: int
     available_bytes: int
+    limit_bytes: int
     region_type: str
     allocator: str
 
@@ -218,6 +220,7 @@ def _allocator_event(picoseconds: int, is_request: bool, found: dict[str, Any]) 
         chunk_bytes=found["allocation_bytes"],
         in_use_bytes=found["bytes_allocated"],
         available_bytes=found["bytes_available"],
+        limit_bytes=sum(found[f"bytes_{part}"] for part in ("available", "reserved", "allocated")),
         region_type=str(found.get("region_type", "")),
         allocator=str(found["allocator_name"]),
     )

@@ -15,9 +15,10 @@ from checkmate.core.replay import replay
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.available import auto_budget, free_or_none
 from checkmate.tf2.memory.budget import MemoryBudget, StartState
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
-from checkmate.tf2.memory.plain_step import PlainStep, free_or_none, safe_bytes
+from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning import plan_files
 from checkmate.tf2.planning.planned import Clock
@@ -54,7 +55,7 @@ class PlanRequest:
         bytes are in use with any plan, and added."""
         budget = self.options.budget
         if budget == "auto":
-            return devices.auto_budget(devices.training_device())
+            return auto_budget(devices.training_device())
         own = parse_bytes(budget, percent_of=plain_peak_bytes - other_bytes)
         return own + other_bytes if is_share(budget) else own
 
