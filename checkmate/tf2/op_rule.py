@@ -169,6 +169,8 @@ class OpRule:
       functions: Names of the attributes that hold the functions it runs.
       flops: Counts its floating-point operations; None for an op that memory bandwidth bounds.
       fusion: Within which kernel it may be computed.
+      tries_algorithms: On a GPU, its first run at some shapes tries several algorithms, each with
+        scratch memory of its own, and may take many times what later runs take.
       pooling: Whether it leaves or reads a pooling's workspace.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
       absorbs_transpose: TensorFlow's optimizer may merge a neighbouring transposition into it.
@@ -193,6 +195,7 @@ class OpRule:
     functions: tuple[str, ...] = ()
     flops: Callable[[tf.Operation], float] | None = None
     fusion: Fusion | None = None
+    tries_algorithms: bool = False
     pooling: Pooling | None = None
     broadcasts: bool = False
     absorbs_transpose: bool = False

@@ -37,6 +37,7 @@ TABLE: dict[str, OpRule] = {}
 
 _NO_SCRATCH = OpRule(scratch=False)
 _ELEMENTWISE = OpRule(in_place=InPlace.ANY_INPUT, scratch=False)
+_CONVOLUTION = OpRule(tries_algorithms=True)
 _NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
 _OUTPUT = (frozenset[int](), frozenset({0}))
 _INPUTS = (frozenset({0, 1}), frozenset[int]())
@@ -172,17 +173,24 @@ add_row(
     gradient_reads=_INPUTS,
 )
 add_row("BatchMatMul BatchMatMulV3", flops=flops.batch_product)
-add_row("Conv2D", flops=flops.convolution, fusion=Fusion.PRODUCT, gradient_reads=_INPUTS)
-add_row("Conv3D", flops=flops.convolution, fusion=Fusion.PRODUCT)
-add_row("DepthwiseConv2dNative", flops=flops.depthwise, fusion=Fusion.PRODUCT)
-add_row("Conv2DBackpropInput Conv3DBackpropInputV2", flops=flops.input_gradient)
-add_row("DepthwiseConv2dNativeBackpropInput", flops=flops.depthwise_input_gradient)
+add_row(
+    "Conv2D",
+    _CONVOLUTION,
+    flops=flops.convolution,
+    fusion=Fusion.PRODUCT,
+    gradient_reads=_INPUTS,
+)
+add_row("Conv3D", _CONVOLUTION, flops=flops.convolution, fusion=Fusion.PRODUCT)
+add_row("DepthwiseConv2dNative", _CONVOLUTION, flops=flops.depthwise, fusion=Fusion.PRODUCT)
+add_row("Conv2DBackpropInput Conv3DBackpropInputV2", _CONVOLUTION, flops=flops.input_gradient)
+add_row("DepthwiseConv2dNativeBackpropInput", _CONVOLUTION, flops=flops.depthwise_input_gradient)
 add_row(
     "Conv2DBackpropFilter Conv3DBackpropFilterV2",
+    _CONVOLUTION,
     flops=flops.filter_gradient,
     fusion=Fusion.FILTER_GRADIENT,
 )
-add_row("DepthwiseConv2dNativeBackpropFilter", flops=flops.depthwise_filter_gradient)
+add_row("DepthwiseConv2dNativeBackpropFilter", _CONVOLUTION, flops=flops.depthwise_filter_gradient)
 add_row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT)
 
 # Reductions, poolings and normalization.
@@ -234,8 +242,8 @@ add_row(
 
 # What TensorFlow's graph optimizer makes of several ops.
 add_row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product)
-add_row("_FusedConv2D _FusedConv3D", from_optimizer=True, flops=flops.convolution)
-add_row("_FusedDepthwiseConv2dNative", from_optimizer=True, flops=flops.depthwise)
+add_row("_FusedConv2D _FusedConv3D", _CONVOLUTION, from_optimizer=True, flops=flops.convolution)
+add_row("_FusedDepthwiseConv2dNative", _CONVOLUTION, from_optimizer=True, flops=flops.depthwise)
 add_row("_UnaryOpsComposition", _ELEMENTWISE, from_optimizer=True)
 add_row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK)
 add_row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2 _MklFusedInstanceNorm", from_optimizer=True)

@@ -70,9 +70,17 @@ class Allocator:
             assert isinstance(cell, Cell)
             cell.value = None
 
-    def watched(self, run: Callable[[], Any]) -> tuple[Any, int, int]:
+    def watched(self, run: Callable[[], Any], *, rehearse: bool = False) -> tuple[Any, int, int]:
         """Runs something and returns (its result, the peak while it ran and the bytes in use
-        afterwards, both above the bytes in use before)."""
+        afterwards, both above the bytes in use before).
+
+        Args:
+          rehearse: Runs it once before, to no end: what the first run takes counts nowhere.
+        """
+        if rehearse:
+            self._ask()
+            run()
+            tf.config.experimental.reset_memory_stats(self.device)
         before = self._ask()["current"]
         tf.config.experimental.reset_memory_stats(self.device)
         result = run()

@@ -27,7 +27,8 @@ class DTRStats:
       rematerializations: Ops that ran again.
       overhead: Cost of all ops by that of the first runs; 1.0 means that nothing was recomputed.
         Costs are a roofline's.
-      peak_bytes: The most bytes in use by the allocator's count; 0 without a budget.
+      peak_bytes: The most bytes in use by the allocator's count; 0 without a budget. Runs that
+        try the algorithms of a convolution are not counted.
       budget_bytes: The budget, or None.
       overshoots: How often memory went above the budget: by an op that took more than predicted, or
         by memory that was not an op's.
@@ -117,6 +118,9 @@ class dtr:
       whole. Other allocators may lose more.
     * The first op of its type, attributes and shapes is sized by shape inference and a guess of its
       scratch memory. Other memory (data, variables, inside of functions) is seen afterwards only.
+    * A convolution, and a gradient of one, runs twice when it first meets its attributes and
+      shapes: on a GPU the first of these runs tries algorithms, with scratch memory of up to
+      gigabytes (TF_CUDNN_WORKSPACE_LIMIT_IN_MB sets a limit), and is not counted.
     * Bytes that are free need not lie in one piece. On entry the allocator is asked for the rest of
       the budget in one piece, so enter the context before the model is built. Where no hole is
       large enough, more is evicted, after the ten seconds that TensorFlow waits.

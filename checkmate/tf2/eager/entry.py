@@ -59,7 +59,7 @@ def checked_device(budget_bytes: int | None) -> str:
     device = devices.training_device()
     if budget_bytes is not None:
         _check_budget(device, budget_bytes)
-    selftest.check()
+    selftest.check(device)
     return device
 
 

@@ -38,9 +38,10 @@ class Needs:
       made: Its outputs, or None where their shapes are not known before the op runs.
       steady: They are the same whenever it runs.
       is_view: Its first output shares the memory of its first input.
+      measured: It has run so often (`runs`) that the allocator's report of the last run counts.
     """
 
-    __slots__ = ("bytes", "cost", "is_view", "least_bytes", "made", "measured", "steady")
+    __slots__ = ("_runs", "bytes", "cost", "is_view", "least_bytes", "made", "measured", "steady")
 
     def __init__(
         self,
@@ -51,10 +52,11 @@ class Needs:
         *,
         steady: bool = False,
         is_view: bool = False,
+        runs: int = 1,
     ):
         self.cost, self.least_bytes, self.bytes, self.made = cost, least_bytes, guess_bytes, made
         self.steady, self.is_view = steady or made is not None, is_view
-        self.measured = False
+        self.measured, self._runs = False, runs
 
     def learn(self, used_bytes: int, held_bytes: int) -> None:
         """The allocator reported a peak of `used_bytes`, and `held_bytes` in use after the op: its
@@ -64,7 +66,8 @@ class Needs:
             if self.made is None
             else self.least_bytes + max(0, used_bytes - max(held_bytes, self.least_bytes))
         )
-        self.measured = True
+        self._runs -= 1
+        self.measured = self._runs <= 0
 
     def raise_to(self, used_bytes: int) -> None:
         """The op took more than was known."""

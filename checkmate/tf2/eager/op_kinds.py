@@ -30,6 +30,8 @@ class OpKind:
       passed_on: Left to TensorFlow: it is no registered op (a function, which is one opaque op), or
         makes nothing to evict.
       stateful: It runs exactly once; what it makes cannot be recomputed.
+      tries_algorithms: Its first run at some shapes may take much more memory than later runs, and
+        the op can run twice.
       is_view: Its first output shares the memory of its first input.
       is_reduction: The same where there is nothing to reduce.
       inputs: For each input argument the names of the attributes for (type, number, list of types);
@@ -58,6 +60,7 @@ class OpKind:
         "plain_attrs",
         "reads",
         "stateful",
+        "tries_algorithms",
         "types",
     )
 
@@ -90,6 +93,7 @@ class OpKind:
         )
         attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
+        self.tries_algorithms = rule.tries_algorithms and not self.stateful
         self.is_view = rule.eager is Eager.VIEW
         self.is_reduction = rule.eager is Eager.REDUCTION
         self.reads: tuple[frozenset[int], frozenset[int]] | None = rule.gradient_reads

@@ -86,7 +86,10 @@ class NeedsTable:
         """The needs of a function, of which only its inputs are known before it first ran."""
         key = (op, *[(private_api.shape_of(value), value.dtype) for value in values])
         if key not in self._opaque:
-            self._opaque[key] = Needs(0.0, 0, 2 * sum(_bytes(value) for value in values))
+            # The first run of a function traces it, and on a GPU tries the algorithms of its
+            # convolutions.
+            guess = 2 * sum(_bytes(value) for value in values)
+            self._opaque[key] = Needs(0.0, 0, guess, runs=2)
         return self._opaque[key]
 
     def _asked(self, call: EagerCall) -> Needs | _ByValue:

@@ -143,7 +143,9 @@ class EagerRuntime:
         needs, policy = call.needs, self.policy
         try:
             if policy.budget.limited and not needs.measured:
-                result, used, held = policy.allocator.watched(lambda: call.run(values, name))
+                result, used, held = policy.allocator.watched(
+                    lambda: call.run(values, name), rehearse=call.kind.tries_algorithms
+                )
                 needs.learn(used, held)
                 policy.budget.learn_loss(needs, held)
                 return result

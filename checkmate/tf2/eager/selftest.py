@@ -16,9 +16,12 @@ from checkmate.tf2.eager.runtime import EagerRuntime
 _passed = False
 
 
-def check(*, again: bool = False) -> None:
+def check(device: str, *, again: bool = False) -> None:
     """Runs a small gradient by way of everything in `private_api`, with all tensors evicted between
     the forward and the backward pass; once per process, or `again`.
+
+    Args:
+      device: The device that trains, as "GPU:0", where ops run and tensors can be evicted.
 
     Raises:
       UnsupportedError: The result is not TensorFlow's own.
@@ -26,11 +29,12 @@ def check(*, again: bool = False) -> None:
     global _passed
     if _passed and not again:
         return
-    plain = _small_gradient(lambda: None)
     try:
-        runtime = EagerRuntime("CPU:0", EagerOptions(smallest_bytes=0))
-        with Interception(runtime):
-            found = _small_gradient(runtime.policy.evict_all)
+        with tf.device(device):
+            plain = _small_gradient(lambda: None)
+            runtime = EagerRuntime(device, EagerOptions(smallest_bytes=0))
+            with Interception(runtime):
+                found = _small_gradient(runtime.policy.evict_all)
     except Exception as error:
         raise refuse(f"a small gradient does not run: {type(error).__name__}: {error}") from error
     equal = all(np.array_equal(a, b) for a, b in zip(plain, found, strict=True))
