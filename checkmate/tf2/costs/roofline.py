@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
+from checkmate.tf2 import gpus
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import body_of
@@ -16,9 +18,51 @@ from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops import rule_of
 
-# Plans depend on the ratio of the two rates only. The seconds themselves are rough.
-_RATES = {"CPU": (5e10, 8e9), "GPU": (1e13, 7e11)}  # FLOP/s, bytes/s
-_LAUNCH_S = 5e-6
+
+class Rates(NamedTuple):
+    """What a device reaches at most. Plans depend on the ratio of the two only; the seconds
+    themselves are rough.
+
+    Attributes:
+      flops_per_s: Floating-point operations per second.
+      bytes_per_s: Memory bandwidth.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+CPU = Rates(5e10, 8e9)
+GPUS = {
+    (7, 0): Rates(15.7e12, 0.9e12),  # V100 SXM2
+    (7, 5): Rates(8.1e12, 0.32e12),  # T4
+    (8, 0): Rates(156e12, 1.555e12),  # A100 40GB, TF32
+    (9, 0): Rates(494e12, 3.35e12),  # H100 SXM, TF32 without sparsity
+}
+"""By compute capability what NVIDIA's data sheets say of the product of float32 matrices, as
+TensorFlow runs it by default: from 8.0 on in TF32."""
+
+WITHOUT_TF32 = {(8, 0): 19.5e12, (9, 0): 67e12}
+"""The same FLOP/s where TF32 is turned off."""
+
+OTHER = (8, 0)
+"""Stands for a GPU whose figures are not here: in float32, 100 FLOP per byte of bandwidth. Of the
+GPUs above, those without TF32 have 17 and 25, the newest has 147."""
+
+LAUNCH_S = 5e-6
+"""What starting an op takes."""
+
+
+def rates_of(device: str) -> Rates:
+    """Returns the rates of a device, as "GPU:0"."""
+    if not device.startswith("GPU"):
+        return CPU
+    capability = tuple(gpus.details(device).get("compute_capability", OTHER))
+    capability = capability if capability in GPUS else OTHER
+    rates = GPUS[capability]
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        return rates
+    return rates._replace(flops_per_s=WITHOUT_TF32.get(capability, rates.flops_per_s))
 
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
@@ -31,26 +75,25 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
 
     A loop costs what the ops of its body cost, times the number of iterations if that is known.
     """
-    kind = devices.training_device().split(":")[0]
+    rates = rates_of(devices.training_device())
     graph = traced.function.graph
     loops = LoopSizes(graph, tensor_bytes)
 
     def seconds(operation: tf.Operation) -> float:
         body = body_of(graph, operation, "body") if is_loop(operation) else None
         if body is None:
-            return roofline_s(operation, kind)
+            return roofline_s(operation, rates)
         inner = (each for each in body.get_operations() if not rule_of(each.type).is_free)
         return (loops.iterations(operation) or 1) * sum(map(seconds, inner))
 
     return _per_op(traced, seconds)
 
 
-def roofline_s(operation: tf.Operation, kind: str) -> float:
-    """Returns the estimated seconds of an op on a device of this kind ("CPU" or "GPU"): a launch,
-    and the larger of FLOPs / FLOP rate and bytes read and written / memory bandwidth."""
-    flop_rate, bandwidth = _RATES[kind]
+def roofline_s(operation: tf.Operation, rates: Rates) -> float:
+    """Returns the estimated seconds of an op on a device of these rates: a launch, and the larger
+    of FLOPs / FLOP rate and bytes read and written / memory bandwidth."""
     touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
-    return _LAUNCH_S + max(_flops(operation) / flop_rate, touched / bandwidth)
+    return LAUNCH_S + max(_flops(operation) / rates.flops_per_s, touched / rates.bytes_per_s)
 
 
 def _flops(operation: tf.Operation) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.allocator import rounded_up
-from checkmate.tf2.costs.roofline import roofline_s
+from checkmate.tf2.costs.roofline import LAUNCH_S, rates_of, roofline_s
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.needs import Made, Needs, Signature
 from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
@@ -35,8 +35,7 @@ class NeedsTable:
     small inputs where these determine sizes."""
 
     def __init__(self, device: str):
-        self._device = device
-        self._kind = device.split(":")[0]
+        self._rates = rates_of(device)
         self._known: dict[Any, Needs | _ByValue] = {}
         self._opaque: dict[Any, Needs] = {}
         self._made: dict[Any, Made] = {}
@@ -121,10 +120,14 @@ class NeedsTable:
                     if None not in made
                     else None
                 )
-                cost = roofline_s(operation, self._kind)
+                cost = roofline_s(operation, self._rates)
         except Exception:  # a graph cannot express the op: a guess takes the place of the sizes
             return Needs(
-                5e-6 + 3 * read / 8e9, 0, 2 * read, steady=reads_variable, is_view=call.kind.is_view
+                LAUNCH_S + 3 * read / self._rates.bytes_per_s,
+                0,
+                2 * read,
+                steady=reads_variable,
+                is_view=call.kind.is_view,
             )
         outputs = sum(rounded_up(count if count is not None else read) for count in made)
         scratch = read if rule_of(call.name).scratch else 0
