@@ -78,7 +78,8 @@ class Size(Enum):
 
     INPUTS: the sum of the inputs' sizes; the largest one for an op that runs in place. NUMBERS: a
     few numbers. MASK: half a byte for each number of the first input. EMPTY: no bytes. SHAPE_READ:
-    the size of the tensor whose shape is the first input.
+    the size of the tensor whose shape is the first input. RESERVE: what a recurrent kernel of cuDNN
+    leaves for its gradient; a guess.
     """
 
     INPUTS = "inputs"
@@ -86,6 +87,7 @@ class Size(Enum):
     MASK = "mask"
     EMPTY = "empty"
     SHAPE_READ = "shape read"
+    RESERVE = "reserve"
 
 
 class ListOp(Enum):

@@ -206,6 +206,9 @@ add_row("MaxPool MaxPool3D", pooling=Pooling.FORWARD)
 add_row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT)
 add_row("FusedBatchNormV3", size=Size.MASK)
 
+# LSTM and GRU on GPUs. Registered as stateful, so that they run once and what they make is kept.
+add_row("CudnnRNN CudnnRNNV2 CudnnRNNV3", size=Size.RESERVE)
+
 # Parts, copies and broadcasts.
 add_row("Slice SplitV StridedSlice Unpack", shares=Shares.PART)
 add_row("Split", shares=Shares.PART, gradient_reads=_NOTHING)

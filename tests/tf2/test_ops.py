@@ -128,3 +128,32 @@ def test_a_pooling_that_draws_is_not_recomputed(tensorflow):
     assert op_of(found, "Sin")[1].recomputable
     x = tf.random.stateless_normal((2048, 2048), (1, 2))
     assert not np.array_equal(found.function(x), found.function(x))
+
+
+def test_the_reserve_space_of_a_recurrent_kernel_is_guessed_and_the_kernel_is_kept():
+    import tensorflow as tf
+
+    from checkmate.tf2.graph.operations import may_run_again
+    from checkmate.tf2.graph.sizes import RESERVE_FACTOR, OpSizes, tensor_bytes
+
+    @tf.function
+    def lstm(x, h, weights):
+        return tf.raw_ops.CudnnRNNV3(
+            input=x,
+            input_h=h,
+            input_c=h,
+            params=weights,
+            sequence_lengths=tf.fill([32], 64),
+            rnn_mode="lstm",
+        )
+
+    specs = [tf.TensorSpec(shape) for shape in ((64, 32, 16), (1, 32, 128), (100_000,))]
+    graph = lstm.get_concrete_function(*specs).graph
+    (kernel,) = (each for each in graph.get_operations() if each.type == "CudnnRNNV3")
+    known = sum(tensor_bytes(each) for each in kernel.outputs[:3])
+    assert tensor_bytes(kernel.outputs[3]) is None
+    output = 64 * 32 * 128 * 4
+    assert tensor_bytes(kernel.outputs[0]) == output
+    total = OpSizes(graph.get_operations(), graph).total[kernel]
+    assert total == known + RESERVE_FACTOR * output + 256
+    assert not may_run_again(kernel)

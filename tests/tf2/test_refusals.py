@@ -19,6 +19,7 @@ from dense import (
     tf_strings,
 )
 
+import checkmate
 from checkmate import (
     BudgetError,
     InfeasibleBudgetError,
@@ -341,3 +342,28 @@ def test_ctrl_c_before_any_plan():
 
     with pytest.raises(KeyboardInterrupt):
         compiled(budget=planned().budget_bytes, solver=Interrupted())
+
+
+def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(monkeypatch):
+    from types import SimpleNamespace
+
+    import keras
+
+    from checkmate.tf2.planning import refusal
+
+    def message(*layers):
+        model = keras.Sequential([keras.Input((32, 32, 8)), *layers, keras.layers.Flatten()])
+        with pytest.raises((InfeasibleBudgetError, NoPlanFoundError)) as caught:
+            x, y = np.zeros((8, 32, 32, 8), "float32"), np.zeros((8, 1), "float32")
+            checkmate.tf2.compile(
+                model, "mse", "sgd", x, y, budget="300KiB", cost_model="roofline", time_limit_s=1
+            )
+        return str(caught.value)
+
+    convolution = keras.layers.Conv2D(8, 5, padding="same")
+    assert "CUDNN" not in message(convolution)
+    monkeypatch.setattr(refusal, "devices", SimpleNamespace(training_device=lambda: "GPU:0"))
+    assert re.search(
+        r"workspace of the algorithm.*TF_CUDNN_WORKSPACE_LIMIT_IN_MB", message(convolution)
+    )
+    assert "CUDNN" not in message(keras.layers.Dense(8, activation="gelu"))

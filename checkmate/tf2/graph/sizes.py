@@ -23,6 +23,12 @@ SIDE_OUTPUT_SHARE = 0.01
 """An output of at most this share of the largest output of the same op counts as resident, such as
 the loss that is computed with the gradient of the logits."""
 
+RESERVE_FACTOR = 6
+"""The reserve space of a recurrent kernel of cuDNN, by its output; cuDNN alone knows the size. The
+gradient of an LSTM reads four gates, the state and what dropout left of it, each as large as the
+output: this is a generous guess for one layer, so that plans do not count on memory that is not
+there."""
+
 
 def tensor_bytes(tensor: tf.Tensor) -> int | None:
     """Returns the bytes that the allocator hands out for a tensor, or None if its shape or dtype
@@ -96,6 +102,11 @@ class OpSizes:
             numbers = operation.inputs[0].shape.num_elements()
             if numbers is not None:
                 return rounded_up(numbers // 2)
+        if rule.size is Size.RESERVE:
+            is_reserve = operation.outputs[output].dtype.is_floating
+            return (
+                RESERVE_FACTOR * self._size_of(operation.outputs[0]) if is_reserve else UNIT_BYTES
+            )
         if has_bodies(operation):
             size = self._loops.bytes_of(operation, output)
             if size is not None:

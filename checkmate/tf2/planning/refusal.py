@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from checkmate.core.replay import floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.ops import rule_of
 from checkmate.tf2.planning.candidate import Found
 from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.proof import Need, needs_apart
@@ -153,6 +155,20 @@ class Refusal:
             f" on the device, {format_bytes(small)} are small values,"
             f" {format_bytes(memory.next_batch_bytes)} are set aside for the next batch, and"
             f" {format_bytes(memory.reserve_bytes)} are the reserve."
+            f"{self._of_algorithms(lowest)}"
+        )
+
+    def _of_algorithms(self, lowest: Need) -> str:
+        """What limits the workspaces of convolutions on a GPU, where one binds."""
+        types = [operation.type for operation in self.search.task.traced.groups[lowest.op]]
+        if not devices.training_device().startswith("GPU") or not any(
+            rule_of(each).tries_algorithms for each in types
+        ):
+            return ""
+        return (
+            f" {format_bytes(self.search.graph.ops[lowest.op].workspace_bytes)} of it are the"
+            " workspace of the algorithm that cuDNN chose: TF_CUDNN_WORKSPACE_LIMIT_IN_MB, set"
+            " before TensorFlow is imported, has it choose one that takes no more."
         )
 
     def _values(self, lowest: Need) -> str:

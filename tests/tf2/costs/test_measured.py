@@ -107,6 +107,30 @@ def test_a_workspace_is_measured(tensorflow, folder):
     assert plain.workspace_bytes < 4 * 512 * 512 // 8
 
 
+def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(
+    tensorflow, folder, monkeypatch
+):
+    """CUDA's own allocator tells the profiler nothing, as if no op asked for memory."""
+    tf = tensorflow
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2 import trace
+
+    def step(x, y):
+        chosen = tf.where(y > 0, x, y)
+        return tf.reduce_sum(tf.transpose(tf.sin(x)) @ x) + tf.reduce_sum(chosen @ x), chosen
+
+    traced = trace(step, *[tf.TensorSpec((512, 512))] * 2)
+    by_shapes = with_costs(traced, "roofline")
+    monkeypatch.setattr(devices, "requests_are_seen", lambda device: False)
+    monkeypatch.setattr(
+        "checkmate.tf2.costs.isolated.observe", lambda call: pytest.fail("the profiler was asked")
+    )
+    graph = with_costs(traced, "profile")
+    found = [(op.workspace_bytes, op.in_place) for op in graph.ops]
+    assert found == [(op.workspace_bytes, op.in_place) for op in by_shapes.ops]
+    assert max(op.workspace_bytes for op in graph.ops) >= 4 * 512 * 512
+
+
 def test_each_distinct_op_is_run_once(step, folder, measured):
     progress = []
     graph = with_costs(
