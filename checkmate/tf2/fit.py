@@ -240,9 +240,10 @@ def _training_of(model: keras.Model) -> Training:
 def _warn_of_xla(model: keras.Model) -> None:
     if model.jit_compile:
         warnings.warn(
-            f"Model {model.name!r} is compiled for XLA (jit_compile=True, or 'auto' on this"
-            " machine). XLA computes once what a plan computes twice, so the memory saved would be"
-            " lost: the training step runs without XLA. To train without this message, compile"
-            " with jit_compile=False.",
+            f"Model {model.name!r} trains without XLA, for which it is compiled (jit_compile=True,"
+            " or 'auto' on this machine), since XLA computes once what a plan computes twice and"
+            " would lose the memory saved: a step may take longer than Keras's own with XLA, on a"
+            " GPU above all, which `checkmate bench xla` shows; to train without this message,"
+            " compile with jit_compile=False.",
             stacklevel=3,
         )

@@ -10,13 +10,17 @@ from checkmate import BudgetError, SolverUnavailableError, TraceError
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
-def test_xla_is_told_once_and_how_to_silence_it():
+def test_xla_is_told_in_one_sentence_with_what_it_costs_and_how_to_silence_it():
     model = small()
     # As Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be
     # compiled for XLA.
     model._jit_compile = True
-    with pytest.warns(UserWarning, match=r"without XLA.*jit_compile=False"):
+    with pytest.warns(UserWarning, match=r"without XLA") as told:
         under_budget(model)
+    (message,) = (str(each.message) for each in told)
+    for part in ("may take longer", "`checkmate bench xla`", "jit_compile=False"):
+        assert part in message
+    assert ". " not in message and message.endswith(".")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         under_budget(classifier(jit_compile=False))
