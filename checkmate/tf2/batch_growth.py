@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -27,42 +28,59 @@ class GraphGrowth:
 
     Attributes:
       small: The graph at `SMALL_BATCH`.
-      double: The graph at twice as many examples.
+      large: The graph at a larger batch.
+      large_batch: That batch.
       plain_order: The order of the ops in the trace.
       other_bytes: What is in use on the device and not counted by the graph.
+      made: Returns the graph at a batch, traced and measured.
     """
 
     small: DFGraph
-    double: DFGraph
+    large: DFGraph
+    large_batch: int
     plain_order: tuple[int, ...]
     other_bytes: int
+    made: Callable[[int], DFGraph]
 
     @classmethod
     def of(
         cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel
     ) -> GraphGrowth:
         """Traces a function for two small batches and measures both."""
-        once = tf.function(function)
+        once, large_batch = tf.function(function), 2 * SMALL_BATCH
         # TensorFlow's graph optimizer may treat the two batches differently.
         for as_written in (False, True):
             small: TracedStep = trace(once, *specs, name=name, as_written=as_written)
-            double = trace(
-                once, *sized(specs, 2 * SMALL_BATCH), name=name, like=small, as_written=as_written
-            )
-            if [op.deps for op in small.graph.ops] == [op.deps for op in double.graph.ops]:
+            at_batch = partial(trace, name=name, like=small, as_written=as_written)
+            large = at_batch(once, *sized(specs, large_batch))
+            if _same_ops(small.graph, large.graph):
                 break
         else:
             raise BudgetError(
-                f"The step of {name!r} has other ops for a batch of {2 * SMALL_BATCH} than for"
+                f"The step of {name!r} has other ops for a batch of {large_batch} than for"
                 f" {SMALL_BATCH}, so what a batch needs does not follow from another. Compile the"
                 " batches you consider one by one."
             )
         return cls(
             with_costs(small, cost_model),
-            with_costs(double, cost_model),
+            with_costs(large, cost_model),
+            large_batch,
             small.plain_order,
             other_bytes_in_use(small),
+            lambda batch: with_costs(at_batch(once, *sized(specs, batch)), cost_model),
         )
+
+    def remeasured(self, batch: int) -> GraphGrowth:
+        """Returns the growth through the graph at this batch, traced and measured: times that
+        starting an op takes, and workspaces, do not grow in proportion. The same growth where
+        nothing is to be learnt: the batch is no larger than those that were measured, or has other
+        ops."""
+        if batch <= 2 * SMALL_BATCH or batch == self.large_batch:
+            return self
+        large = self.made(batch)
+        if not _same_ops(large, self.small):
+            return self
+        return replace(self, large=large, large_batch=batch)
 
     def cost_model(self, batch: int) -> CostModel:
         """Costs and workspaces at a batch, in the form that compiling for it takes."""
@@ -91,12 +109,14 @@ class GraphGrowth:
         """The graph for a batch: sizes and costs on the straight line through the two that are
         known."""
 
-        def grown(small: float, double: float) -> float:
-            return max(small + (double - small) * (batch - SMALL_BATCH) / SMALL_BATCH, 0)
+        times = (batch - SMALL_BATCH) / (self.large_batch - SMALL_BATCH)
+
+        def grown(small: float, large: float) -> float:
+            return max(small + (large - small) * times, 0)
 
         sizes = [
             rounded_up(int(grown(a.output_bytes, b.output_bytes)))
-            for a, b in zip(self.small.ops, self.double.ops, strict=True)
+            for a, b in zip(self.small.ops, self.large.ops, strict=True)
         ]
         ops = tuple(
             replace(
@@ -106,13 +126,17 @@ class GraphGrowth:
                 cost=max(grown(a.cost, b.cost), min(a.cost, b.cost)),
                 in_place=tuple(d for d in a.in_place if d in b.in_place and sizes[d] >= size),
             )
-            for a, b, size in zip(self.small.ops, self.double.ops, sizes, strict=True)
+            for a, b, size in zip(self.small.ops, self.large.ops, sizes, strict=True)
         )
         return replace(
             self.small,
             ops=ops,
-            fixed_bytes=int(grown(self.small.fixed_bytes, self.double.fixed_bytes)),
+            fixed_bytes=int(grown(self.small.fixed_bytes, self.large.fixed_bytes)),
         )
+
+
+def _same_ops(one: DFGraph, other: DFGraph) -> bool:
+    return [op.deps for op in one.ops] == [op.deps for op in other.ops]
 
 
 def sized(spec: Any, batch: int) -> Any:

@@ -3,7 +3,6 @@ real step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.batch_growth import SMALL_BATCH, GraphGrowth, sized
+from checkmate.tf2.batch_search import largest_fitting, largest_near
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import RESERVES
@@ -27,6 +27,9 @@ from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.planning.tuning import TUNING
 from checkmate.tf2.training_step import training_step
 from checkmate.units import format_bytes, is_share, parse_bytes
+
+MOST_ROUNDS = 3
+"""How often the batch that was found is measured, and the search goes on from what was learnt."""
 
 STEP_DOWN = 0.03
 """By which share the next batch is smaller when a real step refutes what was found on paper."""
@@ -84,8 +87,10 @@ def max_batch(
     """Finds the largest batch that a model can be trained on within a budget.
 
     The step is traced for two small batches; sizes and costs grow in a straight line between them
-    and beyond, so that every other batch is planned on paper. The answer is then compiled, which
-    plans and confirms it; where that refuses, a slightly smaller batch is tried.
+    and beyond, so that every other batch is planned on paper. The batch that is found is measured
+    in the place of the second, and the search goes on from there, at most a few times. The answer
+    is then compiled, which plans and confirms it; where that refuses, a slightly smaller batch is
+    tried.
 
     Args:
       model: As for `compile`, as are loss and optimizer.
@@ -163,8 +168,7 @@ class _BatchSearch:
 
     def found(self, specs: Any, largest: int) -> MaxBatch:
         """Returns the largest batch whose step can be planned and confirmed."""
-        plain = largest_fitting(self._plain_fits, largest)
-        batch = largest_fitting(self._fits, largest, known=plain)
+        plain, batch = self._on_paper(largest)
         while batch:
             step, smaller = self._planned(specs, batch)
             if step is not None:
@@ -175,6 +179,22 @@ class _BatchSearch:
                 )
             batch = min(batch - 1, smaller)
         raise self._refusal()
+
+    def _on_paper(self, largest: int) -> tuple[int, int]:
+        """The largest batches whose plain step, and whose planned step, are predicted to fit. What
+        was found is measured, and the search goes on from there by the growth up to it."""
+        plain = largest_fitting(self._plain_fits, largest)
+        batch = largest_fitting(self._fits, largest, known=plain)
+        for _ in range(MOST_ROUNDS):
+            growth = self._growth.remeasured(batch)
+            if growth is self._growth:
+                break
+            self._growth, before = growth, batch
+            plain = largest_fitting(self._plain_fits, largest)
+            batch = largest_near(self._fits, before, largest, known=plain)
+            if abs(batch - before) <= max(1, before // 100):
+                break
+        return plain, batch
 
     def _allowed(self, graph: DFGraph, result: SolveResult) -> bool:
         """Whether a plan's cost is within the limit on the overhead."""
@@ -254,17 +274,3 @@ class _BatchSearch:
 
 def _overhead(result: SolveResult) -> str:
     return "unknown" if result.overhead is None else f"{result.overhead - 1:+.1%}"
-
-
-def largest_fitting(fits: Callable[[int], bool], largest: int, *, known: int = 0) -> int:
-    """Returns the largest number up to `largest` that fits, to about a hundredth, when all below it
-    do; `known` fits or is 0."""
-    low, high = known, max(1, 2 * known)
-    while high <= largest and fits(high):
-        low, high = high, 2 * high
-    high = min(high, largest + 1)
-    # A hundredth is closer than predictions on paper are to the real allocator.
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import checkmate
@@ -57,6 +59,61 @@ def test_a_limit_on_the_overhead_lowers_the_batch():
     assert none.batch >= none.plain_batch
 
 
+WORKSPACE_BYTES = 2 * MIB
+
+
+def of_algorithms(met):
+    """A cost model as of a GPU: other algorithms from a batch of 8 on, with workspaces that smaller
+    batches do not show; `met` is told each batch."""
+
+    def model(traced, on_progress):
+        from checkmate.tf2.costs.roofline import roofline
+
+        batch = traced.argument_tensors()[0].shape[0]
+        met.append(batch)
+        found = roofline(traced, on_progress)
+        return [
+            replace(each, workspace_bytes=each.workspace_bytes + WORKSPACE_BYTES * (batch >= 8))
+            for each in found
+        ]
+
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.own_process
+def test_the_batch_that_is_found_is_measured_and_corrected():
+    from keras_models import cnn
+
+    met = []
+    found = search(cnn(batch=2), budget=12 * MIB, cost_model=of_algorithms(met))
+    assert met[:2] == [2, 4] and 3 <= len(met) <= 2 + 3
+    assert found.batch < met[2], "the growth from 2 to 4 promised more"
+    assert abs(found.batch - met[-1]) <= max(1, met[-1] // 20), "what was measured last"
+    assert sum("planned for real" in text for _, text in found.tried) <= 2
+
+
+def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
+    tf = tensorflow
+
+    from checkmate.tf2.batch_growth import GraphGrowth
+
+    def step(x):
+        return tf.reduce_sum(tf.tanh(tf.sin(x) @ x[:, :16, :]))
+
+    met = []
+    specs = [tf.TensorSpec((2, 16, 16))]
+    growth = GraphGrowth.of(step, specs, "products", of_algorithms(met))
+    assert all(op.workspace_bytes < WORKSPACE_BYTES for op in growth.at(64).ops)
+    again = growth.remeasured(64)
+    assert met == [2, 4, 64]
+    assert again.at(64) == again.large == again.made(64) and again.at(2) == growth.at(2)
+    middle = again.at(33).ops  # half way from 2 to 64
+    assert all(op.workspace_bytes >= WORKSPACE_BYTES // 2 for op in middle)
+    for nothing_to_learn in (again.remeasured(64), again.remeasured(4)):
+        assert nothing_to_learn is again
+
+
 def test_a_budget_that_holds_not_even_one():
     from keras_models import cnn
 
@@ -90,10 +147,29 @@ def test_an_argument_without_a_batch():
         )
 
 
+@pytest.mark.parametrize("most", [0, 1, 2, 7, 98, 99, 100])
+@pytest.mark.parametrize("guess", [1, 2, 7, 70, 100])
+@pytest.mark.parametrize("known", [0, 1])
+def test_bisection_from_a_guess(most, guess, known):
+    from checkmate.tf2.batch_search import largest_near
+
+    asked = []
+
+    def fits(batch):
+        asked.append(batch)
+        return batch <= most
+
+    if known <= most and known <= guess:
+        assert largest_near(fits, guess, 100, known=known) == most
+        assert len(asked) <= 15 and max(asked) <= 100
+    if guess == most == 7:
+        assert asked == [7, 8]
+
+
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 99, 100])
 @pytest.mark.parametrize("known", [0, 1, 5])
 def test_bisection(most, known):
-    from checkmate.tf2.max_batch import largest_fitting
+    from checkmate.tf2.batch_search import largest_fitting
 
     if known <= most:
         assert largest_fitting(lambda batch: batch <= most, 100, known=known) == most

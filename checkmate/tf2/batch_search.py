@@ -1,0 +1,41 @@
+"""The largest batch that fits, in few questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def largest_fitting(fits: Callable[[int], bool], largest: int, *, known: int = 0) -> int:
+    """Returns the largest number up to `largest` that fits, to about a hundredth, when all below it
+    do; `known` fits or is 0."""
+    low, high = known, max(1, 2 * known)
+    while high <= largest and fits(high):
+        low, high = high, 2 * high
+    high = min(high, largest + 1)
+    return _bisected(fits, low, high)
+
+
+def largest_near(fits: Callable[[int], bool], guess: int, largest: int, *, known: int) -> int:
+    """Returns the same as `largest_fitting`, in few questions where it is near a guess."""
+    step = max(1, guess // 64)
+    if fits(guess):
+        low, high = guess, guess + step
+        while high <= largest and fits(high):
+            step *= 2
+            low, high = high, high + step
+        high = min(high, largest + 1)
+    else:
+        low, high = max(known, guess - step), guess
+        while low > known and not fits(low):
+            step *= 2
+            low, high = max(known, low - step), low
+    return _bisected(fits, low, high)
+
+
+def _bisected(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number that fits, to about a hundredth; `low` does and `high` does not."""
+    # A hundredth is closer than predictions on paper are to the real allocator.
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
