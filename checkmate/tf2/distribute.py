@@ -29,16 +29,21 @@ from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.execution.replay import write
 from checkmate.tf2.graph.trace import TracedStep, analyse
 from checkmate.tf2.memory.available import auto_budget
+from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.replicas import (
+    WholeStep,
     deferred_update,
+    exchange_bytes,
     local_number,
+    local_variables,
     planned_by_chief,
     refuse_unequal,
 )
+from checkmate.tf2.report import Report
 from checkmate.units import is_share, parse_bytes
 
 
@@ -61,7 +66,7 @@ class ReplicatedFunction(PlannedFunction):
     ):
         super().__init__(step, options, name=name, autograph=autograph)
         self._strategy, self._optimizer = strategy, optimizer
-        self._runs: dict[Any, Callable] = {}
+        self._runs: dict[Any, WholeStep] = {}
         refuse_unequal(strategy)
 
     def __call__(self, *args: Any) -> Any:
@@ -72,8 +77,15 @@ class ReplicatedFunction(PlannedFunction):
             for call in calls
         )
         if key not in self._runs:
-            self._runs[key] = self._run(self._planned_on_replicas(calls, args))
+            self._runs[key] = self._planned_on_replicas(calls, args)
         return self._runs[key](*args)
+
+    def report(self) -> Report:
+        """Returns the report of one replica's part for the first kind of call, with what was found
+        of a whole step."""
+        report = super().report()
+        notes = [note for run in self._runs.values() for note in run.notes]
+        return replace(report, notes=(*report.notes, *notes))
 
     def _run(self, on_replica: Callable) -> Callable:
         """The function of all replicas, made of that of one."""
@@ -86,9 +98,10 @@ class ReplicatedFunction(PlannedFunction):
         each = [[leaf[k] if len(leaf) > 1 else leaf[0] for leaf in leaves] for k in range(count)]
         return [tf.nest.pack_sequence_as(args, values) for values in each]
 
-    def _planned_on_replicas(self, calls: list[Call], args: Any) -> Callable:
-        """The step of one replica, with the plan in it."""
+    def _planned_on_replicas(self, calls: list[Call], args: Any) -> WholeStep:
+        """The step of all replicas, with the plan in that of each."""
         parts, variables = self._trace(calls, args)
+        self._give_own_memory(parts, variables)
         main = self._plan(parts[0], calls[0])
         traced = [main.traced, *(self._same(part, main.traced) for part in parts[1:])]
         plan = main.plan
@@ -100,7 +113,26 @@ class ReplicatedFunction(PlannedFunction):
             self._optimizer.apply(gradients, variables)
             return result
 
-        return on_replica
+        own_allocator = devices.training_device().startswith("GPU")
+        gradients, _ = parts[0].structured_outputs
+        return WholeStep(
+            self._run(on_replica),
+            main,
+            self.budget_bytes,
+            replicas=1 if own_allocator else len(parts),
+            exchange=exchange_bytes(gradients),
+        )
+
+    def _give_own_memory(self, parts: list[Any], variables: list[Any]) -> None:
+        """Has all that the replicas keep be in memory of its own before it is counted: variables,
+        and the optimizer's slots, which the update makes otherwise, beyond the plan."""
+        if not self._optimizer.built:
+            with self._strategy.scope():
+                self._optimizer.build(variables)
+        kept = [*variables, *self._optimizer.variables]
+        give_own_memory(
+            [*local_variables(self._strategy, kept), *(v for part in parts for v in part.variables)]
+        )
 
     def _trace(self, calls: list[Call], args: Any) -> tuple[list[Any], list[Any]]:
         """The part of the step that is planned, traced by each local replica on its own variables;

@@ -1,8 +1,9 @@
-"""What a step of several replicas needs: a deferred update of the optimizer, and one worker's plan
-for all workers."""
+"""What a step of several replicas needs: a deferred update of the optimizer, one worker's plan for
+all workers, and a measurement of the whole: planned part, exchange of gradients and update."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError, TraceError
+from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.planned import Planned
+from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
 
 
 class DeferredUpdate:
@@ -147,6 +154,67 @@ def refuse_unequal(strategy: tf.distribute.Strategy) -> None:
             f"The strategy's replicas are on unequal devices ({', '.join(kinds)}); a plan is made"
             " for one kind."
         )
+
+
+def local_variables(strategy: tf.distribute.Strategy, variables: Any) -> list[tf.Variable]:
+    """Returns the variables of this process's replicas that some variables of the strategy are."""
+    with strategy.scope():
+        return [component for variable in variables for component in _components(variable)]
+
+
+def exchange_bytes(gradients: Any) -> int:
+    """Returns what the exchange of gradients between replicas takes on each device: they are packed
+    into one tensor, while each is in memory."""
+    flat = tf.nest.flatten(gradients, expand_composites=True)
+    return 2 * sum(tensor_bytes(each) or 0 for each in flat if each is not None)
+
+
+class WholeStep:
+    """Runs the step of all replicas and compares it with the budget: by expectation before it runs,
+    and by what the allocator counts while it runs for the second time. In the first, kernels are
+    made and tried.
+
+    Args:
+      run: Runs the step of all replicas.
+      planned: What runs on each.
+      budget_bytes: The budget of each replica's device.
+      replicas: How many replicas' devices have one allocator: on CPUs all of the process.
+      exchange: The bytes of `exchange_bytes`.
+
+    Attributes:
+      notes: What was found to be above the budget, in a sentence.
+    """
+
+    def __init__(
+        self, run: Callable, planned: Planned, budget_bytes: int, replicas: int, exchange: int
+    ):
+        self.notes: list[str] = []
+        self._run, self._name, self._budget = run, planned.report.name, budget_bytes
+        start = planned.in_use_bytes  # other replicas' variables and batches included
+        self._limit = start + replicas * (budget_bytes - start)
+        self._calls, self._counts = 0, start > 0
+        if self._counts:
+            self._compare(start + replicas * exchange, "is expected to take")
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs a step on every replica."""
+        self._calls += 1
+        if self._calls != 2 or not self._counts:
+            return self._run(*args)
+        result, _, peak = devices.peak_above(devices.training_device(), lambda: self._run(*args))
+        self._compare(peak, "took")
+        return result
+
+    def _compare(self, found: int, verb: str) -> None:
+        if found <= self._limit or self.notes:
+            return
+        self.notes.append(
+            f"A whole step of {self._name!r}, with the exchange of gradients between replicas and"
+            f" the update, {verb} {format_bytes(found - self._limit)} more than the budget of"
+            f" {format_bytes(self._budget)} for each replica, and no plan changes what these two"
+            " take: raise the budget by as much, or use a smaller model or optimizer."
+        )
+        log.warning(self.notes[-1])
 
 
 def _components(variable: Any) -> tuple[tf.Variable, ...]:

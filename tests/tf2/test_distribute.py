@@ -10,6 +10,8 @@ import pytest
 from processes import found, started
 
 PROGRAM = Path(__file__).with_name("distributed.py")
+MEMORY_PROGRAM = Path(__file__).with_name("replica_memory.py")
+MIB = 2**20
 
 
 def check(result):
@@ -27,7 +29,79 @@ def check(result):
 @pytest.mark.slow
 def test_two_mirrored_devices():
     """The last batch is smaller, and of equal parts."""
-    check(found(started(PROGRAM, "mirrored", 1024, 2 * 1024 + 200, 2)))
+    result = found(started(PROGRAM, "mirrored", 1024, 2 * 1024 + 200, 2))
+    check(result)
+    assert result["planned"] == result["plain"], "to the bit"
+
+
+@pytest.mark.slow
+def test_all_that_replicas_keep_is_counted_before_the_first_step():
+    """Weights and both slots of Adam, of both replicas: on CPUs they have one allocator. Losses are
+    those of plain replicas to the bit."""
+    result = found(started(MEMORY_PROGRAM, "adam", "85%", 1024))
+    batch = 1024 * (512 * 4 + 8)
+    # The allocator gives out a chunk of up to a MiB more than a weight takes.
+    assert abs(result["counted"] - batch - 2 * 3 * result["weights"]) <= 2**21
+    assert result["in_use"] <= result["counted"], "training keeps more than was counted"
+    assert result["recomputed"] and result["same"] and result["changes"] > 1
+    assert not result["notes"] and not result["said"]
+
+
+@pytest.mark.slow
+def test_a_whole_step_above_the_budget_is_told_in_a_sentence():
+    """The update of Adam takes more than the forward and backward pass of a small batch."""
+    result = found(started(MEMORY_PROGRAM, "adam", "105%", 64))
+    assert result["notes"] == result["said"]
+    (sentence,) = result["notes"]
+    assert " took " in sentence and "raise the budget" in sentence
+    assert result["same"], "training goes on"
+
+
+def whole_step(run, *, budget, exchange=0, replicas=1):
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.replicas import WholeStep
+
+    start = 256 + devices.bytes_in_use("CPU:0")  # 0 stands for an allocator that does not report
+    planned = SimpleNamespace(in_use_bytes=start, report=SimpleNamespace(name="replicated"))
+    return WholeStep(run, planned, start + budget, replicas=replicas, exchange=exchange)
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize(
+    ("exchange", "replicas", "over"), [(9, 1, True), (9, 2, True), (7, 1, False)]
+)
+def test_the_exchange_of_gradients_is_expected_before_it_runs(exchange, replicas, over):
+    step = whole_step(
+        lambda: pytest.fail("a step ran"),
+        budget=8 * MIB,
+        exchange=exchange * MIB,
+        replicas=replicas,
+    )
+    assert len(step.notes) == over
+    if over:
+        assert f"expected to take {replicas}.00 MiB more" in step.notes[0]
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_a_whole_step_is_measured_when_it_runs_for_the_second_time():
+    """Each run takes what it is told; kernels that are tried in the first are no matter."""
+    import tensorflow as tf
+
+    for sizes, noted in (((64, 4, 64), 0), ((4, 64, 4), 1)):
+        step = whole_step(lambda size: tf.zeros([size * MIB], tf.uint8)[0], budget=32 * MIB)
+        for size in sizes:
+            step(size)
+        assert len(step.notes) == noted
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_packed_gradients_take_twice_what_they_are():
+    import tensorflow as tf
+
+    from checkmate.tf2.replicas import exchange_bytes
+
+    rows = tf.IndexedSlices(tf.zeros([4, 64]), tf.constant([0, 1, 2, 3]))
+    assert exchange_bytes([tf.zeros([256, 256]), None, rows]) == 2 * (256 * 1024 + 1024 + 256)
 
 
 @pytest.mark.usefixtures("tensorflow")
