@@ -24,6 +24,7 @@ import tensorflow as tf
 from checkmate.core.allocator import SPLIT_BYTES, UNIT_BYTES, Pool, rounded_up
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
+from checkmate.tf2 import gpus
 from checkmate.tf2.memory.profiler import AllocatorEvent, observe
 from checkmate.tf2.memory.requests import (
     address_of,
@@ -57,14 +58,22 @@ def probe(step_bytes: int) -> Pool:
       step_bytes: What a step may need in one piece.
 
     Raises:
-      CheckmateError: The allocator does not report, is none that `Pool` follows, has no
-        `step_bytes` in one piece, or served others meanwhile; or a profile is being taken.
+      CheckmateError: The allocator does not report, is none that `Pool` follows, grows in a GPU's
+        memory, has no `step_bytes` in one piece, or served others meanwhile; or a profile is being
+        taken.
     """
     device = devices.training_device()
     if not devices.allocator_reports(device):
         raise CheckmateError(
             f"The allocator of {device} does not say how much is in use. What is free in it cannot"
             " be found out."
+        )
+    if device.startswith("GPU") and gpus.grows(device):
+        # Each request that no free chunk serves takes memory from other processes, up to twice as
+        # much, and for good.
+        raise CheckmateError(
+            f"The pool of {device} grows (memory growth). To find out what is free in it would have"
+            " it grow."
         )
     smallest = smallest_bytes(device)
     search = _Search(device, max(step_bytes, 4 * smallest), smallest)
