@@ -34,7 +34,7 @@ def details(device: str) -> dict[str, Any]:
 def grows(device: str) -> bool:
     """True where the pool grows region by region, so that other processes can take what it has not
     fetched yet."""
-    asked = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower()
+    asked = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if asked in ("true", "false"):  # TensorFlow lets the variable decide
         return asked == "true"
     return bool(tf.config.experimental.get_memory_growth(physical(device)))

@@ -48,7 +48,7 @@ def free_bytes(device: str) -> int:
     import psutil
 
     own = psutil.Process().memory_info().rss
-    return min([psutil.virtual_memory().available + own, *_container_limits()])
+    return min([psutil.virtual_memory().available + own, *container_limits()])
 
 
 def free_or_none(device: str) -> int | None:
@@ -88,8 +88,8 @@ def _is_its_own(device: str) -> bool:
     return devices.cap_bytes(device) is not None
 
 
-def _container_limits() -> list[int]:
-    """The limits of the container on the memory of its processes; empty without one."""
+def container_limits() -> list[int]:
+    """Returns the limits of the container on the memory of its processes; empty without one."""
     found = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
