@@ -89,7 +89,8 @@ def write(traced: TracedStep, plan: Plan, buffers: OutputBuffers | None = None) 
 
 
 class Replayed:
-    """The function that runs a plan of a traced step, on flattened arguments.
+    """The function that runs a plan of a traced step, on flattened arguments: also inside of
+    another function, which TensorFlow's graph optimizer may rewrite, but not this one in it.
 
     Args:
       buffers: Output buffers. Without them each step allocates memory for all results.
@@ -129,7 +130,7 @@ class Replayed:
         def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
             return written.make(flat, handles)
 
-        return tf.function(replay, autograph=False).get_concrete_function(handles, *arguments)
+        return grappler.apart(replay, handles, *arguments)
 
 
 def output_buffers_bytes(run: Any) -> int:

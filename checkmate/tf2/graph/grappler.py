@@ -25,9 +25,10 @@ it is confirmed, and single ops that are measured) is run without.
 
 Grappler has no public entry. This file alone uses `tensorflow.python.grappler.tf_optimizer` and
 `.cluster`, `tensorflow.core.protobuf.device_properties_pb2`, and
-`tensorflow.python.eager.context.context().function_call_options`. If they are missing, or if their
-result cannot be used, the traced graph is planned, and a warning says so once. `test_grappler`
-asserts that the installed TensorFlow has them.
+`tensorflow.python.eager.context.context().function_call_options`, and names the attribute
+`_noinline` of functions. If they are missing, or if their result cannot be used, the traced graph
+is planned, and a warning says so once. `test_grappler` asserts that the installed TensorFlow has
+them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ log = logging.getLogger("checkmate")
 _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
 """RewriterConfig.Toggle.OFF, RewriterConfig.MemOptType.NO_MEM_OPT."""
 
+_RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")
 _warned: set[str] = set()
 _without_grappler: dict[tuple[bytes, Any], Any] = {}
@@ -63,8 +65,9 @@ _without_grappler: dict[tuple[bytes, Any], Any] = {}
 def run(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a `ConcreteFunction` and has TensorFlow run its ops without optimizing them.
 
-    This applies to one call in one thread and changes no setting of the process. It has no effect
-    inside of another function. If TensorFlow lacks the private names, the call is an ordinary one.
+    This applies to one call in one thread and changes no setting of the process. Inside of another
+    function it applies to what `apart` made; TensorFlow would merge any other function into the one
+    that calls it. If TensorFlow lacks the private names, the call is an ordinary one.
     """
     try:
         context, usual = _context()
@@ -75,6 +78,17 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     finally:
         context.function_call_options = usual
+
+
+def apart(body: Callable[..., Any], *specs: Any) -> Any:
+    """Returns a `ConcreteFunction` that TensorFlow runs as a whole where another function calls it,
+    with the options of that call, and does not merge into the other one.
+
+    Args:
+      specs: Those of the arguments, nests of `tf.TensorSpec`.
+    """
+    function = tf.function(body, autograph=False, experimental_attributes={_RUN_AS_A_WHOLE: True})
+    return function.get_concrete_function(*specs)
 
 
 def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
