@@ -14,6 +14,7 @@ from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.in_place import Group
 from checkmate.tf2.graph.operations import (
@@ -123,7 +124,7 @@ class IsolatedOps:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
 
         def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            own = tf.raw_ops.DeepCopy(x=arguments[k])
+            own = copy_of(arguments[k])
             return self._build(*arguments[:k], own, *arguments[k + 1 :])
 
         try:

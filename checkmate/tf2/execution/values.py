@@ -14,6 +14,7 @@ from checkmate.tf2.graph.operations import (
     can_be_filled,
     is_argument,
     is_constant,
+    is_stateful,
     reads_variable,
     role_of,
     source_of,
@@ -51,6 +52,22 @@ class Values:
         self._variable_of: dict[str, Any] = {}  # tensor that is a variable's memory -> the handle
         self._readers: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
         self._markers: dict[str, str] = {}  # a fusible evaluation -> the op to wait for instead
+
+    def write_first(self) -> None:
+        """Writes the small ops that no planned op and no write comes before, as the arithmetic of
+        random seeds.
+
+        On a GPU some of them read or run in the host's memory. In the middle of the step each would
+        wait until the device has done all that it was given, and the device would wait for it.
+        """
+        first: set[tf.Operation] = set()
+        for operation in reachable(self.traced.flat.graph):
+            before = {*(source_of(t).op for t in operation.inputs), *operation.control_inputs}
+            waits = operation in self.planned or is_stateful(operation) or not before <= first
+            if is_argument(operation) or not waits:
+                first.add(operation)
+                if role_of(operation) is Role.KERNEL:
+                    self.made(operation)
 
     def tensor(self, tensor: tf.Tensor) -> str:
         """Returns the name of a tensor's present value.
