@@ -40,7 +40,8 @@ def gpu_kernel(operation: tf.Operation) -> Kernel | None:
     if operation.type in WITHOUT_KERNELS or is_argument(operation):
         return Kernel((), ())
     for kernel in _registered(operation.type):
-        if kernel.label or kernel.device_type not in ("GPU", "DEFAULT"):
+        label = operation.node_def.attr["_kernel"].s.decode()
+        if kernel.label != label or kernel.device_type not in ("GPU", "DEFAULT"):
             continue
         if all(_fits(operation, each) for each in kernel.constraint):
             definition, on_host = operation.op_def, set(kernel.host_memory_arg)
@@ -77,8 +78,11 @@ def _registered(op_type: str) -> tuple[Any, ...]:
 def _fits(operation: tf.Operation, constraint: Any) -> bool:
     """Whether an op's attribute is among those that a kernel is registered for."""
     value = operation.node_def.attr[constraint.name]
+    allowed = constraint.allowed_values.list
+    if allowed.s:
+        return value.s in allowed.s
     types = list(value.list.type) if value.HasField("list") else [value.type]
-    return set(types) <= {*constraint.allowed_values.list.type}
+    return set(types) <= {*allowed.type}
 
 
 def _indices(operation: tf.Operation, arguments: Any, names: set[str]) -> Iterator[int]:
