@@ -26,7 +26,7 @@ from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.execution.replay import write
+from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import TracedStep, analyse
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.own_memory import give_own_memory
@@ -109,7 +109,7 @@ class ReplicatedFunction(PlannedFunction):
         @tf.autograph.experimental.do_not_convert
         def on_replica(*args: Any) -> Any:
             number = local_number(self._strategy)
-            gradients, result = write(traced[number], plan).make(Call.of(args, {}).tensors)
+            gradients, result = Replayed(traced[number], plan)(*Call.of(args, {}).tensors)
             self._optimizer.apply(gradients, variables)
             return result
 

@@ -4,8 +4,9 @@ attributes, in the plan's order.
 Control edges order the ops: every evaluation waits for the one before it. Without that chain
 TensorFlow's executor would start a recomputation as soon as its inputs are there, and the plan
 would save nothing. Small ops are in the chain, too, since the place of their values decides which
-free chunks of memory remain; so every step has the same peak. Views, constants and reads are not in
-the chain. The bodies of loops and conditions have chains of their own.
+free chunks of memory remain; so every step has the same peak. Those that depend on no planned op
+come first. Views, constants and reads are not in the chain. The bodies of loops and conditions have
+chains of their own.
 
 A value that outlives the step must not lie in the memory that the step allocates and frees: a few
 bytes there divide a free chunk, and the peak would differ from step to step. So a write to a
@@ -77,6 +78,7 @@ def write(traced: TracedStep, plan: Plan, buffers: OutputBuffers | None = None) 
         them.
     """
     writer = PlanWriter(traced, sum(traced.early) if buffers else 0)
+    writer.values.write_first()
     for step in plan.steps:
         if isinstance(step, Compute):
             writer.evaluate(step.op)
@@ -89,7 +91,8 @@ def write(traced: TracedStep, plan: Plan, buffers: OutputBuffers | None = None) 
 
 
 class Replayed:
-    """The function that runs a plan of a traced step, on flattened arguments.
+    """The function that runs a plan of a traced step, on flattened arguments: also inside of
+    another function, which TensorFlow's graph optimizer may rewrite, but not this one in it.
 
     Args:
       buffers: Output buffers. Without them each step allocates memory for all results.
@@ -129,7 +132,7 @@ class Replayed:
         def replay(handles: Sequence[tf.Tensor], *flat: tf.Tensor) -> Any:
             return written.make(flat, handles)
 
-        return tf.function(replay, autograph=False).get_concrete_function(handles, *arguments)
+        return grappler.apart(replay, handles, *arguments)
 
 
 def output_buffers_bytes(run: Any) -> int:

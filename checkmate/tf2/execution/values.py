@@ -14,6 +14,7 @@ from checkmate.tf2.graph.operations import (
     can_be_filled,
     is_argument,
     is_constant,
+    is_stateful,
     reads_variable,
     role_of,
     source_of,
@@ -51,6 +52,22 @@ class Values:
         self._variable_of: dict[str, Any] = {}  # tensor that is a variable's memory -> the handle
         self._readers: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
         self._markers: dict[str, str] = {}  # a fusible evaluation -> the op to wait for instead
+
+    def write_first(self) -> None:
+        """Writes the small ops that no planned op comes before, as the arithmetic of random seeds.
+
+        On a GPU some of them read or run in the host's memory. In the middle of the step each would
+        wait until the device has done all that it was given, and the device would wait for it.
+        """
+        first: set[tf.Operation] = set()
+        read = self._read_by_planned()
+        for operation in reachable(self.traced.flat.graph):
+            before = {*(source_of(t).op for t in operation.inputs), *operation.control_inputs}
+            waits = operation in self.planned or not before <= first
+            if is_argument(operation) or not (waits or self._has_effects(operation, read)):
+                first.add(operation)
+                if role_of(operation) is Role.KERNEL:
+                    self.made(operation)
 
     def tensor(self, tensor: tf.Tensor) -> str:
         """Returns the name of a tensor's present value.
@@ -175,6 +192,20 @@ class Values:
     def _running(self) -> set[tf.Operation]:
         """The ops of the traced step that outputs or side effects need."""
         return set(reachable(self.traced.flat.graph))
+
+    def _read_by_planned(self) -> set[Any]:
+        """The handles of the variables whose content a planned op reads or changes."""
+        inputs = [source_of(tensor) for o in self.planned for tensor in o.inputs]
+        for tensor in inputs:  # grows meanwhile
+            if role_of(tensor.op) is Role.VIEW or reads_variable(tensor.op):
+                inputs += map(source_of, tensor.op.inputs)
+        return {tensor.ref() for tensor in inputs if tensor.dtype == tf.resource}
+
+    def _has_effects(self, operation: tf.Operation, read: set[Any]) -> bool:
+        """True for an op that changes more than variables which no planned op reads."""
+        handles = {source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource}
+        only_writes = handles and not operation.outputs and handles.isdisjoint(read)
+        return is_stateful(operation) and not only_writes
 
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self._once or operation in self.current

@@ -228,7 +228,7 @@ class FlatGraph:
         of."""
         if self._planned_names is not None:
             return operation.name in self._planned_names
-        if any(self._sizes.total[o] > self.small_bytes for o in (operation, *made_of)):
+        if not all(map(self._sizes.is_small, (operation, *made_of))):
             return True
         writes = not self.only_reads(operation)
         return writes and not self._read_by_bodies.isdisjoint(_handles(operation))

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.graph import copying
 from checkmate.tf2.graph.operations import is_call
 
 
@@ -86,9 +87,8 @@ class GraphWriter:
         Args:
           like: A tensor of the value's shape and dtype.
         """
-        node = self._assign_all(
-            "ResourceStridedSliceAssign", handle, value, like, after=after, name=name
-        )
+        kind = "ResourceStridedSliceAssign"
+        node = self._assign_all(kind, handle, value, like, after=after, name=name)
         return self.share(handle, after=node.name)
 
     def share(self, handle: str, *, after: str) -> str:
@@ -98,42 +98,38 @@ class GraphWriter:
 
     def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that returns a variable's memory, and returns the name of its tensor."""
-        node = self._node("read", "ReadVariableOp", [handle], after)
-        node.attr["dtype"].type = like.dtype.as_datatype_enum
-        return f"{node.name}:0"
+        return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
     def allocate(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that allocates memory for a value like this one without filling it; returns
         the name of its tensor."""
         shape = self.constant(like.shape.as_list(), tf.int32)
-        node = self._node("buffer", "Empty", [shape], after)
-        node.attr["dtype"].type = like.dtype.as_datatype_enum
+        node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
         """Writes an op that copies a value into memory that `allocate` returned and that no other
         op reads; returns the name of its tensor."""
-        node = self._assign_all(
-            "TensorStridedSliceUpdate", memory, value, like, after=after, name="result"
-        )
+        kind = "TensorStridedSliceUpdate"
+        node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
-        """Writes an op that copies a value to memory of its own; returns the name of its tensor."""
-        copy = self.add("DeepCopy", [value], like.dtype, after=after, name=name)
-        self.like[copy.partition(":")[0]] = (like,)
-        return copy
+        """Writes what copies a value to memory of its own; returns the name of its tensor."""
+        for kind, types in copying.steps(like.dtype):
+            node = self._node(name, kind, [value], after, **types)
+            self.like[node.name] = (like,)
+            value, after = f"{node.name}:0", ()
+        return value
 
     def _assign_all(
         self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
     ) -> Any:
         """Writes an op that assigns to a slice, which is the whole."""
         whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
-        node = self._node(name, kind, [to, *whole, value], after)
-        node.attr["T"].type = like.dtype.as_datatype_enum
-        node.attr["Index"].type = tf.int32.as_datatype_enum
+        node = self._node(name, kind, [to, *whole, value], after, T=like.dtype, Index=tf.int32)
         node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
         return node
 
@@ -148,9 +144,7 @@ class GraphWriter:
     ) -> str:
         """Writes an op whose one type attribute is T, to run after the ops of these names; returns
         the name of its tensor."""
-        node = self._node(name, kind, inputs, after)
-        node.attr["T"].type = dtype.as_datatype_enum
-        return f"{node.name}:0"
+        return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
     def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
         """Writes an op that returns a value after the ops `before` have run; returns the name of
@@ -170,17 +164,17 @@ class GraphWriter:
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""
-        node = self._node("shape", "Const", [])
-        node.attr["dtype"].type = dtype.as_datatype_enum
+        node = self._node("shape", "Const", [], dtype=dtype)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
 
     def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
         """Writes a number that TensorFlow does not recognize as a constant, so that it does not
         fold what is computed from the number."""
-        no = self._node(f"{name}/no", "Empty", [self.constant([], tf.int32)])
-        no.attr["dtype"].type = tf.bool.as_datatype_enum
-        no.attr["init"].b = True
+        # GPUs have no kernel that makes a bool this way.
+        zero = self._node(f"{name}/zero", "Empty", [self.constant([], tf.int32)], dtype=tf.float32)
+        zero.attr["init"].b = True
+        no = self._node(f"{name}/no", "Cast", [f"{zero.name}:0"], SrcT=tf.float32, DstT=tf.bool)
         return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
 
     def import_here(
@@ -217,7 +211,7 @@ class GraphWriter:
             order. Only a function that runs needs them.
         """
         arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in arguments]
         names = names_of_inputs(concrete).values()
 
         def body(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -237,10 +231,20 @@ class GraphWriter:
             return tf.compat.v1.wrap_function(body, specs)
         return tf.function(body, autograph=False).get_concrete_function(*specs)
 
-    def _node(self, name: str, kind: str, inputs: Sequence[str], after: Sequence[str] = ()) -> Any:
-        """Adds an op without attributes, to run after the ops of these names."""
+    def _node(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[str],
+        after: Sequence[str] = (),
+        **types: tf.DType,
+    ) -> Any:
+        """Adds an op with these type attributes, to run after the ops of these names."""
         control = (f"^{before}" for before in after)
-        return self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *control])
+        node = self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *control])
+        for attribute, dtype in types.items():
+            node.attr[attribute].type = dtype.as_datatype_enum
+        return node
 
     def _unique(self, name: str) -> str:
         unique = name
@@ -252,8 +256,7 @@ class GraphWriter:
 
 
 def tell_shapes(node: Any, operation: tf.Operation) -> None:
-    """Writes the shapes of an op's outputs into its copy, for ops whose output shapes TensorFlow
-    does not infer."""
+    """Writes the shapes of an op's outputs into its copy, where TensorFlow does not infer them."""
     del node.attr["_output_shapes"].list.shape[:]
     node.attr["_output_shapes"].list.shape.extend(
         tensor.shape.as_proto() for tensor in operation.outputs
@@ -273,10 +276,7 @@ def reachable(graph: Any) -> list[tf.Operation]:
     while pending:
         operation = pending.pop()
         if operation not in inputs_of:
-            inputs_of[operation] = [
-                *(tensor.op for tensor in operation.inputs),
-                *operation.control_inputs,
-            ]
+            inputs_of[operation] = [*(t.op for t in operation.inputs), *operation.control_inputs]
             pending += inputs_of[operation]
     # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation
     # order is not enough.

@@ -14,11 +14,21 @@ memory, which is the plan's task: it turns large sums into accumulators that no 
 recompute. For the other passes, `described` gives every op a device and every argument a shape, as
 TensorFlow does when it instantiates a function, so that they leave the ops that TensorFlow runs.
 
-Grappler has no public entry. This file alone uses
-`tensorflow.python.grappler.tf_optimizer.OptimizeGraph` and
-`tensorflow.python.eager.context.context().function_call_options`. If they are missing, or if their
-result cannot be used, the traced graph is planned, and a warning says so once. `test_grappler`
-asserts that the installed TensorFlow has both.
+The layout pass, which works for GPUs alone, runs before planning and never after. It has
+convolutions compute in another order of axes and puts transpositions, as large as activations,
+around them. After planning, no control edge of the plan would order those: they would run early and
+stay in memory, and the plan would save next to nothing. Before planning, they are ops like others,
+which plans count, free and recompute. Switched off altogether, convolutions would run other kernels
+than those of the plain step, with transpositions inside of each. So the plain step is run with
+Grappler, as users run it; and all that we run of what Grappler left (the planned step, also while
+it is confirmed, and single ops that are measured) is run without.
+
+Grappler has no public entry. This file alone uses `tensorflow.python.grappler.tf_optimizer` and
+`.cluster`, `tensorflow.core.protobuf.device_properties_pb2`, and
+`tensorflow.python.eager.context.context().function_call_options`, and names the attribute
+`_noinline` of functions. If they are missing, or if their result cannot be used, the traced graph
+is planned, and a warning says so once. `test_grappler` asserts that the installed TensorFlow has
+them.
 """
 
 from __future__ import annotations
@@ -29,6 +39,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.graph_writer import names_of_inputs
 from checkmate.tf2.graph.grappler_nodes import (
     UnusableError,
@@ -45,6 +56,7 @@ log = logging.getLogger("checkmate")
 _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
 """RewriterConfig.Toggle.OFF, RewriterConfig.MemOptType.NO_MEM_OPT."""
 
+_RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")
 _warned: set[str] = set()
 _without_grappler: dict[tuple[bytes, Any], Any] = {}
@@ -53,8 +65,9 @@ _without_grappler: dict[tuple[bytes, Any], Any] = {}
 def run(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a `ConcreteFunction` and has TensorFlow run its ops without optimizing them.
 
-    This applies to one call in one thread and changes no setting of the process. It has no effect
-    inside of another function. If TensorFlow lacks the private names, the call is an ordinary one.
+    This applies to one call in one thread and changes no setting of the process. Inside of another
+    function it applies to what `apart` made; TensorFlow would merge any other function into the one
+    that calls it. If TensorFlow lacks the private names, the call is an ordinary one.
     """
     try:
         context, usual = _context()
@@ -65,6 +78,17 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     finally:
         context.function_call_options = usual
+
+
+def apart(body: Callable[..., Any], *specs: Any) -> Any:
+    """Returns a `ConcreteFunction` that TensorFlow runs as a whole where another function calls it,
+    with the options of that call, and does not merge into the other one.
+
+    Args:
+      specs: Those of the arguments, nests of `tf.TensorSpec`.
+    """
+    function = tf.function(body, autograph=False, experimental_attributes={_RUN_AS_A_WHOLE: True})
+    return function.get_concrete_function(*specs)
 
 
 def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
@@ -131,17 +155,20 @@ def _switched_off(usual: Any) -> Any:
 def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
     """The nodes that Grappler leaves, without those of the arguments, whose readers have the names
     that `names_of_inputs` gives."""
-    from tensorflow.python.grappler import tf_optimizer
+    from tensorflow.python.grappler import cluster, tf_optimizer
 
+    device = training_device()
     placeholders = (tensor.op.name for tensor in concrete.inputs)
     given = dict(zip(placeholders, names_of_inputs(concrete).values(), strict=True))
-    graph_def = described(concrete, variables)
+    graph_def = described(concrete, variables, device.name)
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     effects = [operation.name for operation in concrete.graph.control_outputs]
     meta_graph.collection_def["train_op"].node_list.value.extend(
         [*(tensor.name for tensor in concrete.outputs), *effects]
     )
-    optimized = tf_optimizer.OptimizeGraph(_passes(), meta_graph).node
+    optimized = tf_optimizer.OptimizeGraph(
+        _passes(device), meta_graph, cluster=cluster.Cluster(devices=[device])
+    ).node
     nodes = [each for node in optimized if node.name not in given for each in as_registered(node)]
     names = {node.name for node in nodes}
     lost = [name for name in _needed(concrete) if name not in names and name not in given]
@@ -154,17 +181,39 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
     for node in nodes:
         if not known.issuperset(functions(node)):
             raise UnusableError(f"{node.name!r} calls a function that the step does not have.")
-        _clean(node, given, own_device)
+        _clean(node, given, own_device, device.name)
     return nodes
 
 
-def _passes() -> Any:
+def training_device() -> Any:
+    """Returns the device that trains as Grappler is told of it, a `NamedDevice`: its full name, and
+    for a GPU the compute capability, by which the layout pass decides."""
+    from tensorflow.core.protobuf import device_properties_pb2
+
+    suffix = devices.training_device()
+    logical = tf.config.list_logical_devices()
+    name = next(each.name for each in logical if each.name.endswith(suffix))
+    kind = suffix.partition(":")[0]
+    found = device_properties_pb2.NamedDevice(
+        name=f"/job:localhost/replica:0/task:0{name}" if name.startswith("/device") else name
+    )
+    found.properties.type = kind
+    if kind == "GPU":
+        details = tf.config.experimental.get_device_details(
+            tf.config.list_physical_devices("GPU")[0]
+        )
+        capability = details.get("compute_capability", ())
+        found.properties.environment["architecture"] = ".".join(map(str, capability))
+    return found
+
+
+def _passes(device: Any) -> Any:
     """The process' settings for functions, without the passes that planning leaves out."""
     config = _config()
     options = config.graph_options.rewrite_options
     options.min_graph_nodes = -1  # small graphs, too
     options.function_optimization, options.memory_optimization = _OFF, _NO_MEMORY_OPTIMIZATION
-    if not tf.config.list_physical_devices("GPU"):
+    if device.properties.type != "GPU":
         # This pass leaves the graphs of CPUs unchanged, after it has inferred all shapes.
         options.layout_optimizer = _OFF
     # By default, all that this one does is to move ops into branches.
@@ -172,12 +221,15 @@ def _passes() -> Any:
     return config
 
 
-def _clean(node: Any, given: Mapping[str, str], own_device: Mapping[str, str]) -> None:
-    """Takes back what `described` and Grappler added to a node."""
+def _clean(
+    node: Any, given: Mapping[str, str], own_device: Mapping[str, str], default: str
+) -> None:
+    """Takes back what `described` and Grappler added to a node. An op that Grappler made stays on
+    the device of what it was made of."""
     added = [key for key in node.attr if key in _ADDED_BY_RUNTIME or key.startswith("_grappler")]
     for name in added:
         del node.attr[name]
-    node.device = own_device.get(node.name, "")
+    node.device = own_device.get(node.name, "" if node.device == default else node.device)
     node.input[:] = [
         given.get(name.removesuffix(":0"), name)
         for name in node.input

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError
-from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.graph_writer import (
     GraphWriter,
     names_of_inputs,
@@ -38,16 +37,14 @@ class UnusableError(CheckmateError):
     """What Grappler returned lacks something."""
 
 
-def described(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
+def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> Any:
     """Returns the graph of a function with what TensorFlow adds when it instantiates one: a device
-    for every op, and the shapes of arguments and variables."""
+    for every op, and the shapes of arguments and variables.
+
+    Args:
+      device: The full name of the device of ops that do not name one.
+    """
     graph_def = concrete.graph.as_graph_def()
-    device = next(
-        each.name
-        for each in tf.config.list_logical_devices()
-        if each.name.endswith(devices.training_device())
-    )
-    device = f"/job:localhost/replica:0/task:0{device}" if device.startswith("/device") else device
     by_handle = {id(variable.handle): variable for variable in variables}
     captured = concrete.captured_inputs
     placeholders = concrete.inputs[len(concrete.inputs) - len(captured) :]

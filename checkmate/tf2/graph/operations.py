@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
+from checkmate.tf2.graph.copying import ON_GPUS
 from checkmate.tf2.op_rule import Role, Runs, Shares, Source, State
 from checkmate.tf2.ops import rule_of
 
@@ -62,7 +63,7 @@ def can_be_copied(dtype: tf.DType) -> bool:
 def can_be_filled(tensor: tf.Tensor) -> bool:
     """True if memory for a value can be allocated before the value is computed, and TensorFlow has
     a kernel that copies the value there."""
-    kernel = tensor.dtype.is_floating or not training_device().startswith("GPU")
+    kernel = tensor.dtype in ON_GPUS or not training_device().startswith("GPU")
     return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
 
 

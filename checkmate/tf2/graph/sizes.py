@@ -66,6 +66,10 @@ class OpSizes:
         kernels = (operation for operation in operations if role_of(operation) is Role.KERNEL)
         self.small_bytes = _small_threshold([size for o in kernels for size in self._sizes(o)])
 
+    def is_small(self, operation: tf.Operation) -> bool:
+        """Returns whether all outputs of an op are small."""
+        return all(size <= self.small_bytes for size in self._sizes(operation))
+
     def small_outputs(self, operation: tf.Operation) -> int:
         """Returns the bytes of the small outputs of an op that also has a larger one, else 0."""
         sizes = self._sizes(operation)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
+from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.operations import can_be_copied, can_be_filled
 
 
@@ -31,7 +32,7 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
         elif can_be_copied(variable.dtype):
             # No kernel writes a part of such a variable: it gets a copy, which frees the buffer
             # that it had.
-            variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()), read_value=False)
+            variable.assign(copy_of(variable.read_value()), read_value=False)
 
 
 _MAX_DIMENSIONS = 7

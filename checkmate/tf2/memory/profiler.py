@@ -160,8 +160,10 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
             f" verify needs it. {error}"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
+        # What the host sees is enough: every op (level 3) and what the allocators of all devices
+        # do. To have GPUs trace, too, would start and stop CUPTI each time.
         options = tf.profiler.experimental.ProfilerOptions(
-            host_tracer_level=3, python_tracer_level=0
+            host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
         )
         try:
             tf.profiler.experimental.start(folder, options=options)

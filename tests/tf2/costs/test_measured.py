@@ -350,5 +350,65 @@ def test_an_op_is_timed_no_more_often_than_it_takes_to_know(monkeypatch, seconds
 
     timed = []
     monkeypatch.setattr(isolated, "_seconds", lambda call: timed.append(call) or seconds)
-    assert isolated._median_s(lambda: None) == seconds
+    assert set(isolated._seconds_of_calls(lambda: None)) == {seconds}
     assert runs <= len(timed) <= runs + 1
+
+
+CALL_S = 50e-6
+
+
+@pytest.mark.parametrize(("op_s", "times"), [(2e-6, 16), (5e-3, 1)])
+def test_a_short_op_is_timed_many_times_in_one_call(tensorflow, monkeypatch, op_s, times):
+    """Its time is what more evaluations add, without what the call takes. The clock here counts the
+    kernels that ran."""
+    from tracing import traced
+
+    from checkmate.tf2.costs import isolated
+    from checkmate.tf2.memory.profiler import observe
+
+    ran = []
+
+    def seconds(call):
+        kernels = observe(call).ran
+        ran.append(sum(kernels[each] for each in kernels if each[1] == "Sin"))
+        return CALL_S + ran[-1] * op_s
+
+    monkeypatch.setattr(isolated, "_seconds", seconds)
+    monkeypatch.setattr(isolated, "MOST_REPEATS", 3)
+    found = traced(tensorflow.sin)
+    ops = isolated.IsolatedOps(found.groups[0], found.values[0], found.taken[0])
+    measured = ops.measure("CPU:0", False, overhead_s=1.2 * CALL_S)
+    assert max(ran) == times
+    assert measured.seconds == pytest.approx(op_s, rel=0.01)
+
+
+def test_evaluations_that_are_timed_together_take_the_memory_of_one(tensorflow):
+    from tracing import VALUE_BYTES, traced
+
+    from checkmate.tf2.costs import isolated
+    from checkmate.tf2.memory.profiler import observe
+
+    found = traced(tensorflow.sin)
+    ops = isolated.IsolatedOps(found.groups[0], found.values[0], found.taken[0])
+    (spec,) = (tensorflow.TensorSpec(each.shape, each.dtype) for each in ops.arguments)
+    value = isolated.some_value(spec)
+    seen = observe(ops._call(5, [spec], [value]))
+    assert seen.most_requested_bytes == VALUE_BYTES
+    assert sum(count for (_, kernel), count in seen.ran.items() if kernel == "Sin") == 5
+
+
+def test_the_profiler_does_not_trace_the_device(tensorflow, monkeypatch):
+    """On a GPU that would start CUPTI for each op that is measured; what the allocator does is seen
+    without."""
+    from checkmate.tf2.memory.profiler import observe
+
+    profiler, options = tensorflow.profiler.experimental, []
+    start = profiler.start
+
+    def asked(folder, **given):
+        options.append(given["options"])
+        start(folder, **given)
+
+    monkeypatch.setattr(profiler, "start", asked)
+    assert observe(lambda: tensorflow.zeros((512, 512)) + 1.0).events
+    assert [each.device_tracer_level for each in options] == [0]

@@ -150,6 +150,32 @@ def test_only_the_call_is_without_the_optimizer(tensorflow, grappler, optimizer_
     assert context.context().function_call_options is usual
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["apart", "merged"])
+def test_inside_of_another_function_what_is_apart_runs_without_the_optimizer(
+    whole, tensorflow, grappler, optimizer_on
+):
+    """As on replicas, whose steps a function of all replicas calls. The optimizer makes squares of
+    second powers."""
+    from checkmate.tf2.memory.profiler import observe
+
+    tf = tensorflow
+    total = tf.Variable(0.0)
+
+    def body(x):
+        y = tf.pow(x, 2.0)
+        total.assign_add(tf.reduce_sum(y))
+        return y
+
+    spec = tf.TensorSpec((64, 64))
+    inner = grappler.apart(body, spec) if whole else tf.function(body).get_concrete_function(spec)
+    outer = tf.function(lambda x: tf.pow(grappler.run(inner, x), 2.0))
+    outer(tf.ones((64, 64)))
+    kernels = [kernel for _, kernel in observe(lambda: outer(tf.ones((64, 64)))).ran]
+    assert ("Pow" in kernels) == whole
+    assert "Square" in kernels, "the other function is optimized"
+    assert total.numpy() == 2 * 64 * 64
+
+
 def lacks_an_output(graph_def):
     del graph_def.node[:]
 
@@ -294,6 +320,9 @@ def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     concrete = tensorflow.function(step).get_concrete_function(tensorflow.TensorSpec((8192, 8192)))
     assert "AddN" in types(grappler.optimize(concrete, ()))
     monkeypatch.setattr(grappler, "_NO_MEMORY_OPTIMIZATION", 0)
+    short_of_memory = grappler.training_device()
+    short_of_memory.properties.memory_size = 2**28  # what TensorFlow says of a CPU
+    monkeypatch.setattr(grappler, "training_device", lambda: short_of_memory)
     found = grappler.optimize(concrete, ())
     assert "AddN" not in types(found) and any(
         is_stateful(operation) for operation in found.graph.get_operations()
