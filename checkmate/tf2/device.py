@@ -181,7 +181,7 @@ def free_bytes(device: str) -> int:
     import psutil
 
     own = psutil.Process().memory_info().rss
-    return min([psutil.virtual_memory().available + own, *_container_limits()])
+    return min([psutil.virtual_memory().available + own, *container_limits()])
 
 
 def auto_budget(device: str) -> int:
@@ -190,7 +190,7 @@ def auto_budget(device: str) -> int:
     return int(free_bytes(device) * (1 - reserve))
 
 
-def _container_limits() -> list[int]:
+def container_limits() -> list[int]:
     """The limits of the container on the memory of its processes; empty without one."""
     found = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

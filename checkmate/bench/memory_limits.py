@@ -1,0 +1,87 @@
+"""What limits the memory of the device that trains, and by whom: for `checkmate doctor` and
+`checkmate bench accept`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.profiler import observe
+
+ALLOCATOR = "the allocator"
+CAP = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+CONTAINER = "the container"
+MACHINE = "the machine's free memory"
+DRIVER = "the driver (NVML)"
+LOGICAL_DEVICE = "memory_limit of the logical device"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit on the bytes of the training device, what this process has included, and who sets
+    it."""
+
+    bytes: int
+    by: str
+
+
+def memory_limits(device: str) -> list[Limit]:
+    """Returns every limit that can be found out; a driver that cannot be asked is left out."""
+    found = [(_allocator_bytes(device), ALLOCATOR)]
+    if device.startswith("GPU"):
+        found += [(_driver_bytes(device), DRIVER), (_logical_device_bytes(device), LOGICAL_DEVICE)]
+    else:
+        total, free = _machine_bytes()
+        found += [(devices.cap_bytes(device), CAP)]
+        # A container without a limit has one that is larger than any machine.
+        found += [(each, CONTAINER) for each in devices.container_limits() if each < total]
+        found += [(free, MACHINE)]
+    return [Limit(size, by) for size, by in found if size is not None]
+
+
+def _allocator_bytes(device: str) -> int | None:
+    """The allocator's own limit, as it says when it gives memory out; None where it says
+    nothing."""
+    if not devices.allocator_reports(device):
+        return None
+
+    def request() -> None:
+        with tf.device(device):
+            tf.raw_ops.Empty(shape=[2**10], dtype=tf.float32)
+
+    try:
+        events = observe(request).events
+    except CheckmateError:  # another profile is being taken
+        return None
+    return events[0].available_bytes + events[0].in_use_bytes if events else None
+
+
+def _driver_bytes(device: str) -> int | None:
+    """What the driver says is free, and what the pool has already."""
+    try:
+        return devices.free_bytes(device)
+    except Exception:  # NVML is another program's, and may be missing or refuse
+        return None
+
+
+def _logical_device_bytes(device: str) -> int | None:
+    """The `memory_limit` that the program gave the device."""
+    number = int(device.split(":")[1])
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or [None]
+        if number < len(parts):
+            limit = getattr(parts[number], "memory_limit", None)
+            return None if limit is None else int(limit * 2**20)
+        number -= len(parts)
+    return None
+
+
+def _machine_bytes() -> tuple[int, int]:
+    """The machine's memory, and what of it is free or this process has."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available + psutil.Process().memory_info().rss
