@@ -1,8 +1,9 @@
-"""What limits the memory of the device that trains, and by whom: for `checkmate doctor` and
-`checkmate bench accept`."""
+"""What limits the memory of the device that trains, and by whom; a limit of one's own, and whether
+an error means that it was reached."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -85,3 +86,24 @@ def _machine_bytes() -> tuple[int, int]:
 
     memory = psutil.virtual_memory()
     return memory.total, memory.available + psutil.Process().memory_info().rss
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Gives the allocator of the device that will train a limit, rounded down to MiB: on a GPU the
+    `memory_limit` of its logical device, else `TF_CPU_BFC_MEM_LIMIT_IN_MB`, which counts where
+    TF_CPU_ALLOCATOR_USE_BFC is set. To be called before TensorFlow runs its first op."""
+    gpus = tf.config.get_visible_devices("GPU")
+    mebibytes = limit_bytes >> 20
+    if gpus:
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=mebibytes)
+        tf.config.set_logical_device_configuration(gpus[0], [part])
+    else:
+        os.environ[CAP] = str(mebibytes)
+
+
+def is_out_of_memory(error: tf.errors.OpError) -> bool:
+    """True where an op failed for lack of memory. On a GPU a convolution that finds memory for none
+    of its algorithms says that it has none."""
+    return isinstance(error, tf.errors.ResourceExhaustedError) or any(
+        sign in (error.message or "") for sign in ("RESOURCE_EXHAUSTED", "No algorithm worked")
+    )

@@ -30,13 +30,6 @@ def test_the_allocator_s_limit_is_its_own():
     assert limits.CAP not in found
 
 
-@pytest.mark.own_process
-def test_the_allocator_s_limit_is_the_cap(monkeypatch):
-    monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "700")
-    found = {each.by: each.bytes for each in limits.memory_limits("CPU:0")}
-    assert found[limits.ALLOCATOR] == found[limits.CAP] == 700 * MIB
-
-
 class Part:
     def __init__(self, memory_limit):
         self.memory_limit = memory_limit
