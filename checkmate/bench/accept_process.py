@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -33,9 +34,10 @@ def _run(line: Line) -> Outcome:
 
 
 def _under(line: Line) -> str:
-    """The setting that hides GPUs in this line, as part of a sentence."""
-    visible = line.environment.get("CUDA_VISIBLE_DEVICES")
-    return "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
+    """The setting that hides GPUs from this line, as part of a sentence. What the line asked for
+    hangs on the process that started this one."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return f" with {name}={os.environ.get(name)}" if name in line.environment else ""
 
 
 if __name__ == "__main__":

@@ -138,8 +138,10 @@ def is_verified(name: str) -> Outcome:
 
 
 def adds_no_transposes(name: str) -> Outcome:
-    """Does the planned step run only the transpositions that were planned? Each one more is a copy
-    that nothing orders, beside what a plan frees."""
+    """Does the planned step run only the transpositions that were planned?
+
+    Each one more is a copy that nothing orders, beside what a plan frees.
+    """
     from checkmate.tf2.memory.profiler import observe
 
     work = net(name)
@@ -187,8 +189,10 @@ def layout_pass(name: str) -> Outcome:
 
 
 def beside_xla(name: str) -> Outcome:
-    """How long do steps take: plain, compiled by XLA, and planned? Passed if the planned one is
-    within its budget; XLA is what Keras uses on a GPU unless told otherwise."""
+    """How long do steps take that are plain, compiled by XLA, and planned within a budget?
+
+    XLA is what Keras uses on a GPU unless told otherwise. Times decide nothing.
+    """
     import tensorflow as tf
 
     work = net(name)
