@@ -4,10 +4,14 @@ import `strategies` and `oracles`.
 The settings of TensorFlow make a run exact and its memory counted: the CPU gets the allocator that
 GPUs have; one thread and deterministic ops make equal programs give equal bits; without Grappler
 and oneDNN the plain step is not fused, which is what "the model's own numbers" means.
+
+Tests see no GPU, so that they find the same on every machine. Those marked `gpu` run alone, by
+`pytest -m gpu -n 0`.
 """
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +43,29 @@ os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 OWN_PROCESS = "CHECKMATE_TEST_OWN_PROCESS"
+
+
+def selects_gpu(markers: str) -> bool:
+    """Whether an expression of `pytest -m` selects the tests marked `gpu`."""
+    return re.search(r"(?<!not )\bgpu\b", markers) is not None
+
+
+def pytest_configure(config):
+    """Hides every GPU from TensorFlow, which is not imported yet, or lets the tests have one.
+
+    A test's own process has the environment of the run that started it.
+    """
+    if not selects_gpu(config.getoption("markexpr")):
+        if OWN_PROCESS not in os.environ:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        return
+    if config.getoption("numprocesses", default=None):
+        raise pytest.UsageError(
+            "Tests marked gpu were asked for in several processes, of which the first would take"
+            " the whole GPU. Run them in one: pytest -m gpu -n 0"
+        )
+    # Tests in processes of their own need memory beside this one.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 
 def pytest_pyfunc_call(pyfuncitem):

@@ -1,8 +1,8 @@
 """`checkmate bench cap`: the largest batch that trains under a memory cap, plain and planned.
 
-The cap is the allocator's limit (`TF_CPU_BFC_MEM_LIMIT_IN_MB`). A step that needs more memory ends
-with ResourceExhaustedError, or crashes in a kernel that does not check its allocation. So each
-batch is tried in a fresh process.
+The cap is the allocator's limit: on a GPU the `memory_limit` of its logical device, on a CPU
+`TF_CPU_BFC_MEM_LIMIT_IN_MB`. A step that needs more memory ends with an error of TensorFlow, or
+crashes in a kernel that does not check its allocation. So each batch is tried in a fresh process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def measure(name: str, cap_bytes: int, steps: int) -> dict[str, Any]:
         def trained(batch: int) -> dict[str, Any]:
             try:
                 return fresh_process(
-                    "checkmate.bench.cap", [name, kind, str(steps), str(batch)], cap_bytes=cap_bytes
+                    "checkmate.bench.cap", [name, kind, *map(str, (steps, batch, cap_bytes))]
                 )
             except ProcessDiedError:
                 return {"trained": False, "batch": batch}
@@ -85,13 +85,16 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
-    """Trains a workload on a batch of this size in this process, plain or planned with
-    budget="auto"."""
+def train(name: str, kind: str, steps: int, batch: int, cap_bytes: int) -> dict[str, Any]:
+    """Trains a workload on a batch of this size in this process, in which TensorFlow has run
+    nothing, plain or planned with budget="auto"."""
     import keras
     import tensorflow as tf
 
     import checkmate
+    from checkmate.bench.memory_limits import is_out_of_memory, limit_memory
+
+    limit_memory(cap_bytes)
     from checkmate.bench.models import workload
     from checkmate.bench.training import plain_step, planned_step
 
@@ -108,14 +111,14 @@ def train(name: str, kind: str, steps: int, batch: int) -> dict[str, Any]:
             started = time.perf_counter()
             float(step(work.inputs, work.labels)[1])
             seconds.append(time.perf_counter() - started)
-    except (
-        tf.errors.ResourceExhaustedError,
-        checkmate.InfeasibleBudgetError,
-        checkmate.NoPlanFoundError,
-    ):
+    except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
+        return {"trained": False, "batch": batch}
+    except tf.errors.OpError as error:
+        if not is_out_of_memory(error):
+            raise
         return {"trained": False, "batch": batch}
     return {"trained": True, "batch": batch, "step_s": statistics.median(seconds[1:] or seconds)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    print(json.dumps(train(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))))

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checkmate.bench.process import fresh_process
+from checkmate.bench.training import LOSS_TOLERANCE, loss_difference
 from checkmate.units import format_bytes
-
-LOSS_TOLERANCE = 1e-3
-"""Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
-steps differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: the allocator's peak over all steps, the median step, every loss.
+    """One training: the allocator's peak over its steps, the median step, every loss.
+
+    The first of several plain steps is a warm-up: TensorFlow may try several algorithms of an op in
+    it, which take more memory than the step needs. A planned step has run before.
 
     Attributes:
       in_use: (seconds, bytes in use from then on) over one more step under TensorFlow's profiler,
@@ -59,8 +59,7 @@ class Demo:
     @property
     def losses_agree(self) -> bool:
         """Whether all losses equal those of the plain training, up to rounding."""
-        pairs = zip(self.plain.losses, self.planned.losses, strict=True)
-        return all(abs(a - b) <= LOSS_TOLERANCE * abs(a) for a, b in pairs)
+        return loss_difference(self.plain.losses, self.planned.losses) <= LOSS_TOLERANCE
 
     def sentence(self) -> str:
         """Returns the outcome in one sentence."""
@@ -68,19 +67,16 @@ class Demo:
         losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
         if self.moved is not None:
             losses += (
-                f": by up to {self._farthest(self.planned):.1e}; the plain step's own differ by up"
-                f" to {self._farthest(self.moved):.1e} if each weight starts one bit off"
+                f": by up to {loss_difference(self.plain.losses, self.planned.losses):.1e}; the"
+                " plain step's own differ by up to"
+                f" {loss_difference(self.plain.losses, self.moved.losses):.1e} if each weight"
+                " starts one bit off"
             )
         return (
             f"With a budget of {format_bytes(self.budget_bytes)}, {self.model} trained in"
             f" {format_bytes(self.planned.peak_bytes)} instead of"
             f" {format_bytes(self.plain.peak_bytes)} ({share:.0%}), at"
             f" {self.planned.step_s / self.plain.step_s:.2f} times the step time, with {losses}."
-        )
-
-    def _farthest(self, run: Run) -> float:
-        return max(
-            abs(a - b) / (abs(a) or 1.0) for a, b in zip(self.plain.losses, run.losses, strict=True)
         )
 
 
@@ -154,7 +150,9 @@ def train(
         budget_bytes, report = step.budget_bytes, str(step.report())
     tf.config.experimental.reset_memory_stats(device)
     seconds, losses = [], []
-    for _ in range(steps):
+    for k in range(steps):
+        if k == 1 and budget is None:
+            devices.forget_peak(device)
         started = time.perf_counter()
         _, loss = step(work.inputs, work.labels)
         losses.append(float(loss))

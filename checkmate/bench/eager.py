@@ -116,9 +116,7 @@ def trees(
         }
         for kind in sorted({"plain", "dtr"} - failed):
             try:
-                row[kind] = fresh_process(
-                    "checkmate.bench.eager", ["tree", kind, str(leaves)], cap_bytes=CAP_MIB << 20
-                )
+                row[kind] = fresh_process("checkmate.bench.eager", ["tree", kind, str(leaves)])
             except CheckmateError as error:
                 found = str(error)
                 row[kind] = next(
@@ -151,8 +149,10 @@ def run_tree(kind: str, leaves: int) -> float:
 
     from checkmate import tf2
     from checkmate.bench.eager_models import workload
+    from checkmate.bench.memory_limits import limit_memory
     from checkmate.tf2 import device as devices
 
+    limit_memory(CAP_MIB * MIB)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     devices.fetch_region(devices.training_device(), int(POOL_SHARE * CAP_MIB * MIB))
     with contextlib.nullcontext() if kind == "plain" else tf2.dtr(int(TREE_SHARE * CAP_MIB * MIB)):

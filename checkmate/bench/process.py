@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkmate.errors import CheckmateError
@@ -18,26 +18,28 @@ class ProcessDiedError(CheckmateError):
 
 
 def fresh_process(
-    module: str, arguments: Sequence[str], *, cap_bytes: int | None = None, timeout_s: float = 3600
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 3600,
 ) -> Any:
     """Runs `python -m module arguments` and returns the JSON value in its last line.
 
     Args:
-      cap_bytes: Limit of the CPU's allocator in that process, rounded down to MiB; None for the
-        machine's memory.
+      environment: Variables that it gets besides those of this process.
 
     Raises:
       ProcessDiedError: A signal ended the process.
       CheckmateError: The process failed or took longer than `timeout_s`. The message is that of
         the library's error, or the end of standard error.
     """
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
-    if cap_bytes is not None:
-        environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(cap_bytes >> 20)
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+    variables |= environment or {}
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise CheckmateError(

@@ -5,12 +5,24 @@ TensorFlow is imported on the first call.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 MIB = 2**20
+
+LOSS_TOLERANCE = 1e-3
+"""Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
+steps differently."""
+
+
+def loss_difference(plain: Sequence[float], losses: Sequence[float]) -> float:
+    """Returns the largest difference of a loss from the plain step's, relative to that; infinite
+    where one is no number."""
+    found = [abs(a - b) / (abs(a) or 1.0) for a, b in zip(plain, losses, strict=True)]
+    return max(each if math.isfinite(each) else math.inf for each in found)
 
 
 def plain_step(

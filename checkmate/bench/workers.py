@@ -116,7 +116,7 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
     if not optimized:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    step, optimizer = _step(strategy)
+    step, optimizer = replica_step(strategy)
     planned: Any = None
     run: Any = tf.function(lambda *batch: strategy.run(step, args=batch))
     if budget:
@@ -141,7 +141,7 @@ def work(optimized: bool, budget: str) -> dict[str, Any]:
     }
 
 
-def _step(strategy: Any) -> tuple[Any, Any]:
+def replica_step(strategy: Any) -> tuple[Any, Any]:
     """Returns a worker's training step of a small convolutional net, and the optimizer."""
     import keras
     import tensorflow as tf

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 import click
 
 import checkmate
+from checkmate.bench import trial
+from checkmate.bench.process import last_line
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import console, print_json, print_table
@@ -47,29 +49,49 @@ class Finding:
 
     Attributes:
       state: "ok"; "missing" for something that every command needs; "note" for something that only
-        some functions need.
+        some functions need; "wrong" for a training that is not as it should be.
       cure: What to do about it.
+      bytes: Of a limit on the memory of the training device.
+      by: Who sets that limit.
     """
 
     what: str
     state: str
     found: str
     cure: str = ""
+    bytes: int | None = None
+    by: str = ""
 
 
 @click.command("doctor")
+@click.option(
+    "--run",
+    "train",
+    is_flag=True,
+    help="Also train a small net plain and planned, in less than a minute, and compare.",
+)
 @json_option
-def doctor_command(as_json: bool) -> None:
+def doctor_command(train: bool, as_json: bool) -> None:
     """Check this installation.
 
-    Versions, solvers, devices, memory, and whether the allocator reports the bytes in use.
+    Versions, solvers, devices, every limit on memory, and whether the allocator reports the bytes
+    in use.
 
-    Exit status: 0 if nothing that is needed is missing, else 1.
+    With --run, the device that trains is tried, in a process of its own: is the measured peak
+    within the budget, are the losses the plain step's, and did every planned evaluation run?
 
-    JSON: what, state, found, cure.
+    Exit status: 0 if nothing that is needed is missing or wrong, else 1.
+
+    JSON: what, state, found, cure, bytes, by; the last two of limits.
     """
-    with Progress("doctor") as progress, progress.phase("checking"):
-        findings = list(examine())
+    with Progress("doctor", {"training": 1, "checking": 2} if train else None) as progress:
+        # First, as this process takes the memory of a GPU when it looks at it.
+        trained: list[Finding] = []
+        if train:
+            with progress.phase("training"):
+                trained = list(_trained())
+        with progress.phase("checking"):
+            findings = [*examine(), *trained]
     if as_json:
         for finding in findings:
             print_json(asdict(finding))
@@ -86,7 +108,7 @@ def doctor_command(as_json: bool) -> None:
                     markup=False,
                     soft_wrap=not out.is_terminal,
                 )
-    sys.exit(int(any(finding.state == "missing" for finding in findings)))
+    sys.exit(int(any(finding.state in ("missing", "wrong") for finding in findings)))
 
 
 def examine() -> Iterator[Finding]:
@@ -100,6 +122,17 @@ def examine() -> Iterator[Finding]:
         yield _package(module, name, "note", f"pip install {name}, for the solvers {solvers}")
     if importlib.util.find_spec("tensorflow") is not None:
         yield from _attempt("devices", _devices)
+
+
+def _trained() -> Iterator[Finding]:
+    """What a training on the device found."""
+    try:
+        checks = trial.run_trial().checks()
+    except checkmate.CheckmateError as error:
+        yield Finding("training", "wrong", last_line(error), trial.REPORT_IT)
+        return
+    for what, is_right, found in checks:
+        yield Finding(what, *(("ok", found) if is_right else ("wrong", found, trial.REPORT_IT)))
 
 
 def _package(module: str, name: str, state: str, cure: str) -> Finding:
@@ -138,6 +171,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding(
             "free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'"
         )
+    yield from _limits(training)
     if devices.allocator_reports(training):
         yield Finding("allocator", "ok", "reports the bytes in use: peaks are measured")
     else:
@@ -148,6 +182,14 @@ def _devices() -> Iterator[Finding]:
             "does not report the bytes in use: peaks are predicted, not measured",
             cure,
         )
+
+
+def _limits(training: str) -> Iterator[Finding]:
+    from checkmate.bench.memory_limits import memory_limits
+
+    for limit in memory_limits(training):
+        found = f"{format_bytes(limit.bytes)} by {limit.by}"
+        yield Finding("limit", "ok", found, bytes=limit.bytes, by=limit.by)
 
 
 def _gpu_cure(training: str) -> str:

@@ -1,18 +1,21 @@
 """`bench cap`: the search for the largest batch, whichever way a step runs out of memory."""
 
+import os
 import subprocess
 
 import pytest
+import tensorflow as tf
 
-from checkmate.bench import cap, process
+from checkmate.bench import cap, memory_limits, process
 from checkmate.bench.process import ProcessDiedError
 from checkmate.errors import CheckmateError
 
 
 @pytest.mark.parametrize(("plain", "planned"), [(0, 0), (0, 3), (1, 1), (5, 4), (8, 21), (19, 100)])
 def test_the_largest_batches_are_found(monkeypatch, plain, planned):
-    def fresh_process(module, arguments, *, cap_bytes):
-        _, kind, _, batch = arguments
+    def fresh_process(module, arguments):
+        _, kind, _, batch, cap_bytes = arguments
+        assert cap_bytes == str(400 << 20)
         most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
         if batch > most + 1:
             raise ProcessDiedError("status -11")
@@ -44,3 +47,51 @@ def test_a_crash_is_told_from_an_error(monkeypatch, status, kind):
     with pytest.raises(CheckmateError, match="something broke") as info:
         process.fresh_process("some.module", [])
     assert type(info.value) is kind
+
+
+@pytest.mark.own_process
+@pytest.mark.usefixtures("tensorflow")
+def test_the_cap_of_a_cpu_is_its_allocator_s_limit():
+    memory_limits.limit_memory((64 << 20) + 5)
+    found = {each.by: each.bytes for each in memory_limits.memory_limits("CPU:0")}
+    assert found[memory_limits.ALLOCATOR] == found[memory_limits.CAP] == 64 << 20
+
+
+def test_the_cap_of_a_gpu_is_the_limit_of_its_logical_device(monkeypatch):
+    given = {}
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["gpu 0", "gpu 1"])
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", given.__setitem__)
+    monkeypatch.delenv(memory_limits.CAP, raising=False)
+    memory_limits.limit_memory((600 << 20) + 5)
+    assert {gpu: [part.memory_limit for part in parts] for gpu, parts in given.items()} == {
+        "gpu 0": [600]
+    }
+    assert memory_limits.CAP not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"), True),
+        (tf.errors.NotFoundError(None, None, "No algorithm worked!  Error messages:"), True),
+        (tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: workspace"), True),
+        (tf.errors.InvalidArgumentError(None, None, "shapes must match"), False),
+    ],
+)
+def test_errors_that_mean_too_little_memory(error, expected):
+    assert memory_limits.is_out_of_memory(error) is expected
+
+
+def test_a_process_gets_the_variables_that_it_is_given(monkeypatch):
+    seen = {}
+
+    def run(command, env, **_):
+        seen.update(env)
+        return subprocess.CompletedProcess([], 0, "1\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("TF_GPU_ALLOCATOR", "bfc")
+    given = {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}
+    assert process.fresh_process("some.module", [], environment=given) == 1
+    assert seen["TF_GPU_ALLOCATOR"] == "cuda_malloc_async"
+    assert seen["TF_CPU_ALLOCATOR_USE_BFC"] == "true"

@@ -71,3 +71,37 @@ def test_beside_losses_that_differ_stands_what_a_last_bit_makes_of_them(calls, l
 def test_losses_that_agree_need_no_third_training(calls):
     CliRunner().invoke(main, ["demo", "--budget", "50%"])
     assert len(calls) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.own_process
+def test_the_first_plain_step_is_a_warm_up_and_the_first_planned_one_counts(
+    tensorflow, monkeypatch
+):
+    """On a GPU TensorFlow tries several algorithms of an op in the first step that it runs."""
+    from checkmate.bench import training
+    from checkmate.tf2.models import Workload
+
+    calls = []
+
+    def first_is_larger(*_, **__):
+        def step(inputs, labels):
+            size = (64 if not calls else 8) * MIB // 4
+            calls.append(size)
+            return None, tensorflow.reduce_sum(tensorflow.zeros(size))
+
+        step.budget_bytes, step.report = 100 * MIB, lambda: ""
+        return step
+
+    monkeypatch.setattr(training, "plain_step", first_is_larger)
+    monkeypatch.setattr(training, "planned_step", first_is_larger)
+    monkeypatch.setattr(
+        "checkmate.bench.models.workload", lambda _: Workload(None, None, None, None)
+    )
+    peaks = {}
+    for budget, steps in ((None, 3), (None, 1), ("60%", 3)):
+        calls.clear()
+        peaks[budget, steps] = demo.train("any", steps, budget)["peak_bytes"] // MIB
+    assert peaks[None, 3] in range(8, 32)
+    assert peaks[None, 1] >= 64
+    assert peaks["60%", 3] >= 64

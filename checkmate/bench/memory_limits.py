@@ -1,0 +1,105 @@
+"""What limits the memory of the device that trains, and by whom; a limit of one's own, and whether
+an error means that it was reached."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import gpus
+from checkmate.tf2.memory import available
+from checkmate.tf2.memory.available import pool_limit_bytes
+
+ALLOCATOR = "the allocator"
+CAP = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+CONTAINER = "the container"
+MACHINE = "the machine's free memory"
+DRIVER = "the driver (NVML)"
+LOGICAL_DEVICE = "memory_limit of the logical device"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit on the bytes of the training device, what this process has included, and who sets
+    it."""
+
+    bytes: int
+    by: str
+
+
+def memory_limits(device: str) -> list[Limit]:
+    """Returns every limit that can be found out; a driver that cannot be asked is left out."""
+    found = [(_allocator_bytes(device), ALLOCATOR)]
+    if device.startswith("GPU"):
+        found += [(_driver_bytes(device), DRIVER), (_logical_device_bytes(device), LOGICAL_DEVICE)]
+    else:
+        total, free = _machine_bytes()
+        found += [(devices.cap_bytes(device), CAP)]
+        # A container without a limit has one that is larger than any machine.
+        found += [(each, CONTAINER) for each in available.container_limits() if each < total]
+        found += [(free, MACHINE)]
+    return [Limit(size, by) for size, by in found if size is not None]
+
+
+def _allocator_bytes(device: str) -> int | None:
+    """The allocator's own limit; None where it says nothing."""
+    try:
+        return pool_limit_bytes(device)
+    except CheckmateError:  # another profile is being taken
+        return None
+
+
+def _driver_bytes(device: str) -> int | None:
+    """What the driver says is free, and what the pool has already: a limit where the pool grows.
+    Elsewhere the pool has taken all that it may."""
+    try:
+        if not gpus.grows(device):
+            return None
+        return gpus.driver_free_bytes(device) + devices.bytes_in_use(device)
+    except Exception:  # NVML is another program's, and may be missing or refuse
+        return None
+
+
+def _logical_device_bytes(device: str) -> int | None:
+    """The `memory_limit` that the program gave the device."""
+    number = int(device.split(":")[1])
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or [None]
+        if number < len(parts):
+            limit = getattr(parts[number], "memory_limit", None)
+            return None if limit is None else int(limit * 2**20)
+        number -= len(parts)
+    return None
+
+
+def _machine_bytes() -> tuple[int, int]:
+    """The machine's memory, and what of it is free or this process has."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available + psutil.Process().memory_info().rss
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Gives the allocator of the device that will train a limit, rounded down to MiB: on a GPU the
+    `memory_limit` of its logical device, else `TF_CPU_BFC_MEM_LIMIT_IN_MB`, which counts where
+    TF_CPU_ALLOCATOR_USE_BFC is set. To be called before TensorFlow runs its first op."""
+    visible = tf.config.get_visible_devices("GPU")
+    mebibytes = limit_bytes >> 20
+    if visible:
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=mebibytes)
+        tf.config.set_logical_device_configuration(visible[0], [part])
+    else:
+        os.environ[CAP] = str(mebibytes)
+
+
+def is_out_of_memory(error: tf.errors.OpError) -> bool:
+    """True where an op failed for lack of memory. On a GPU a convolution that finds memory for none
+    of its algorithms says that it has none."""
+    return isinstance(error, tf.errors.ResourceExhaustedError) or any(
+        sign in (error.message or "") for sign in ("RESOURCE_EXHAUSTED", "No algorithm worked")
+    )

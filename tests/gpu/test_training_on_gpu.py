@@ -1,0 +1,106 @@
+"""Training on a GPU: where ops run, what a planned step computes, and how much memory it takes."""
+
+import keras
+import numpy as np
+import pytest
+
+import checkmate
+from checkmate.bench.accept_nets import NETS, net
+from checkmate.bench.training import plain_step, planned_step, timed
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory import available
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+
+MIB = 2**20
+
+
+def test_a_gpu_trains_and_its_allocator_reports(gpu):
+    device = devices.training_device()
+    assert device == "GPU:0"
+    assert devices.allocator_reports(device) and devices.counts_everything(device)
+    with gpu.device(device):
+        before = devices.bytes_in_use(device)
+        tensor = gpu.zeros((4 * MIB,))
+        assert devices.bytes_in_use(device) - before >= 16 * MIB
+    assert tensor.device.endswith(device)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_planned_step_is_the_plain_one_within_its_budget(name):
+    work = net(name)
+    step = planned_step(work, keras.optimizers.Adam(1e-4), "60%")
+    found = checkmate.tf2.verify(step, (work.inputs, work.labels))
+    assert found.ok, found
+    assert found.measured_peak_bytes < 0.8 * found.plain_peak_bytes
+    assert step.plan.recomputed
+    assert all("GPU:0" in each.value.device for each in work.model.trainable_variables)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_losses_of_twenty_steps_are_those_of_plain_steps(name):
+    work = net(name)
+    plain = plain_step(work, keras.optimizers.Adam(1e-4))
+    expected = [timed(plain, work).loss for _ in range(20)]
+    del plain, work
+    work = net(name)
+    step = planned_step(work, keras.optimizers.Adam(1e-4), "60%")
+    runs = [timed(step, work) for _ in range(20)]
+    np.testing.assert_allclose([run.loss for run in runs], expected, rtol=1e-3)
+    assert max(run.peak_bytes for run in runs) <= step.budget_bytes
+
+
+def test_the_budget_auto_is_most_of_what_is_free():
+    device = devices.training_device()
+    budget, free = available.auto_budget(device), available.free_bytes(device)
+    assert 0.8 * free <= budget <= free
+    assert free > 256 * MIB
+
+
+def test_a_budget_in_bytes_is_kept_by_dtr(gpu):
+    kernels = [gpu.Variable(gpu.random.stateless_normal((1024, 1024), (1, k))) for k in range(8)]
+
+    def step():
+        with gpu.GradientTape() as tape:
+            value = gpu.random.stateless_normal((4096, 1024), (2, 3))
+            for kernel in kernels:
+                value = gpu.tanh(value @ kernel / 32.0)
+            loss = gpu.reduce_mean(value**2)
+        return tape.gradient(loss, kernels)
+
+    expected = [gradient.numpy() for gradient in step()]
+    device = devices.training_device()
+    _, before, peak = devices.peak_above(device, lambda: [each.numpy() for each in step()])
+    budget = before + int(0.7 * (peak - before))
+    with checkmate.tf2.dtr(budget) as context:
+        found = [gradient.numpy() for gradient in step()]
+    assert context.stats.peak_bytes <= budget
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_fit_in_float16_stays_within_its_budget(gpu):
+    work = net("transformer_fp16")
+    work.model.compile(optimizer="adam", loss=work.loss)
+    batch = work.inputs.numpy(), work.labels.numpy()
+    checkmate.tf2.rematerialize(work.model, budget="60%")
+    history = work.model.fit(*batch, batch_size=len(batch[0]), epochs=3, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    report = checkmate.tf2.planned(work.model).report()
+    assert report.measured_peak_bytes <= report.budget_bytes
+
+
+def test_the_largest_batch_trains_within_its_budget():
+    work = net("cnn", batch=2)
+    found = checkmate.tf2.max_batch(
+        work.model, work.loss, "adam", work.inputs, work.labels, budget="128MiB", max_overhead=0.3
+    )
+    batch = [
+        np.repeat(each.numpy(), found.batch, axis=0)[: found.batch]
+        for each in (work.inputs, work.labels)
+    ]
+    for _ in range(3):
+        _, _, peak = devices.peak_above(
+            devices.training_device(), lambda: float(found.step(*batch)[1])
+        )
+    assert peak <= found.step.budget_bytes
