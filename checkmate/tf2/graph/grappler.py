@@ -40,6 +40,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
+from checkmate.tf2 import gpus
 from checkmate.tf2.graph.graph_writer import names_of_inputs
 from checkmate.tf2.graph.grappler_nodes import (
     UnusableError,
@@ -199,10 +200,7 @@ def training_device() -> Any:
     )
     found.properties.type = kind
     if kind == "GPU":
-        details = tf.config.experimental.get_device_details(
-            tf.config.list_physical_devices("GPU")[0]
-        )
-        capability = details.get("compute_capability", ())
+        capability = gpus.details(suffix).get("compute_capability", ())
         found.properties.environment["architecture"] = ".".join(map(str, capability))
     return found
 
