@@ -63,8 +63,12 @@ def as_on_a_gpu(tensorflow, monkeypatch):
     options.set_experimental_options({name: True})
 
 
+LEFT_OUT = ("nasnetmobile",)
+"""To trace and write it takes minutes."""
+
+
 def names():
-    return sorted(zoo.models())
+    return sorted(set(zoo.models()) - {*LEFT_OUT})
 
 
 @pytest.mark.slow
