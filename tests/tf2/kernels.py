@@ -58,14 +58,27 @@ def types_of(operation: tf.Operation) -> tuple[str, ...]:
 
 
 def reads_host(operation: tf.Operation) -> list[tf.Tensor]:
-    """The inputs that an op reads from the host's memory on a machine with a GPU, be its kernel
-    that of a GPU or not. Loops and conditions choose by what they read there."""
+    """The inputs that an op reads from the host's memory on a machine with a GPU. Loops and
+    conditions choose by what they read there."""
     kernel = gpu_kernel(operation)
     if kernel is None:
         return list(operation.inputs)
     if has_bodies(operation):
         return [operation.inputs[0]]
     return [operation.inputs[k] for k in kernel.host_inputs]
+
+
+def fetched(operation: tf.Operation) -> list[tf.Tensor]:
+    """The inputs that an op reads from the host's memory and that are made in the GPU's: the host
+    waits for all that the GPU was given before. Arguments, which are there anyway, do not count."""
+    found = []
+    for tensor in reads_host(operation):
+        if is_argument(tensor.op) or tensor.dtype in (tf.resource, tf.variant):
+            continue
+        maker = gpu_kernel(tensor.op)
+        if maker is not None and tensor.value_index not in maker.host_outputs:
+            found.append(tensor)
+    return found
 
 
 @cache

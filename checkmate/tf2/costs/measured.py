@@ -1,8 +1,9 @@
 """Cost models: the seconds that each op of a traced step takes, and its memory while it runs.
 
 "profile" runs every distinct op (types, shapes, dtypes, attributes) on the device that trains,
-several times after a warm-up run, and takes the median. If the allocator reports what is in use, it
-also measures the workspace. "roofline" and "unit" run nothing.
+several times after a warm-up run, and takes the median; of an op that is shorter than a call, what
+further evaluations add to a call. If the allocator reports what is in use, it also measures the
+workspace. "roofline" and "unit" run nothing.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from checkmate.tf2.graph import copying
 from checkmate.tf2.graph.operations import is_call
+from checkmate.tf2.graph.placement import place
 
 
 class GraphWriter:
@@ -33,6 +34,7 @@ class GraphWriter:
         self._graph_def.node.extend(nodes)
         self._node_defs: dict[tf.Operation, Any] = {}
         self._used: set[str] = {node.name for node in self._graph_def.node}
+        self._added: set[str] = set()
         self._repeats: Counter[str] = Counter()
         self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
 
@@ -187,6 +189,7 @@ class GraphWriter:
           scope: A prefix for the names of all ops.
         """
         graph = tf.compat.v1.get_default_graph()
+        place(self._graph_def.node, self._added)
         read = {name for node in self._graph_def.node for name in node.input}
         # What is captured must become an input of the graph first; an input map takes no eager
         # tensors.
@@ -195,8 +198,8 @@ class GraphWriter:
         found = tf.graph_util.import_graph_def(
             self._graph_def, input_map=inside, return_elements=made, name=scope
         )
-        by_name = dict(zip(made, found, strict=True))
-        return [given[name] if name in given else by_name[name] for name in outputs]
+        by_name = given | dict(zip(made, found, strict=True))
+        return [by_name[name] for name in outputs]
 
     def function_like(
         self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
@@ -232,16 +235,12 @@ class GraphWriter:
         return tf.function(body, autograph=False).get_concrete_function(*specs)
 
     def _node(
-        self,
-        name: str,
-        kind: str,
-        inputs: Sequence[str],
-        after: Sequence[str] = (),
-        **types: tf.DType,
+        self, name: str, op: str, read: Sequence[str], after: Sequence[str] = (), **types: tf.DType
     ) -> Any:
         """Adds an op with these type attributes, to run after the ops of these names."""
-        control = (f"^{before}" for before in after)
-        node = self._graph_def.node.add(name=self._unique(name), op=kind, input=[*inputs, *control])
+        inputs = [*read, *(f"^{before}" for before in after)]
+        node = self._graph_def.node.add(name=self._unique(name), op=op, input=inputs)
+        self._added.add(node.name)
         for attribute, dtype in types.items():
             node.attr[attribute].type = dtype.as_datatype_enum
         return node

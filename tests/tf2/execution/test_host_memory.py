@@ -13,26 +13,49 @@ from checkmate.tf2.execution.replay import Replayed
 DROPOUTS = 24
 
 
-@pytest.fixture(scope="module")
-def step(tensorflow):
-    """A net of many Dropouts, as a function whose plan evaluates again what it may."""
+def dropouts():
     import keras
 
-    kernels.needs_a_build_for_gpus()
     inputs = x = keras.Input((256,))
     for _ in range(DROPOUTS):
         x = keras.layers.Dropout(0.1)(keras.layers.Dense(256, activation="relu")(x))
+    return keras.Model(inputs, keras.layers.Dense(4)(x)), (1024, 256), (1024, 4)
+
+
+def one_generator():
+    """All draw from one seed, which each of them moves on."""
+    import keras
+
+    seeds = keras.random.SeedGenerator(1)
+
+    class Drops(keras.layers.Layer):
+        def call(self, x):
+            return keras.random.dropout(x, 0.1, seed=seeds)
+
+    inputs = x = keras.Input((256,))
+    for _ in range(DROPOUTS):
+        x = Drops()(keras.layers.Dense(256, activation="relu")(x))
     model = keras.Model(inputs, keras.layers.Dense(4)(x))
+    model.seeds = seeds
+    return model, (1024, 256), (1024, 4)
+
+
+@pytest.fixture(scope="module", params=[dropouts, one_generator])
+def step(tensorflow, request):
+    """A net, as a function whose plan evaluates again what it may."""
+    import keras
+
+    kernels.needs_a_build_for_gpus()
+    model, *shapes = request.param()
     run = training(model, keras.losses.MeanSquaredError(), keras.optimizers.Adam())
-    specs = tensorflow.TensorSpec((1024, 256)), tensorflow.TensorSpec((1024, 4))
-    traced = checkmate.tf2.trace(run, *specs)
+    traced = checkmate.tf2.trace(run, *map(tensorflow.TensorSpec, shapes))
     plan = repeating(traced.graph)
     assert plan.recomputed
-    yield Replayed(traced, plan).function, model
+    yield Replayed(traced, plan), run, model
 
 
 def test_seeds_are_computed_before_the_first_planned_op(step):
-    operations = step[0].graph.get_operations()
+    operations = step[0].function.graph.get_operations()
     reading = [o for o in operations if o.type == "StatelessRandomGetKeyCounter"]
     assert len(reading) == DROPOUTS
     assert all(kernels.reads_host(o) for o in reading)
@@ -41,7 +64,7 @@ def test_seeds_are_computed_before_the_first_planned_op(step):
 
 
 def test_no_op_in_the_middle_of_the_step_reads_what_the_step_computed_on_the_host(step):
-    operations = step[0].graph.get_operations()
+    operations = step[0].function.graph.get_operations()
     follow = followers_of_planned_ops(operations)
     stalls = [
         (o.name, tensor.name)
@@ -50,6 +73,20 @@ def test_no_op_in_the_middle_of_the_step_reads_what_the_step_computed_on_the_hos
         if tensor.op.inputs and not constant(tensor.op)
     ]
     assert not stalls
+
+
+def test_numbers_drawn_are_those_of_the_plain_step(step, tensorflow):
+    replayed, run, _ = step
+    variables = replayed.written.traced.variables
+    tf = tensorflow
+    batch = tf.random.stateless_normal((1024, 256), (1, 2)), tf.ones((1024, 4))
+    before = [variable.numpy() for variable in variables]
+    losses = []
+    for each in (replayed, tf.function(run)):
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        losses.append([each(*batch).numpy() for _ in range(3)])
+    assert len({*losses[0]}) == 3 and losses[0] == losses[1]
 
 
 def constant(operation):
