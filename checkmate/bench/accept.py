@@ -107,7 +107,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     }
     sentence = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     failed = [row["line"] for row in rows if row["result"] == FAILED]
-    return f"{len(rows)} lines: {sentence}{': ' if failed else ''}{', '.join(failed)}."
+    lines = "1 line" if len(rows) == 1 else f"{len(rows)} lines"
+    return f"{lines}: {sentence}{': ' if failed else ''}{', '.join(failed)}."
 
 
 def machine() -> dict[str, str]:

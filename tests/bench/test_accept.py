@@ -260,6 +260,23 @@ def test_costs_of_two_processes_are_compared(monkeypatch, second, passed):
     assert found.figures["worst_ratio_of_an_op"] == second[1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, True),
+        ({"computed": [0, 1]}, False),
+        ({"peak_bytes": 61}, False),
+        ({"losses": [3]}, False),
+    ],
+)
+def test_a_plan_of_a_file_is_the_same_in_another_process(monkeypatch, changes, passed):
+    first = {"losses": [2.0], "peak_bytes": 59, "budget_bytes": 60, "computed": [0, 1, 0]}
+    first["solving_s"] = 0.5
+    answers = iter([first, {**first, "budget_bytes": 900, **changes}])
+    monkeypatch.setattr(accept_programs, "stage", lambda *_: next(answers))
+    assert accept_programs.plan_file().passed is passed
+
+
 def test_a_run_of_dtr_that_is_refused_fails(monkeypatch):
     row = {"budget_bytes": 50, "error": "does not fit"}
     monkeypatch.setattr(accept_programs.eager, "measure", lambda *_: iter([{}, row]))
