@@ -65,6 +65,8 @@ class Values:
             before = {*(source_of(t).op for t in operation.inputs), *operation.control_inputs}
             waits = operation in self.planned or not before <= first
             if is_argument(operation) or not (waits or self._has_effects(operation, read)):
+                for reader in self.pending_readers(operation):
+                    self.made(reader)
                 first.add(operation)
                 if role_of(operation) is Role.KERNEL:
                     self.made(operation)
@@ -176,9 +178,7 @@ class Values:
     def pending_readers(self, write: tf.Operation) -> list[tf.Operation]:
         """Returns the small ops, not written yet, that read the content of a variable which an op
         overwrites, and whose inputs are in memory."""
-        reads = [before for before in write.control_inputs if reads_variable(before)]
-        readers = dict.fromkeys(reader for read in reads for reader in read.outputs[0].consumers())
-        return [each for each in readers if each in self._running and self._is_ready(each, write)]
+        return [each for each in self._readers_before(write) if self._is_ready(each, write)]
 
     def runs_once(self, operation: tf.Operation) -> bool:
         """True for an op that is not planned and that the executor copies once."""
@@ -202,10 +202,30 @@ class Values:
         return {tensor.ref() for tensor in inputs if tensor.dtype == tf.resource}
 
     def _has_effects(self, operation: tf.Operation, read: set[Any]) -> bool:
-        """True for an op that changes more than variables which no planned op reads."""
+        """True for an op that changes more than variables whose content no planned op reads, and no
+        op after one."""
         handles = {source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource}
         only_writes = handles and not operation.outputs and handles.isdisjoint(read)
-        return is_stateful(operation) and not only_writes
+        return is_stateful(operation) and not (only_writes and self._is_last(operation))
+
+    def _is_last(self, write: tf.Operation) -> bool:
+        """True if all that read the content that a small op overwrites is written, or could be."""
+        return all(
+            each is write or self._exists(each) or self._is_ready(each, write)
+            for each in self._readers_before(write)
+        )
+
+    def _readers_before(self, write: tf.Operation) -> list[tf.Operation]:
+        """The ops that run and read the content of a variable which an op overwrites."""
+        read = [each.outputs[0] for each in write.control_inputs if reads_variable(each)]
+        found: list[tf.Operation] = []
+        for tensor in read:  # grows meanwhile
+            for reader in tensor.consumers():
+                if role_of(reader) is Role.ALIAS:
+                    read += reader.outputs
+                elif reader in self._running:
+                    found.append(reader)
+        return list(dict.fromkeys(found))
 
     def _exists(self, operation: tf.Operation) -> bool:
         return operation in self._once or operation in self.current
