@@ -78,27 +78,6 @@ def tight_limit() -> Outcome:
     return Outcome(passed, {"limit_bytes": limit, **figures})
 
 
-def hold(leave_bytes: int) -> None:
-    """Takes all memory of the GPU that the driver says is free, except so many bytes, until
-    standard input ends."""
-    import tensorflow as tf
-
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2 import gpus
-
-    device = devices.training_device()
-    with tf.device(device):
-        kept = [tf.zeros((1024,))]  # CUDA takes what it needs
-        while (free := gpus.driver_free_bytes(device)) > leave_bytes:
-            part = min(256 * MIB, free - leave_bytes)
-            if part < 32 * MIB:
-                break
-            kept.append(tf.zeros((part // 4,)))
-    print("ready", flush=True)
-    sys.stdin.read()
-    del kept
-
-
 def crowded_gpu() -> Outcome:
     """Does a plan train with memory growth where another process has all but 1.2 budgets?"""
     growing = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -106,9 +85,8 @@ def crowded_gpu() -> Outcome:
         raise NotRunError("the driver can only be asked with the package nvidia-ml-py")
     roomy = stage(within_budget, "cnn", environment=growing)
     leave = int(1.2 * roomy["budget_bytes"]) + CONTEXT_BYTES
-    call = f"from checkmate.bench.accept_memory import hold; hold({leave})"
     with subprocess.Popen(
-        [sys.executable, "-c", call],
+        [sys.executable, "-m", "checkmate.bench.hold_memory", str(leave)],
         env={**os.environ, **growing},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError
-from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.costs.timing import seconds_of_calls
 from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.graph_writer import GraphWriter
@@ -29,10 +28,6 @@ from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
-
-REPEATS, MOST_REPEATS, REPEAT_FOR_S = 3, 50, 0.003
-"""Each function is timed at least REPEATS times, and until it has run for REPEAT_FOR_S seconds
-together or MOST_REPEATS times."""
 
 SHORT, TIMES = 1.0, 16
 """Ops that take less than SHORT times what a call of any function does are timed TIMES times in one
@@ -61,6 +56,7 @@ class IsolatedOps:
             self.group, self.values = group[:-1], ()
         self.arguments: list[tf.Tensor] = []
         self._index: dict[Any, int] = {}
+        self._given: list[str] = []  # the names by which an evaluation reads its arguments
         for operation in self.group:
             for tensor in operation.inputs:
                 self._collect(tensor)
@@ -130,11 +126,11 @@ class IsolatedOps:
     ) -> float:
         """The seconds that the ops take within a call; those of short ops are the difference
         between one evaluation and many, which wait for one another."""
-        one = _seconds_of_calls(call)
+        one = seconds_of_calls(call)
         seconds = statistics.median(one) - overhead_s
         if seconds >= SHORT * overhead_s:
             return seconds
-        many = _seconds_of_calls(self._call(TIMES, specs, values))
+        many = seconds_of_calls(self._call(TIMES, specs, values))
         return (min(many) - min(one)) / (TIMES - 1)
 
     def _candidates(self) -> list[int]:
@@ -183,15 +179,26 @@ class IsolatedOps:
         )
 
     def _build(self, times: int, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Makes the ops so often, one evaluation after another; returns the last one's values."""
+        """Makes the ops so often, one evaluation after another; returns the last one's values.
+
+        What an evaluation reads waits for the one before, and not its ops: TensorFlow and oneDNN
+        run two of them as one kernel only where neither waits.
+        """
         writer = GraphWriter()
         values = self.values or self.group[-1:]
         made: dict[tf.Operation, str] = {}
         for _ in range(times):
-            after, made = [made[operation] for operation in values if made], {}
+            after = [made[operation] for operation in values if made]
+            self._given = [
+                writer.wait(after, f"given_{k}:0", each) if after else f"given_{k}:0"
+                for k, each in enumerate(self.arguments)
+            ]
+            made = {}
             for operation in self.group:
                 inputs = [self._name(tensor, writer, made) for tensor in operation.inputs]
-                made[operation] = writer.copy(operation, inputs, after=after)
+                made[operation] = writer.copy(
+                    operation, inputs, after=() if self.arguments else after
+                )
         names = [
             f"{made[operation]}:{k}" for operation in values for k in range(len(operation.outputs))
         ]
@@ -204,7 +211,7 @@ class IsolatedOps:
         if tensor.op in made:
             return f"{made[tensor.op]}:{tensor.value_index}"
         if tensor.ref() in self._index:
-            return f"given_{self._index[tensor.ref()]}:0"
+            return self._given[self._index[tensor.ref()]]
         if (shape := _shape_value(tensor)) is not None:
             return writer.constant(shape, tensor.dtype)
         inputs = [self._name(each, writer, made) for each in tensor.op.inputs]
@@ -235,33 +242,6 @@ class IsolatedOps:
             _attributes(tensor.op),
             [self._describe(each, position) for each in tensor.op.inputs],
         ]
-
-
-def call_overhead_s(device: str) -> float:
-    """Returns the seconds that a call of any function takes, measured on one that does next to
-    nothing. They are not part of an op's cost."""
-    with tf.device(device):
-        nothing = tf.function(lambda x: x + 1.0, autograph=False).get_concrete_function(
-            tf.TensorSpec((), tf.float32)
-        )
-        value = tf.constant(1.0)
-        return statistics.median(_seconds(lambda: grappler.run(nothing, value)) for _ in range(30))
-
-
-def _seconds_of_calls(call: Callable[[], Any]) -> list[float]:
-    """The seconds that each of some calls takes."""
-    seconds: list[float] = []
-    while len(seconds) < REPEATS or (sum(seconds) < REPEAT_FOR_S and len(seconds) < MOST_REPEATS):
-        seconds.append(_seconds(call))
-    return seconds
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """The seconds that a call takes, until its result is freed."""
-    started = time.perf_counter()
-    call()
-    devices.synchronize()
-    return time.perf_counter() - started
 
 
 def some_value(spec: tf.TensorSpec) -> tf.Tensor:

@@ -19,9 +19,10 @@ from checkmate.core.replay import needs
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import CostCache
-from checkmate.tf2.costs.isolated import IsolatedOps, call_overhead_s
+from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.costs.roofline import roofline, unit
+from checkmate.tf2.costs.timing import call_overhead_s
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.trace import TracedStep
 

@@ -346,11 +346,11 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
 @pytest.mark.parametrize(("seconds", "runs"), [(1.0, 3), (0.001, 3), (0.0001, 30), (1e-6, 50)])
 def test_an_op_is_timed_no_more_often_than_it_takes_to_know(monkeypatch, seconds, runs):
     """A step of some hundred small ops is measured before its first step."""
-    from checkmate.tf2.costs import isolated
+    from checkmate.tf2.costs import timing
 
     timed = []
-    monkeypatch.setattr(isolated, "_seconds", lambda call: timed.append(call) or seconds)
-    assert set(isolated._seconds_of_calls(lambda: None)) == {seconds}
+    monkeypatch.setattr(timing, "_seconds", lambda call: timed.append(call) or seconds)
+    assert set(timing.seconds_of_calls(lambda: None)) == {seconds}
     assert runs <= len(timed) <= runs + 1
 
 
@@ -363,7 +363,7 @@ def test_a_short_op_is_timed_many_times_in_one_call(tensorflow, monkeypatch, op_
     kernels that ran."""
     from tracing import traced
 
-    from checkmate.tf2.costs import isolated
+    from checkmate.tf2.costs import isolated, timing
     from checkmate.tf2.memory.profiler import observe
 
     ran = []
@@ -373,8 +373,8 @@ def test_a_short_op_is_timed_many_times_in_one_call(tensorflow, monkeypatch, op_
         ran.append(sum(kernels[each] for each in kernels if each[1] == "Sin"))
         return CALL_S + ran[-1] * op_s
 
-    monkeypatch.setattr(isolated, "_seconds", seconds)
-    monkeypatch.setattr(isolated, "MOST_REPEATS", 3)
+    monkeypatch.setattr(timing, "_seconds", seconds)
+    monkeypatch.setattr(timing, "MOST_REPEATS", 3)
     found = traced(tensorflow.sin)
     ops = isolated.IsolatedOps(found.groups[0], found.values[0], found.taken[0])
     measured = ops.measure("CPU:0", False, overhead_s=1.2 * CALL_S)
