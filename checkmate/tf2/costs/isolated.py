@@ -29,9 +29,9 @@ from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.op_rule import Role
 from checkmate.tf2.ops import rule_of
 
-SHORT, TIMES = 1.0, 16
-"""Ops that take less than SHORT times what a call of any function does are timed TIMES times in one
-call: calls differ by more than such ops take."""
+TIMES = 8
+"""Ops that take less than a call of any function does are evaluated so often in one call: calls
+differ by more than such ops take."""
 
 
 class IsolatedOps:
@@ -78,20 +78,26 @@ class IsolatedOps:
         ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    def measure(self, device: str, reports: bool, overhead_s: float) -> Measurement | None:
+    def measure(
+        self, device: str, reports: bool, overhead_s: float, expected_s: float
+    ) -> Measurement | None:
         """Runs the function and returns what it takes, or None if TensorFlow refuses to run it.
 
         Args:
           reports: Whether the profiler sees what the device's allocator gives out.
           overhead_s: Seconds that a call of any function takes.
+          expected_s: Seconds that the ops are expected to take.
         """
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.arguments]
         try:
             with tf.device(device):
                 values = [some_value(spec) for spec in specs]
-                call = self._call(1, specs, values)
+                times = TIMES if expected_s < overhead_s else 1
+                call = self._call(times, specs, values)
                 workspace = self._workspace(call) if reports else None
-                seconds = self._op_seconds(call, specs, values, overhead_s)
+                seconds = _op_seconds(call, times, overhead_s)
+                if times == 1 and seconds < overhead_s:
+                    seconds = _op_seconds(self._call(TIMES, specs, values), TIMES, overhead_s)
         except (tf.errors.OpError, ValueError, TypeError):
             return None
         if workspace is None:
@@ -116,22 +122,6 @@ class IsolatedOps:
 
         call()
         return call
-
-    def _op_seconds(
-        self,
-        call: Callable[[], Any],
-        specs: list[tf.TensorSpec],
-        values: list[tf.Tensor],
-        overhead_s: float,
-    ) -> float:
-        """The seconds that the ops take within a call; those of short ops are the difference
-        between one evaluation and many, which wait for one another."""
-        one = seconds_of_calls(call)
-        seconds = statistics.median(one) - overhead_s
-        if seconds >= SHORT * overhead_s:
-            return seconds
-        many = seconds_of_calls(self._call(TIMES, specs, values))
-        return (min(many) - min(one)) / (TIMES - 1)
 
     def _candidates(self) -> list[int]:
         """Arguments that the value may be written over and of which the table says nothing."""
@@ -242,6 +232,12 @@ class IsolatedOps:
             _attributes(tensor.op),
             [self._describe(each, position) for each in tensor.op.inputs],
         ]
+
+
+def _op_seconds(call: Callable[[], Any], times: int, overhead_s: float) -> float:
+    """The seconds that one of some evaluations of ops takes within a call."""
+    seconds = seconds_of_calls(call)
+    return ((statistics.median(seconds) if times == 1 else min(seconds)) - overhead_s) / times
 
 
 def some_value(spec: tf.TensorSpec) -> tf.Tensor:

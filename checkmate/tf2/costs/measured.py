@@ -1,8 +1,8 @@
 """Cost models: the seconds that each op of a traced step takes, and its memory while it runs.
 
 "profile" runs every distinct op (types, shapes, dtypes, attributes) on the device that trains,
-several times after a warm-up run, and takes the median; of an op that is shorter than a call, what
-further evaluations add to a call. If the allocator reports what is in use, it also measures the
+several times after a warm-up run, and takes the median; an op that is shorter than a call is
+evaluated many times in a call. If the allocator reports what is in use, it also measures the
 workspace. "roofline" and "unit" run nothing.
 """
 
@@ -101,15 +101,15 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     least = MEASURED_SHARE * sum(estimate.seconds for estimate in estimates)
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
-            key: each
+            key: (each, estimate.seconds)
             for key, each, estimate in zip(keys, isolated, estimates, strict=True)
             if key is not None and key not in cache.entries and estimate.seconds >= least
         }
         reports = devices.requests_are_seen(device)
         overhead = call_overhead_s(device) if missing else 0.0
-        for done, (key, each) in enumerate(missing.items()):
+        for done, (key, (each, expected)) in enumerate(missing.items()):
             on_progress(done, len(missing))
-            cache.entries[key] = each.measure(device, reports, overhead)
+            cache.entries[key] = each.measure(device, reports, overhead, expected)
         if missing:
             on_progress(len(missing), len(missing))
         found = [cache.entries.get(key) if key is not None else None for key in keys]

@@ -66,13 +66,21 @@ def as_on_a_gpu(tensorflow, monkeypatch):
 LEFT_OUT = ("nasnetmobile",)
 """To trace and write it takes minutes."""
 
+ASKED_BY_CI = (
+    *("attention_lstm", "branching", "conv3d", "decoder", "diffusion_unet", "experts", "fourier"),
+    *("gan", "linear_algebra", "loops", "mixed_float16", "mobilenetv3small", "normalizations"),
+    *("speech", "stateful_rnn", "text", "unet", "vit"),
+)
+"""Models of few ops each, which have nearly all types of ops between them."""
 
-def names():
-    return sorted(set(zoo.models()) - {*LEFT_OUT})
+
+def models():
+    for name in sorted(set(zoo.models()) - {*LEFT_OUT}):
+        mark = pytest.mark.slow if name in ASKED_BY_CI else pytest.mark.long
+        yield pytest.param(name, marks=mark)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", models())
 def test_a_gpu_has_the_kernels(name, tensorflow, caplog):
     import keras
 
