@@ -1,0 +1,100 @@
+"""Call: what a rule is told of one op; what a rule may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.axes.relation import Relation
+
+Relations = list[Relation]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op of the step, with the relations of its inputs.
+
+    Attributes:
+      pair: The op, for the whole batch and for a slice.
+      inputs: The relation of each input.
+      known: Each input's value for the whole and for a slice, if known before the step runs.
+      count: The number of slices.
+      inside: Returns the relations of what functions return that the op runs, given the graphs of
+        a function for the whole and for a slice, and the relations of its arguments; None if that
+        needs the whole.
+      bodies: The graphs of the functions that the op runs, for the whole and for a slice.
+    """
+
+    pair: Pair
+    inputs: Sequence[Relation]
+    known: Sequence[tuple[Any, Any] | None]
+    count: int
+    inside: Callable[[Any, Any, Sequence[Relation]], Relations | None]
+    bodies: Callable[[], Sequence[tuple[Any, Any]]]
+
+    @property
+    def type(self) -> str:
+        """The op type."""
+        return self.pair.whole.type
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the op; text as `str`."""
+        value = self.pair.whole.get_attr(name)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def ranks(self) -> list[int]:
+        """The number of axes of each input."""
+        return [len(shape_of(tensor)) for tensor in self.pair.whole.inputs]
+
+    def shapes(self, input_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of an input for the whole and for a slice."""
+        return shape_of(self.pair.whole.inputs[input_]), shape_of(self.pair.part.inputs[input_])
+
+    def results(self, output: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of an output for the whole and for a slice."""
+        return shape_of(self.pair.whole.outputs[output]), shape_of(self.pair.part.outputs[output])
+
+    def values(self, input_: int) -> tuple[Any, Any]:
+        """The known value of an input for the whole and for a slice.
+
+        Raises:
+          UnknownError: It is not known.
+        """
+        found = self.known[input_]
+        if found is None:
+            raise UnknownError
+        return found
+
+    def value(self, input_: int) -> Any:
+        """The known value of an input, which is the same for the whole and for a slice.
+
+        Raises:
+          UnknownError: It is not known, or not the same.
+        """
+        whole, part = self.values(input_)
+        if whole.shape != part.shape or (whole != part).any():
+            raise UnknownError
+        return whole
+
+
+Rule = Callable[[Call], Any]
+"""Returns a `Signature`, or the relation of each output; None if the outputs need the whole."""
+
+
+class UnknownError(Exception):
+    """A rule asked for a shape or a value that is not known before the step runs."""
+
+
+def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor.
+
+    Raises:
+      UnknownError: It is not known.
+    """
+    if not tensor.shape.is_fully_defined():
+        raise UnknownError
+    return tuple(tensor.shape.as_list())

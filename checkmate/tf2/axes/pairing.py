@@ -1,0 +1,139 @@
+"""paired(): which op of the whole batch's graph and which op of a slice's graph are the same op of
+the step.
+
+The graph optimizer folds constants by their size and merges those that happen to be equal, so that
+one op of a graph may have several partners in the other. From results and side effects backwards,
+ops are partners if they have the same type and their readers are partners; where both values are
+known before the step runs, what they are made of does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+from checkmate.tf2.axes.static_values import Known, known_values
+from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.operations import is_argument, is_stateful
+
+
+class Pair(NamedTuple):
+    """The same op of the step in the graph of the whole batch and in that of a slice."""
+
+    whole: tf.Operation
+    part: tf.Operation
+
+
+Arguments = dict[tf.Operation, tf.Operation]
+
+
+class Graphs(NamedTuple):
+    """Both graphs of a step, or of the body of a loop.
+
+    Attributes:
+      whole, part: The graphs.
+      pairs: Their ops, inputs first.
+      known_whole, known_part: The values that are known before the step runs.
+    """
+
+    whole: Any
+    part: Any
+    pairs: list[Pair]
+    known_whole: Known
+    known_part: Known
+
+    def known(self, whole: tf.Tensor, part: tf.Tensor) -> tuple[Any, Any] | None:
+        """The values of two tensors, if both are known."""
+        found = (_of(self.known_whole, whole), _of(self.known_part, part))
+        return None if any(value is None for value in found) else found
+
+
+def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
+    """Returns the pairs of ops of two graphs of functions.
+
+    Args:
+      arguments: The argument of a slice's graph that each argument of the whole's graph is.
+
+    Raises:
+      TraceError: The graphs differ in more than sizes.
+    """
+    operations, others = reachable(whole), reachable(part)
+    graphs = Graphs(whole, part, [], known_values(operations), known_values(others))
+    pending = _roots(whole, part)
+    pending += [Pair(a.op, b.op) for a, b in _unknown(graphs, whole.outputs, part.outputs)]
+    seen: set[Pair] = set()
+    while pending:
+        pair = pending.pop()
+        if pair in seen:
+            continue
+        seen.add(pair)
+        _check(pair, arguments)
+        inputs = _unknown(graphs, pair.whole.inputs, pair.part.inputs)
+        if any(a.value_index != b.value_index for a, b in inputs):
+            raise _differ(pair.whole, pair.part)
+        pending += [Pair(a.op, b.op) for a, b in inputs]
+    place = {operation: k for k, operation in enumerate(operations)}
+    other = {operation: k for k, operation in enumerate(others)}
+    graphs.pairs.extend(sorted(seen, key=lambda pair: (place[pair.whole], other[pair.part])))
+    return graphs
+
+
+def _roots(whole: Any, part: Any) -> list[Pair]:
+    """The ops with side effects, which have the same names or the same order."""
+    effects, others = ([o for o in g.control_outputs if is_stateful(o)] for g in (whole, part))
+    named = {operation.name: operation for operation in others}
+    if {operation.name for operation in effects} == set(named):
+        return [Pair(operation, named[operation.name]) for operation in effects]
+    if [o.type for o in effects] != [o.type for o in others]:
+        raise TraceError(
+            "The step has other side effects for a slice of the batch than for the whole:"
+            f" {len(others)} ops that write or print instead of {len(effects)}. Train it without"
+            " micro-batches."
+        )
+    return [Pair(*each) for each in zip(effects, others, strict=True)]
+
+
+def _unknown(
+    graphs: Graphs, whole: Sequence[tf.Tensor], part: Sequence[tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """The pairs of tensors that are not both known."""
+    pairs = list(zip(whole, part, strict=True))
+    return [each for each in pairs if graphs.known(*each) is None]
+
+
+def arguments_of(whole: Any, part: Any) -> Arguments:
+    """Returns the argument of one function that each argument of another is, by position, or by the
+    variable or tensor that it stands for."""
+    own = [len(f.inputs) - len(f.captured_inputs) for f in (whole, part)]
+    found = zip(whole.inputs[: own[0]], part.inputs[: own[1]], strict=True)
+    pairs = {a.op: b.op for a, b in found}
+    captured = {
+        id(value): tensor.op
+        for value, tensor in zip(part.captured_inputs, part.inputs[own[1] :], strict=True)
+    }
+    for value, tensor in zip(whole.captured_inputs, whole.inputs[own[0] :], strict=True):
+        if id(value) in captured:
+            pairs[tensor.op] = captured[id(value)]
+    return pairs
+
+
+def _of(known: Known, tensor: tf.Tensor) -> Any:
+    return known[tensor.op][tensor.value_index] if tensor.op in known else None
+
+
+def _check(pair: Pair, arguments: Arguments) -> None:
+    whole, part = pair
+    same = whole.type == part.type and len(whole.inputs) == len(part.inputs)
+    if not same or (is_argument(whole) and arguments.get(whole) != part):
+        raise _differ(whole, part)
+
+
+def _differ(whole: tf.Operation, part: tf.Operation) -> TraceError:
+    return TraceError(
+        "The step has other ops for a slice of the batch than for the whole: where one has"
+        f" {part.name!r} ({part.type}), the other has {whole.name!r} ({whole.type}). Train it"
+        " without micro-batches, or with slices of another size."
+    )

@@ -1,0 +1,99 @@
+"""Phases: which ops run before the slices, in each slice and after them; from what is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.axes.relation import Kind, Relation
+from checkmate.tf2.axes.walk import Read, Walk
+from checkmate.tf2.graph.operations import is_stateful
+
+
+class Phase(Enum):
+    """When an op runs: once before the slices on the whole batch's arguments, in each slice, or
+    once after the slices."""
+
+    EARLY = "early"
+    SLICE = "slice"
+    LATE = "late"
+
+
+@dataclass(slots=True)
+class Phases:
+    """What runs when, and what is handed on.
+
+    Attributes:
+      ops: The ops of each phase. An op may be in several.
+      fed: Inputs in a slice that are computed early, with the relation of the slice's value.
+      handed_on: Results of the slices that are read afterwards, with their relation: SUMMED is
+        added up, BATCHED is put together.
+    """
+
+    walk: Walk
+    ops: dict[Phase, set[Pair]] = field(default_factory=lambda: {phase: set() for phase in Phase})
+    fed: dict[Read, Relation] = field(default_factory=dict)
+    handed_on: dict[tuple[Pair, int], Relation] = field(default_factory=dict)
+
+    def find(self) -> None:
+        """Starts from the step's results and side effects and goes back."""
+        walk = self.walk
+        pending: list[tuple[Pair, Phase]] = []
+        for whole, part in zip(walk.graphs.whole.outputs, walk.graphs.part.outputs, strict=True):
+            if walk.graphs.known(whole, part) is None:
+                pending += self._after(Pair(whole.op, part.op), whole.value_index)
+        for pair in walk.graphs.pairs:
+            if is_stateful(pair.whole):
+                phase = self._of_effect(pair)
+                pending += [(pair, phase)] if phase else []
+        while pending:
+            pair, phase = pending.pop()
+            if pair not in self.ops[phase]:
+                self.ops[phase].add(pair)
+                pending += self._needs(pair, phase)
+
+    def _of_effect(self, pair: Pair) -> Phase | None:
+        """When an op with a side effect runs; None for one that only counts for its value."""
+        accesses = self.walk.accesses
+        if accesses.runs_before(pair):
+            return Phase.EARLY
+        if pair in self.walk.late or accesses.writes_variable(pair):
+            return Phase.LATE
+        return None if pair.whole.outputs else Phase.SLICE
+
+    def _needs(self, pair: Pair, phase: Phase) -> list[tuple[Pair, Phase]]:
+        """What must run before an op that runs in that phase."""
+        found: list[tuple[Pair, Phase]] = []
+        for k, (whole, part) in enumerate(zip(pair.whole.inputs, pair.part.inputs, strict=True)):
+            source = Pair(whole.op, part.op)
+            fed = (pair, k) in self.walk.fed and phase is Phase.SLICE
+            if self.walk.graphs.known(whole, part) is not None and not fed:
+                continue
+            if phase is Phase.LATE:
+                found += self._after(source, whole.value_index)
+            elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
+                self.fed[pair, k] = self.walk.fed.get(
+                    (pair, k), self.walk.relations[source][whole.value_index]
+                )
+                found.append((source, Phase.EARLY))
+            else:
+                found.append((source, phase))
+        return found
+
+    def _after(self, pair: Pair, output: int) -> list[tuple[Pair, Phase]]:
+        """What must run to have the whole's value of an output after the slices."""
+        walk = self.walk
+        relation = walk.relations[pair][output]
+        if walk.accesses.runs_before(pair):
+            return [(pair, Phase.EARLY)]
+        if pair in walk.late or pair in walk.early or relation.kind is Kind.SAME:
+            return [(pair, Phase.LATE)]
+        self.handed_on[pair, output] = relation
+        return [(pair, Phase.SLICE)]
+
+
+def in_order(pairs: set[Pair], order: list[Pair]) -> tuple[Any, ...]:
+    """Returns pairs in the order of the graph."""
+    return tuple(pair for pair in order if pair in pairs)

@@ -1,0 +1,238 @@
+"""Walk: goes through a step's graph, inputs first, and finds the relation of each value.
+
+An op whose outputs do not follow from those of the slices is computed once from whole values:
+early, before the slices, if those depend on the step's arguments alone; otherwise late, after the
+slices. What is computed early enters the slices as a value that is the same for all, or cut into
+parts. A late op that reads the values of single examples would have to keep them for the whole
+batch; it binds the examples together, and the step cannot run in slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.call import Call, Relations
+from checkmate.tf2.axes.pairing import Graphs, Pair
+from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
+from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
+from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
+from checkmate.tf2.axes.variables import Accesses, is_pure, is_write
+from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.operations import is_argument, may_run_again
+from checkmate.tf2.graph.sizes import tensor_bytes
+
+KEPT_BYTES = 64
+"""Values of at most this many bytes per example are kept for the whole batch."""
+
+Read = tuple[Pair, int]
+"""An op and the index of one of its inputs."""
+
+
+@dataclass(slots=True)
+class Input:
+    """What an op reads: a relation, the values if known, and whether the whole's value can be
+    computed early."""
+
+    relation: Relation
+    known: tuple[Any, Any] | None = None
+    instead: Any = None
+    early: bool = True
+    fed: bool = False
+
+
+@dataclass(slots=True)
+class Walk:
+    """The relations of a graph's values.
+
+    Attributes:
+      graphs: The graphs, paired.
+      functions: The graphs that have the functions which loops and conditions run.
+      examples: The number of examples of the whole and of a slice.
+      relations: The relations of each op's outputs.
+      early: Ops whose values for the whole batch can be computed before the slices.
+      late: Ops that are computed after the slices.
+      from_whole: What a slice reads instead of the value that its graph has.
+      fed: Inputs that a slice takes from what is computed early.
+      averages: Ops whose results in a slice are divided by the number of slices.
+      draws: Ops that draw random numbers for each example.
+      binding: The first op that binds the examples together.
+    """
+
+    graphs: Graphs
+    functions: tuple[Any, Any]
+    examples: tuple[int, int]
+    arguments: dict[Pair, Relation]
+    kept: set[Any]
+    relations: dict[Pair, Relations] = field(default_factory=dict)
+    early: set[Pair] = field(default_factory=set)
+    late: set[Pair] = field(default_factory=set)
+    from_whole: dict[Read, Any] = field(default_factory=dict)
+    fed: dict[Read, Relation] = field(default_factory=dict)
+    averages: set[Pair] = field(default_factory=set)
+    draws: dict[Pair, Draw] = field(default_factory=dict)
+    accesses: Accesses = field(default_factory=Accesses)
+    binding: Pair | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of slices."""
+        return self.examples[0] // self.examples[1]
+
+    def run(self) -> None:
+        """Goes through the graph, up to the first op that binds the examples together."""
+        for pair in self.graphs.pairs:
+            if is_argument(pair.whole):
+                self.relations[pair] = [self.arguments.get(pair, SAME)]
+                self.early.add(pair)
+            elif is_write(pair.whole, self.functions[0]):
+                self._write(pair)
+            else:
+                self._visit(pair)
+            if self.binding is not None:
+                return
+
+    def _visit(self, pair: Pair) -> None:
+        inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
+        known_before = self.accesses.read(pair)
+        if known_before is False:
+            self._put(pair, [WHOLE] * len(pair.whole.outputs), late=True)
+            return
+        if is_random(pair.whole):
+            found = self._random(pair, inputs)
+        elif is_pure(pair.whole, self.functions[0]):
+            found = self._ruled(pair, inputs)
+        else:
+            found = None
+        is_early = all(each.early for each in inputs)
+        if found is None:
+            self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
+            if not is_early:
+                self._check(pair, inputs)
+            elif not may_run_again(pair.whole):
+                self.accesses.once.add(pair)
+        else:
+            self._put(pair, found.outputs)
+        if is_early and (pair not in self.draws or self.draws[pair].is_exact):
+            self.early.add(pair)
+
+    def _ruled(self, pair: Pair, inputs: list[Input]) -> Found | None:
+        """The relations of the outputs, if they follow from those of the slices."""
+        if not pair.whole.outputs and all(each.relation != WHOLE for each in inputs):
+            return Found([], frozenset())
+        found = outputs_of(self.call(pair, inputs))
+        if found is None and any(_can_be_fed(each) for each in inputs):
+            inputs = [
+                self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
+            ]
+            found = outputs_of(self.call(pair, inputs))
+        if found is None:
+            return None
+        for k in found.read:
+            if inputs[k].fed:
+                self.fed[pair, k] = inputs[k].relation
+            elif inputs[k].instead is not None:
+                self.from_whole[pair, k] = inputs[k].instead
+        if found.average:
+            self.averages.add(pair)
+        return found
+
+    def _random(self, pair: Pair, inputs: list[Input]) -> Found | None:
+        """Random numbers: a part of the whole's for each slice, or the same for all."""
+        found = outputs_of(self.call(pair, inputs))
+        if found is None:
+            return None
+        if found.outputs == [SAME]:
+            if not may_run_again(pair.whole):
+                self.accesses.once.add(pair)
+            return found
+        draw = draw_of(pair, found.outputs[0], self.count)
+        if not draw.is_exact and may_run_again(pair.whole) and self._is_small(pair, 0):
+            return None
+        self.draws[pair] = draw
+        return found
+
+    def _write(self, pair: Pair) -> None:
+        """An op that writes to variables runs once, early or late."""
+        inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
+        is_early = all(each.early for each in inputs) and self.accesses.read(pair) is not False
+        self.accesses.write(pair, early=is_early)
+        self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
+        if is_early:
+            self.early.add(pair)
+        else:
+            self._check(pair, inputs)
+
+    def _put(self, pair: Pair, outputs: Relations, *, late: bool = False) -> None:
+        self.relations[pair] = outputs
+        if late:
+            self.late.add(pair)
+
+    def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
+        """Finds out whether a late op reads the values of single examples that are not kept."""
+        for k, each in enumerate(inputs):
+            source = pair.whole.inputs[k]
+            if each.relation.kind is Kind.BATCHED and not each.early and each.known is None:
+                maker = Pair(source.op, pair.part.inputs[k].op)
+                if source.ref() not in self.kept and not self._is_small(maker, source.value_index):
+                    self.binding = pair
+
+    def _is_small(self, pair: Pair, output: int) -> bool:
+        size = tensor_bytes(pair.whole.outputs[output])
+        return size is not None and size <= KEPT_BYTES * self.examples[0]
+
+    def _input(self, pair: Pair, k: int) -> Input:
+        whole, part = pair.whole.inputs[k], pair.part.inputs[k]
+        known = self.graphs.known(whole, part)
+        if known is not None:
+            found = relation_of_known(*known, self.count)
+            return self._known(pair, k, found, known)
+        source = Pair(whole.op, part.op)
+        relation = self.relations[source][whole.value_index]
+        if relation == WHOLE and source in self.early:
+            return self._fed(pair, k)
+        return Input(relation, early=source in self.early)
+
+    def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:
+        if found.relation != WHOLE:
+            return Input(found.relation, known, found.instead)
+        fed = self._fed(pair, k)
+        return Input(fed.relation, known, known[0], fed=True)
+
+    def _fed(self, pair: Pair, k: int) -> Input:
+        """An input whose value for the whole is computed early and handed to each slice, in full or
+        its part of it."""
+        shapes = [side.inputs[k].shape for side in pair]
+        if not all(shape.is_fully_defined() for shape in shapes):
+            return Input(WHOLE)
+        whole, part = (tuple(shape.as_list()) for shape in shapes)
+        axis = batch_axis(whole, part, self.count)
+        relation = SAME if whole == part else WHOLE if axis is None else batched(axis)
+        return Input(relation, fed=True)
+
+    def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
+        """What a rule is told of an op."""
+        return Call(
+            pair,
+            [each.relation for each in inputs],
+            [each.known for each in inputs],
+            self.count,
+            lambda *_: None,
+            lambda: list(
+                zip(
+                    bodies.bodies_of(self.functions[0], pair.whole),
+                    bodies.bodies_of(self.functions[1], pair.part),
+                    strict=True,
+                )
+            ),
+        )
+
+
+def _can_be_fed(each: Input) -> bool:
+    """True for a sum over examples whose value for the whole can be computed early."""
+    return each.early and each.known is None and each.relation.kind is Kind.SUMMED and not each.fed
+
+
