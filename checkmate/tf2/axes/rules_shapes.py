@@ -154,7 +154,7 @@ def cut(call: Call) -> Relations | Signature | None:
 
 def strided_slice(call: Call) -> Relations | Signature | None:
     """`x[...]`: axes that are kept in full; or whole blocks of the examples."""
-    axes = [_strided_axes(call, side, call.shapes(0)[side], 0) for side in (0, 1)]
+    axes = [_strided_axes(call, side, call.shapes(0)[side]) for side in (0, 1)]
     relation = call.inputs[0]
     if relation.kind is Kind.BATCHED:
         found = [{each[0]: each for each in side}[relation.axis] for side in axes]
@@ -171,7 +171,7 @@ def strided_slice(call: Call) -> Relations | Signature | None:
 def strided_slice_grad(call: Call) -> Signature:
     """The gradient of `x[...]`: zeros where nothing was taken."""
     shapes = call.results()
-    axes = [_strided_axes(call, side, shapes[side], 1) for side in (0, 1)]
+    axes = [_strided_axes(call, side, shapes[side]) for side in (0, 1)]
     output, inputs = _kept_labels(call, axes, shapes)
     return Signature((OWN, OWN, OWN, OWN, inputs), (output,), linear=Linear.EACH, linear_in=_FIFTH)
 
@@ -182,41 +182,34 @@ _Axis = tuple[int | None, int | None, int, int, int]
 """Axis of the input, axis of the output (None where there is none), begin, end and step."""
 
 
-def _strided_axes(call: Call, side: int, shape: Sequence[int], first: int) -> list[_Axis]:
-    """What a strided slice takes of each axis. `first`: index of the input with the begins."""
-    begin, end, step = (call.values(first + k)[side] for k in range(3))
-    masks = {
-        name: call.attr(f"{name}_mask")
-        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-
-    def has(name: str, k: int) -> bool:
-        return bool(masks[name] >> k & 1)
-
-    used = sum(not has("new_axis", k) and not has("ellipsis", k) for k in range(len(begin)))
+def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
+    """What a strided slice takes of each axis of the larger tensor."""
+    begin, end, step = (call.values(1 + k)[side] for k in range(3))
+    names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    masks = {name: int(call.attr(f"{name}_mask")) for name in names}
+    used = sum(not (masks["new_axis"] | masks["ellipsis"]) >> k & 1 for k in range(len(begin)))
     axes: list[_Axis] = []
     old = new = 0
-
-    def take(low: int, high: int, by: int, *, shrinks: bool = False) -> None:
-        nonlocal old, new
-        axes.append((old, None if shrinks else new, low, high, by))
-        old, new = old + 1, new + (not shrinks)
-
-    for k in range(len(begin)):
-        if has("ellipsis", k):
-            for _ in range(len(shape) - used):
-                take(0, shape[old], 1)
-        elif has("new_axis", k):
+    for k in range(len(begin) + 1):
+        has = {name for name in names if masks[name] >> k & 1}
+        if k == len(begin) or "ellipsis" in has:
+            for _ in range(len(shape) - max(used, 0) if k < len(begin) else len(shape) - old):
+                axes.append((old, new, 0, shape[old], 1))
+                old, new = old + 1, new + 1
+        elif "new_axis" in has:
             axes.append((None, new, 0, 1, 1))
             new += 1
         else:
-            size, by = shape[old], int(step[k])
-            low = 0 if has("begin", k) else min(int(begin[k]) % size if begin[k] < 0 else int(begin[k]), size)
-            high = size if has("end", k) else min(int(end[k]) + size if end[k] < 0 else int(end[k]), size)
-            take(low, high, by, shrinks=has("shrink_axis", k))
-    while old < len(shape):
-        take(0, shape[old], 1)
+            low = 0 if "begin" in has else _position(begin[k], shape[old])
+            high = shape[old] if "end" in has else _position(end[k], shape[old])
+            keeps = "shrink_axis" not in has
+            axes.append((old, new if keeps else None, low, high, int(step[k])))
+            old, new = old + 1, new + keeps
     return axes
+
+
+def _position(index: int, size: int) -> int:
+    return min(int(index) + size if index < 0 else int(index), size)
 
 
 def _kept_labels(

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntFlag
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +23,7 @@ from checkmate.tf2.axes.pairing import Graphs, Pair
 from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
 from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
-from checkmate.tf2.axes.variables import Accesses, is_pure, is_write
+from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import is_argument, may_run_again
 from checkmate.tf2.graph.sizes import tensor_bytes
@@ -32,16 +35,37 @@ Read = tuple[Pair, int]
 """An op and the index of one of its inputs."""
 
 
+class Of(IntFlag):
+    """What a value that can be computed early depends on. What depends on both is an activation."""
+
+    NOTHING = 0
+    EXAMPLES = 1
+    WEIGHTS = 2
+    BOTH = 3
+
+
 @dataclass(slots=True)
 class Input:
-    """What an op reads: a relation, the values if known, and whether the whole's value can be
-    computed early."""
+    """What an op reads.
+
+    Attributes:
+      relation: How the whole's value follows from those of the slices.
+      known: The values, if known before the step runs.
+      instead: What a slice reads instead of its own value.
+      of: What the whole's value depends on, if it can be computed early; else Of.BOTH.
+      fed: The slices are handed what is computed early.
+    """
 
     relation: Relation
     known: tuple[Any, Any] | None = None
     instead: Any = None
-    early: bool = True
+    of: Of = Of.NOTHING
     fed: bool = False
+
+    @property
+    def early(self) -> bool:
+        """True if the whole's value can be computed early."""
+        return self.of is not Of.BOTH
 
 
 @dataclass(slots=True)
@@ -53,7 +77,8 @@ class Walk:
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
       relations: The relations of each op's outputs.
-      early: Ops whose values for the whole batch can be computed before the slices.
+      early: Ops whose values for the whole batch can be computed before the slices, and what they
+        depend on.
       late: Ops that are computed after the slices.
       from_whole: What a slice reads instead of the value that its graph has.
       fed: Inputs that a slice takes from what is computed early.
@@ -68,7 +93,7 @@ class Walk:
     arguments: dict[Pair, Relation]
     kept: set[Any]
     relations: dict[Pair, Relations] = field(default_factory=dict)
-    early: set[Pair] = field(default_factory=set)
+    early: dict[Pair, Of] = field(default_factory=dict)
     late: set[Pair] = field(default_factory=set)
     from_whole: dict[Read, Any] = field(default_factory=dict)
     fed: dict[Read, Relation] = field(default_factory=dict)
@@ -86,8 +111,9 @@ class Walk:
         """Goes through the graph, up to the first op that binds the examples together."""
         for pair in self.graphs.pairs:
             if is_argument(pair.whole):
-                self.relations[pair] = [self.arguments.get(pair, SAME)]
-                self.early.add(pair)
+                relation = self.arguments.get(pair, SAME)
+                self.relations[pair] = [relation]
+                self.early[pair] = Of.NOTHING if relation == SAME else Of.EXAMPLES
             elif is_write(pair.whole, self.functions[0]):
                 self._write(pair)
             else:
@@ -107,7 +133,8 @@ class Walk:
             found = self._ruled(pair, inputs)
         else:
             found = None
-        is_early = all(each.early for each in inputs)
+        of = self._depends(pair, inputs)
+        is_early = of is not Of.BOTH
         if found is None:
             self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
             if not is_early:
@@ -117,7 +144,13 @@ class Walk:
         else:
             self._put(pair, found.outputs)
         if is_early and (pair not in self.draws or self.draws[pair].is_exact):
-            self.early.add(pair)
+            self.early[pair] = of
+
+    def _depends(self, pair: Pair, inputs: Sequence[Input]) -> Of:
+        """What the outputs of an op depend on."""
+        reads = any(handle.outputs[0].dtype == tf.resource for handle in handles(pair.whole))
+        floats = any(tensor.dtype.is_floating for tensor in pair.whole.outputs)
+        return reduce(or_, (each.of for each in inputs), Of.WEIGHTS if reads and floats else Of(0))
 
     def _ruled(self, pair: Pair, inputs: list[Input]) -> Found | None:
         """The relations of the outputs, if they follow from those of the slices."""
@@ -162,7 +195,7 @@ class Walk:
         self.accesses.write(pair, early=is_early)
         self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
         if is_early:
-            self.early.add(pair)
+            self.early[pair] = self._depends(pair, inputs)
         else:
             self._check(pair, inputs)
 
@@ -194,7 +227,7 @@ class Walk:
         relation = self.relations[source][whole.value_index]
         if relation == WHOLE and source in self.early:
             return self._fed(pair, k)
-        return Input(relation, early=source in self.early)
+        return Input(relation, of=self.early.get(source, Of.BOTH))
 
     def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:
         if found.relation != WHOLE:
@@ -211,7 +244,8 @@ class Walk:
         whole, part = (tuple(shape.as_list()) for shape in shapes)
         axis = batch_axis(whole, part, self.count)
         relation = SAME if whole == part else WHOLE if axis is None else batched(axis)
-        return Input(relation, fed=True)
+        source = Pair(pair.whole.inputs[k].op, pair.part.inputs[k].op)
+        return Input(relation, of=self.early.get(source, Of.NOTHING), fed=True)
 
     def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
         """What a rule is told of an op."""
