@@ -20,6 +20,7 @@ class Call:
 
     Attributes:
       pair: The op, for the whole batch and for a slice.
+      tensors: Its inputs, for the whole and for a slice.
       inputs: The relation of each input.
       known: Each input's value for the whole and for a slice, if known before the step runs.
       count: The number of slices.
@@ -30,6 +31,7 @@ class Call:
     """
 
     pair: Pair
+    tensors: Sequence[tuple[tf.Tensor, tf.Tensor]]
     inputs: Sequence[Relation]
     known: Sequence[tuple[Any, Any] | None]
     count: int
@@ -48,11 +50,12 @@ class Call:
 
     def ranks(self) -> list[int]:
         """The number of axes of each input."""
-        return [len(shape_of(tensor)) for tensor in self.pair.whole.inputs]
+        return [len(shape_of(tensor)) for tensor, _ in self.tensors]
 
     def shapes(self, input_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shape of an input for the whole and for a slice."""
-        return shape_of(self.pair.whole.inputs[input_]), shape_of(self.pair.part.inputs[input_])
+        whole, part = self.tensors[input_]
+        return shape_of(whole), shape_of(part)
 
     def results(self, output: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shape of an output for the whole and for a slice."""

@@ -37,6 +37,7 @@ class Graphs(NamedTuple):
       whole, part: The graphs.
       pairs: Their ops, inputs first.
       known_whole, known_part: The values that are known before the step runs.
+      swapped: Pairs of a commutative op whose two inputs are in the other order for a slice.
     """
 
     whole: Any
@@ -44,6 +45,18 @@ class Graphs(NamedTuple):
     pairs: list[Pair]
     known_whole: Known
     known_part: Known
+    swapped: set[Pair]
+
+    def inputs(self, pair: Pair) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """The inputs of a pair, as pairs, in the order of the whole's op."""
+        others = list(pair.part.inputs)
+        return list(
+            zip(pair.whole.inputs, others[::-1] if pair in self.swapped else others, strict=True)
+        )
+
+    def place(self, pair: Pair, k: int) -> tuple[tf.Operation, int]:
+        """The slice's op and the index of its input that is input k of the whole's op."""
+        return pair.part, 1 - k if pair in self.swapped else k
 
     def known(self, whole: tf.Tensor, part: tf.Tensor) -> tuple[Any, Any] | None:
         """The values of two tensors, if both are known."""
@@ -61,7 +74,7 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
       TraceError: The graphs differ in more than sizes.
     """
     operations, others = reachable(whole), reachable(part)
-    graphs = Graphs(whole, part, [], known_values(operations), known_values(others))
+    graphs = Graphs(whole, part, [], known_values(operations), known_values(others), set())
     pending = _roots(whole, part)
     pending += [Pair(a.op, b.op) for a, b in _unknown(graphs, whole.outputs, part.outputs)]
     seen: set[Pair] = set()
@@ -71,7 +84,10 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
             continue
         seen.add(pair)
         _check(pair, arguments)
-        inputs = _unknown(graphs, pair.whole.inputs, pair.part.inputs)
+        if pair.whole.type in _COMMUTATIVE and _swapped_fits_better(graphs, pair):
+            graphs.swapped.add(pair)
+        whole_inputs, part_inputs = zip(*graphs.inputs(pair), strict=True) if pair.whole.inputs else ((), ())
+        inputs = _unknown(graphs, whole_inputs, part_inputs)
         if any(a.value_index != b.value_index for a, b in inputs):
             raise _differ(pair.whole, pair.part)
         pending += [Pair(a.op, b.op) for a, b in inputs]
@@ -79,6 +95,26 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
     other = {operation: k for k, operation in enumerate(others)}
     graphs.pairs.extend(sorted(seen, key=lambda pair: (place[pair.whole], other[pair.part])))
     return graphs
+
+
+_COMMUTATIVE = ("Add", "AddV2", "Equal", "LogicalAnd", "LogicalOr", "Maximum", "Minimum", "Mul")
+
+
+def _swapped_fits_better(graphs: Graphs, pair: Pair) -> bool:
+    """True if the inputs of a slice's op have to be swapped to be like those of the whole's."""
+    first, second = pair.part.inputs
+    return _likeness(graphs, pair, (second, first)) > _likeness(graphs, pair, (first, second))
+
+
+def _likeness(graphs: Graphs, pair: Pair, part: tuple[tf.Tensor, tf.Tensor]) -> tuple[int, int, int]:
+    """How many inputs are known in both graphs or in neither, have ops of the same type, have the
+    same name."""
+    found = [0, 0, 0]
+    for a, b in zip(pair.whole.inputs, part, strict=True):
+        found[0] += (_of(graphs.known_whole, a) is None) == (_of(graphs.known_part, b) is None)
+        found[1] += a.op.type == b.op.type
+        found[2] += a.op.name == b.op.name
+    return (found[0], found[1], found[2])
 
 
 def _roots(whole: Any, part: Any) -> list[Pair]:

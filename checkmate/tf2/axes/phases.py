@@ -66,7 +66,7 @@ class Phases:
     def _needs(self, pair: Pair, phase: Phase) -> list[tuple[Pair, Phase]]:
         """What must run before an op that runs in that phase."""
         found: list[tuple[Pair, Phase]] = []
-        for k, (whole, part) in enumerate(zip(pair.whole.inputs, pair.part.inputs, strict=True)):
+        for k, (whole, part) in enumerate(self.walk.graphs.inputs(pair)):
             source = Pair(whole.op, part.op)
             fed = (pair, k) in self.walk.fed and phase is Phase.SLICE
             if self.walk.graphs.known(whole, part) is not None and not fed:

@@ -22,7 +22,7 @@ from checkmate.tf2.axes.relation import (
 )
 from checkmate.tf2.axes.signature import OWN, Signature, relate
 from checkmate.tf2.axes.static_values import one_number
-from checkmate.tf2.axes.table import TABLE
+from checkmate.tf2.axes.table import LISTS, TABLE
 
 
 class Found(NamedTuple):
@@ -41,8 +41,11 @@ class Found(NamedTuple):
 
 def outputs_of(call: Call) -> Found | None:
     """Returns the relations of an op's outputs, or None if they need the whole batch."""
-    as_numbers = [SAME if relation == SIZE else relation for relation in call.inputs]
-    rule = TABLE.get(call.type)
+    as_numbers = [
+        SAME if relation == SIZE and known is not None else relation
+        for relation, known in zip(call.inputs, call.known, strict=True)
+    ]
+    rule = (LISTS if _is_list(call) else TABLE).get(call.type)
     answer = None
     if rule is not None:
         try:
@@ -65,6 +68,12 @@ def outputs_of(call: Call) -> Found | None:
     missing = len(call.pair.whole.outputs) - len(outputs)
     average = average and outputs[0].kind is Kind.SUMMED
     return Found([*outputs, *[WHOLE] * missing], read, average)
+
+
+def _is_list(call: Call) -> bool:
+    """True for an op that returns a list of tensors first; a loop is none."""
+    outputs = call.pair.whole.outputs
+    return bool(outputs) and outputs[0].dtype == tf.variant and call.type in LISTS
 
 
 def _fit(outputs: Relations, call: Call) -> bool:

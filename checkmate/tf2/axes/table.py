@@ -5,6 +5,7 @@ every slice. To add a rule, add a row.
 
 from __future__ import annotations
 
+from checkmate.tf2.axes import loops
 from checkmate.tf2.axes import rules_elementwise as elements
 from checkmate.tf2.axes import rules_indices as indices
 from checkmate.tf2.axes import rules_products as products
@@ -16,13 +17,16 @@ EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
 
 TABLE: dict[str, Rule] = {}
 
+LISTS: dict[str, Rule] = {}
+"""The same for ops that return lists of tensors. The relation of a list is that of its entries."""
 
-def add_row(op_types: str, rule: Rule) -> None:
+
+def add_row(op_types: str, rule: Rule, table: dict[str, Rule] = TABLE) -> None:
     """Adds a row for some op types."""
     for op_type in op_types.split():
-        if op_type in TABLE:
+        if op_type in table:
             raise ValueError(f"The table has two rows for {op_type!r}.")
-        TABLE[op_type] = rule
+        table[op_type] = rule
 
 
 # Elementwise: by what they are linear in.
@@ -121,3 +125,18 @@ add_row("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", ind
 add_row("StatelessRandomUniformV2 StatelessRandomNormalV2", indices.random)
 add_row("StatelessTruncatedNormalV2 StatelessRandomUniformIntV2", indices.random)
 add_row("RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt", indices.random)
+
+# Loops, conditions and lists of tensors.
+add_row("StatelessWhile While", loops.loop)
+add_row("If StatelessIf", loops.condition)
+add_row("TensorListGetItem", loops.entry)
+add_row("TensorListStack", loops.stacked)
+add_row("TensorListElementShape", loops.shape_of_entry)
+add_row("TensorListLength", loops.length)
+add_row("EmptyTensorList TensorListReserve ZerosLike", loops.empty, LISTS)
+add_row("TensorListFromTensor", loops.of_rows, LISTS)
+add_row("TensorListPopBack", loops.popped, LISTS)
+add_row("TensorListPushBack", loops.with_entry(1), LISTS)
+add_row("TensorListSetItem", loops.with_entry(2), LISTS)
+add_row("TensorListResize Identity StopGradient", loops.entry, LISTS)
+add_row("AddN AddV2 Add", loops.added, LISTS)

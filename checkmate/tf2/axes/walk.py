@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2.axes.call import Call, Relations
+from checkmate.tf2.axes.inside import bodies_of, inside
 from checkmate.tf2.axes.pairing import Graphs, Pair
 from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
 from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
-from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import is_argument, may_run_again
 from checkmate.tf2.graph.sizes import tensor_bytes
 
@@ -209,7 +209,7 @@ class Walk:
         for k, each in enumerate(inputs):
             source = pair.whole.inputs[k]
             if each.relation.kind is Kind.BATCHED and not each.early and each.known is None:
-                maker = Pair(source.op, pair.part.inputs[k].op)
+                maker = Pair(source.op, self.graphs.inputs(pair)[k][1].op)
                 if source.ref() not in self.kept and not self._is_small(maker, source.value_index):
                     self.binding = pair
 
@@ -218,7 +218,7 @@ class Walk:
         return size is not None and size <= KEPT_BYTES * self.examples[0]
 
     def _input(self, pair: Pair, k: int) -> Input:
-        whole, part = pair.whole.inputs[k], pair.part.inputs[k]
+        whole, part = self.graphs.inputs(pair)[k]
         known = self.graphs.known(whole, part)
         if known is not None:
             found = relation_of_known(*known, self.count)
@@ -238,30 +238,25 @@ class Walk:
     def _fed(self, pair: Pair, k: int) -> Input:
         """An input whose value for the whole is computed early and handed to each slice, in full or
         its part of it."""
-        shapes = [side.inputs[k].shape for side in pair]
+        shapes = [tensor.shape for tensor in self.graphs.inputs(pair)[k]]
         if not all(shape.is_fully_defined() for shape in shapes):
             return Input(WHOLE)
         whole, part = (tuple(shape.as_list()) for shape in shapes)
         axis = batch_axis(whole, part, self.count)
         relation = SAME if whole == part else WHOLE if axis is None else batched(axis)
-        source = Pair(pair.whole.inputs[k].op, pair.part.inputs[k].op)
+        source = Pair(*(tensor.op for tensor in self.graphs.inputs(pair)[k]))
         return Input(relation, of=self.early.get(source, Of.NOTHING), fed=True)
 
     def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
         """What a rule is told of an op."""
         return Call(
             pair,
+            self.graphs.inputs(pair),
             [each.relation for each in inputs],
             [each.known for each in inputs],
             self.count,
-            lambda *_: None,
-            lambda: list(
-                zip(
-                    bodies.bodies_of(self.functions[0], pair.whole),
-                    bodies.bodies_of(self.functions[1], pair.part),
-                    strict=True,
-                )
-            ),
+            partial(inside, self.count),
+            partial(bodies_of, pair, self.functions),
         )
 
 
