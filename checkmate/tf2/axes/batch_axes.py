@@ -1,4 +1,8 @@
-"""batch_axes(): the one door to this folder."""
+"""batch_axes(): the one door to this folder.
+
+traces of the step, whole and slice ── pairing ──► pairs of ops ── walk: the table's rules ──►
+relation of each value ── phases ──► what runs early, in each slice, and late
+"""
 
 from __future__ import annotations
 
@@ -9,72 +13,67 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.plot.layer_names import layer_names
+from checkmate.tf2.axes.binding import Binding, binding_of
 from checkmate.tf2.axes.pairing import Pair, arguments_of, paired
-from checkmate.tf2.axes.phases import Phase, Phases, in_order
+from checkmate.tf2.axes.phases import Handed, Phase, Phases
 from checkmate.tf2.axes.random_draws import Draw
 from checkmate.tf2.axes.relation import SAME, Relation, batch_axis, batched
-from checkmate.tf2.axes.walk import Read, Walk
+from checkmate.tf2.axes.walk import Walk
 from checkmate.tf2.graph.trace import TracedStep
 
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """An op that needs the values of all examples at once.
-
-    Attributes:
-      pair: The op.
-      layer: The layer of the model that it belongs to; "" if it belongs to none.
-      reason: A sentence that says why.
-    """
-
-    pair: Pair
-    layer: str
-    reason: str
+Input = tuple[tf.Operation, int]
+"""An op of a slice's graph, and the index of one of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAxes:
     """How a step on a batch follows from the same step on slices of the batch.
 
-    An op stands for itself in the graph of the whole batch and in that of a slice: a `Pair`.
+    To run the step in slices: run `early_ops`; run `in_each_slice` for each slice, with the changes
+    of `fed`, `from_whole`, `averages` and `random_ops`; add up or put together what is `handed_on`;
+    run `whole_ops` on it. A value that is computed early is not computed again.
 
     Attributes:
-      relations: The relation of each output of each op.
+      relations: The relation of each output of each pair of ops.
       early_ops: Ops of the whole batch's graph that run once, before the slices, in order.
       in_each_slice: Ops of a slice's graph that run in each slice, in order.
       whole_ops: Ops of the whole batch's graph that run once, after the slices, in order.
-      fed: (op, input) of ops in each slice -> what is read there is the value computed early: in
-        full if the relation is SAME, the slice's part of it if that is BATCHED.
-      from_whole: (op, input) of ops in each slice -> the array to read there instead.
-      averages: Ops in each slice -> the factor for their first output.
-      random_ops: Ops in each slice that draw numbers for its examples -> how.
-      handed_on: (op, output) in each slice that results and ops afterwards read: SUMMED values are
-        added up, BATCHED ones are put in a row.
-      binding: The first op that keeps the step from running in slices, or None.
+      fed: Inputs in a slice -> the tensor of the whole batch's graph, computed early, that is read
+        there: in full if its relation is SAME, the slice's part of it if that is BATCHED.
+      from_whole: Inputs in a slice -> the array to read there, such as a divisor that counts all
+        examples.
+      averages: Ops of a slice's graph -> the factor for their output.
+      random_ops: Ops of a slice's graph that draw numbers for its examples -> how, so that they are
+        those of the whole batch.
+      handed_on: Tensors of a slice's graph that are read afterwards -> the tensor of the whole
+        batch's graph that they make: those that are SUMMED by addition, those that are BATCHED put
+        in a row.
+      binding: The first op that keeps the step from running in slices, or None. If there is one,
+        nothing is said of what runs when.
     """
 
     relations: Mapping[Pair, tuple[Relation, ...]]
-    early_ops: tuple[Pair, ...]
-    in_each_slice: tuple[Pair, ...]
-    whole_ops: tuple[Pair, ...]
-    fed: Mapping[Read, Relation]
-    from_whole: Mapping[Read, Any]
-    averages: Mapping[Pair, float]
-    random_ops: Mapping[Pair, Draw]
-    handed_on: Mapping[tuple[Pair, int], Relation]
+    early_ops: tuple[tf.Operation, ...]
+    in_each_slice: tuple[tf.Operation, ...]
+    whole_ops: tuple[tf.Operation, ...]
+    fed: Mapping[Input, Handed]
+    from_whole: Mapping[Input, Any]
+    averages: Mapping[tf.Operation, float]
+    random_ops: Mapping[tf.Operation, Draw]
+    handed_on: tuple[Handed, ...]
     binding: Binding | None
 
 
 def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]) -> BatchAxes:
     """Finds how the values of a step on a batch follow from those of the step on slices.
 
-    The analysis runs nothing. It holds for slices of equal size.
+    The analysis runs nothing. It holds for slices of equal size, of at least two examples: along an
+    axis of length one an op may broadcast.
 
     Args:
       whole: The step, traced for the whole batch.
       part: The same step, traced for a slice.
-      examples: The number of examples of the whole and of a slice; at least two slices.
+      examples: The number of examples of the whole and of a slice.
 
     Returns:
       With `binding`, if the step cannot run in slices.
@@ -83,43 +82,56 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
       TraceError: The two traces differ in more than the number of examples.
 
     Example:
-      >>> axes = batch_axes(trace(step, *specs(64)), trace(step, *specs(16)), examples=(64, 16))
-      ... # doctest: +SKIP
+      >>> step = lambda x: tf.reduce_sum(tf.tanh(x @ tf.ones((8, 4))))
+      >>> traced = [trace(step, tf.TensorSpec((size, 8))) for size in (6, 2)]
+      >>> axes = batch_axes(*traced, examples=(6, 2))
+      >>> axes.binding is None, [str(each.relation) for each in axes.handed_on]
+      (True, ['summed'])
     """
     count, left = divmod(*examples)
     if left or count < 2:
         raise TraceError(
-            f"A batch of {examples[0]} examples cannot run in equal slices of {examples[1]}. Use a"
-            " number of micro-batches that divides the batch."
+            f"A batch of {examples[0]} examples cannot run in slices of {examples[1]}. Use a number"
+            " of micro-batches that divides the number of examples."
         )
     arguments = arguments_of(whole.flat, part.flat)
-    graphs = paired(whole.flat.graph, part.flat.graph, arguments)
     walk = Walk(
-        graphs,
+        paired(whole.flat.graph, part.flat.graph, arguments),
         (whole.function.graph, part.function.graph),
         examples,
         {Pair(*each): _of_argument(*each, count) for each in arguments.items()},
         {tensor.ref() for tensor in whole.flat.outputs},
+        sum(v.shape.num_elements() * v.dtype.size for v in whole.variables),
     )
     walk.run()
     phases = Phases(walk)
     if walk.binding is None:
         phases.find()
-    runs = {phase: in_order(pairs, graphs.pairs) for phase, pairs in phases.ops.items()}
+    return _result(walk, phases, binding_of(whole, walk))
+
+
+def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:
+    graphs = walk.graphs
     inside = phases.ops[Phase.SLICE]
+    early, each, late = (
+        [pair for pair in graphs.pairs if pair in phases.ops[phase]]
+        for phase in (Phase.EARLY, Phase.SLICE, Phase.LATE)
+    )
     return BatchAxes(
         relations={pair: tuple(found) for pair, found in walk.relations.items()},
-        early_ops=runs[Phase.EARLY],
-        in_each_slice=runs[Phase.SLICE],
-        whole_ops=runs[Phase.LATE],
-        fed=phases.fed,
+        early_ops=tuple(dict.fromkeys(pair.whole for pair in early)),
+        in_each_slice=tuple(dict.fromkeys(pair.part for pair in each)),
+        whole_ops=tuple(dict.fromkeys(pair.whole for pair in late)),
+        fed={graphs.place(*read): handed for read, handed in phases.fed.items()},
         from_whole={
-            read: value for read, value in walk.from_whole.items() if read[0] in inside
+            graphs.place(*read): value
+            for read, value in walk.from_whole.items()
+            if read[0] in inside
         },
-        averages={pair: 1 / count for pair in walk.averages & inside},
-        random_ops={pair: draw for pair, draw in walk.draws.items() if pair in inside},
-        handed_on=phases.handed_on,
-        binding=_binding(whole, walk),
+        averages={pair.part: 1 / walk.count for pair in walk.averages & inside},
+        random_ops={pair.part: draw for pair, draw in walk.draws.items() if pair in inside},
+        handed_on=tuple(phases.handed_on.values()),
+        binding=binding,
     )
 
 
@@ -134,15 +146,3 @@ def _of_argument(whole: tf.Operation, part: tf.Operation, count: int) -> Relatio
             f" {count} slices. Only the number of examples may differ."
         )
     return batched(axis)
-
-
-def _binding(whole: TracedStep, walk: Walk) -> Binding | None:
-    pair = walk.binding
-    if pair is None:
-        return None
-    number = whole.numbers().get(pair.whole)
-    layer = "" if number is None else layer_names(whole.graph)[number]
-    inputs = ", ".join(str(walk.relations.get(Pair(a.op, b.op), [""] * 9)[a.value_index])
-        for a, b in zip(pair.whole.inputs, pair.part.inputs, strict=True))
-    reason = f"{pair.whole.name} ({pair.whole.type}) reads values of all examples at once: {inputs}"
-    return Binding(pair, layer, reason)

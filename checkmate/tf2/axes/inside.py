@@ -47,8 +47,7 @@ def inside(count: int, whole: Any, part: Any, arguments: Sequence[Relation]) -> 
     except TraceError:
         return None
     found: dict[Pair, Relations] = {
-        Pair(*each): [relation]
-        for each, relation in zip(given.items(), arguments, strict=True)
+        Pair(*each): [relation] for each, relation in zip(given.items(), arguments, strict=True)
     }
     for pair in graphs.pairs:
         if not is_argument(pair.whole):
@@ -59,9 +58,7 @@ def inside(count: int, whole: Any, part: Any, arguments: Sequence[Relation]) -> 
     return [_read(graphs, *each, found, count)[0] for each in results]
 
 
-def _outputs(
-    graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: int
-) -> Relations:
+def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: int) -> Relations:
     read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
     tensors = graphs.inputs(pair)
     answer = outputs_of(

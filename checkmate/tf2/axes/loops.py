@@ -47,7 +47,9 @@ def condition(call: Call) -> Relations | None:
         branch = call.inside(*each, call.inputs[1:])
         if branch is None:
             return None
-        found = branch if found is None else [join(*pair) for pair in zip(found, branch, strict=True)]
+        found = (
+            branch if found is None else [join(*pair) for pair in zip(found, branch, strict=True)]
+        )
     return found
 
 

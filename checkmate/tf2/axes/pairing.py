@@ -86,7 +86,9 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
         _check(pair, arguments)
         if pair.whole.type in _COMMUTATIVE and _swapped_fits_better(graphs, pair):
             graphs.swapped.add(pair)
-        whole_inputs, part_inputs = zip(*graphs.inputs(pair), strict=True) if pair.whole.inputs else ((), ())
+        whole_inputs, part_inputs = (
+            zip(*graphs.inputs(pair), strict=True) if pair.whole.inputs else ((), ())
+        )
         inputs = _unknown(graphs, whole_inputs, part_inputs)
         if any(a.value_index != b.value_index for a, b in inputs):
             raise _differ(pair.whole, pair.part)
@@ -106,7 +108,9 @@ def _swapped_fits_better(graphs: Graphs, pair: Pair) -> bool:
     return _likeness(graphs, pair, (second, first)) > _likeness(graphs, pair, (first, second))
 
 
-def _likeness(graphs: Graphs, pair: Pair, part: tuple[tf.Tensor, tf.Tensor]) -> tuple[int, int, int]:
+def _likeness(
+    graphs: Graphs, pair: Pair, part: tuple[tf.Tensor, tf.Tensor]
+) -> tuple[int, int, int]:
     """How many inputs are known in both graphs or in neither, have ops of the same type, have the
     same name."""
     found = [0, 0, 0]

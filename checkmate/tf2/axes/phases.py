@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import NamedTuple
+
+import tensorflow as tf
 
 from checkmate.tf2.axes.pairing import Pair
 from checkmate.tf2.axes.relation import Kind, Relation
 from checkmate.tf2.axes.walk import Read, Walk
 from checkmate.tf2.graph.operations import is_stateful
+
+
+class Handed(NamedTuple):
+    """A value that is computed in one phase and read in another.
+
+    Attributes:
+      whole: The value for the whole batch, in its graph.
+      part: The value in a slice, in the graph of a slice.
+      relation: How the first follows from the second.
+    """
+
+    whole: tf.Tensor
+    part: tf.Tensor
+    relation: Relation
 
 
 class Phase(Enum):
@@ -27,15 +43,14 @@ class Phases:
 
     Attributes:
       ops: The ops of each phase. An op may be in several.
-      fed: Inputs in a slice that are computed early, with the relation of the slice's value.
-      handed_on: Results of the slices that are read afterwards, with their relation: SUMMED is
-        added up, BATCHED is put together.
+      fed: Inputs in a slice that are computed early.
+      handed_on: Results of the slices that are read afterwards.
     """
 
     walk: Walk
     ops: dict[Phase, set[Pair]] = field(default_factory=lambda: {phase: set() for phase in Phase})
-    fed: dict[Read, Relation] = field(default_factory=dict)
-    handed_on: dict[tuple[Pair, int], Relation] = field(default_factory=dict)
+    fed: dict[Read, Handed] = field(default_factory=dict)
+    handed_on: dict[tuple[Pair, int], Handed] = field(default_factory=dict)
 
     def find(self) -> None:
         """Starts from the step's results and side effects and goes back."""
@@ -74,9 +89,8 @@ class Phases:
             if phase is Phase.LATE:
                 found += self._after(source, whole.value_index)
             elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
-                self.fed[pair, k] = self.walk.fed.get(
-                    (pair, k), self.walk.relations[source][whole.value_index]
-                )
+                own = self.walk.relations[source][whole.value_index]
+                self.fed[pair, k] = Handed(whole, part, self.walk.fed.get((pair, k), own))
                 found.append((source, Phase.EARLY))
             else:
                 found.append((source, phase))
@@ -90,10 +104,6 @@ class Phases:
             return [(pair, Phase.EARLY)]
         if pair in walk.late or pair in walk.early or relation.kind is Kind.SAME:
             return [(pair, Phase.LATE)]
-        self.handed_on[pair, output] = relation
+        tensors = (pair.whole.outputs[output], pair.part.outputs[output])
+        self.handed_on[pair, output] = Handed(*tensors, relation)
         return [(pair, Phase.SLICE)]
-
-
-def in_order(pairs: set[Pair], order: list[Pair]) -> tuple[Any, ...]:
-    """Returns pairs in the order of the graph."""
-    return tuple(pair for pair in order if pair in pairs)

@@ -44,8 +44,11 @@ class Draw(NamedTuple):
 def is_random(operation: tf.Operation) -> bool:
     """True for an op that makes random numbers."""
     name = operation.type
-    return "Random" in name and "GetKeyCounter" not in name or name == "TruncatedNormal" or (
-        name.startswith("StatelessTruncatedNormal")
+    return (
+        "Random" in name
+        and "GetKeyCounter" not in name
+        or name == "TruncatedNormal"
+        or (name.startswith("StatelessTruncatedNormal"))
     )
 
 

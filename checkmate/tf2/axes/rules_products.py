@@ -50,14 +50,14 @@ def einsum(call: Call) -> Signature | None:
     ranks = call.ranks()
     texts = left.split(",")
     named = [len(text.replace("...", "")) for text in texts]
-    most = max([0, *(r - n for r, n, text in zip(ranks, named, texts, strict=True) if "..." in text)])
+    most = max(
+        [0, *(r - n for r, n, text in zip(ranks, named, texts, strict=True) if "..." in text)]
+    )
 
     def labels(text: str, shape: tuple[int, ...]) -> Labels:
         before, dots, after = text.partition("...")
         count = len(shape) - len(before) - len(after)
-        middle = [
-            None if shape[len(before) + k] == 1 else most - count + k for k in range(count)
-        ]
+        middle = [None if shape[len(before) + k] == 1 else most - count + k for k in range(count)]
         return (*before, *(middle if dots else ()), *after)
 
     inputs = tuple(labels(text, call.shapes(k)[0]) for k, text in enumerate(texts))
@@ -69,7 +69,9 @@ def einsum(call: Call) -> Signature | None:
     return Signature(inputs, (output,), summed=summed, linear=Linear.EACH)
 
 
-def per_example(*inputs: int, linear: Linear | None = None, linear_in: tuple[int, ...] = ()) -> Rule:
+def per_example(
+    *inputs: int, linear: Linear | None = None, linear_in: tuple[int, ...] = ()
+) -> Rule:
     """Returns the rule of an op that computes for each entry of the first axis of the inputs with
     these indices, such as a convolution; the other inputs are shared by all."""
 
@@ -80,9 +82,7 @@ def per_example(*inputs: int, linear: Linear | None = None, linear_in: tuple[int
             for k, tensor in enumerate(tensors)
         )
         outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.pair.whole.outputs)
-        return Signature(
-            labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None
-        )
+        return Signature(labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None)
 
     return rule
 

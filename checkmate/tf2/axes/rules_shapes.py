@@ -22,9 +22,11 @@ def reshape(call: Call) -> Relations | None:
     axis = batch_axis(result, part, call.count)
     if axis is None:
         return None
-    if not relation.blocks and shape[: relation.axis] == result[:axis] and shape[
-        relation.axis
-    ] == result[axis]:
+    if (
+        not relation.blocks
+        and shape[: relation.axis] == result[:axis]
+        and shape[relation.axis] == result[axis]
+    ):
         return [batched(axis, 0)]
     before = math.prod(shape[: relation.axis]) * max(relation.blocks, 1)
     now = math.prod(result[:axis])
@@ -161,7 +163,10 @@ def strided_slice(call: Call) -> Relations | Signature | None:
         _, new, begin, end, step = found[0]
         if new is not None and step == 1 and not _is_full(call, found, relation.axis):
             moved = _blocks_of(
-                call, relation.axis, [each[2] for each in found], [each[3] - each[2] for each in found]
+                call,
+                relation.axis,
+                [each[2] for each in found],
+                [each[3] - each[2] for each in found],
             )
             return moved and [batched(new, moved[0].blocks)]
     inputs, output = _kept_labels(call, axes, call.shapes(0))

@@ -27,7 +27,9 @@ def known_values(operations: Sequence[tf.Operation]) -> Known:
     """
     known: Known = {}
     for operation in operations:
-        inputs = [known.get(t.op, [None] * len(t.op.outputs))[t.value_index] for t in operation.inputs]
+        inputs = [
+            known.get(t.op, [None] * len(t.op.outputs))[t.value_index] for t in operation.inputs
+        ]
         found = _outputs(operation, inputs)
         if found is not None:
             known[operation] = found

@@ -76,6 +76,10 @@ class Walk:
       graphs: The graphs, paired.
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
+      arguments: The relations of the step's arguments.
+      kept: References of the step's results, which are kept for the whole batch anyway.
+      variable_bytes: A value that is no larger is kept for the whole batch for a late op in which
+        the examples end, such as the update of an embedding with the gradient of each example.
       relations: The relations of each op's outputs.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
@@ -92,6 +96,7 @@ class Walk:
     examples: tuple[int, int]
     arguments: dict[Pair, Relation]
     kept: set[Any]
+    variable_bytes: int
     relations: dict[Pair, Relations] = field(default_factory=dict)
     early: dict[Pair, Of] = field(default_factory=dict)
     late: set[Pair] = field(default_factory=set)
@@ -183,7 +188,11 @@ class Walk:
                 self.accesses.once.add(pair)
             return found
         draw = draw_of(pair, found.outputs[0], self.count)
-        if not draw.is_exact and may_run_again(pair.whole) and self._is_small(pair, 0):
+        if (
+            not draw.is_exact
+            and may_run_again(pair.whole)
+            and self._is_small(pair.whole.outputs[0])
+        ):
             return None
         self.draws[pair] = draw
         return found
@@ -206,15 +215,22 @@ class Walk:
 
     def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
         """Finds out whether a late op reads the values of single examples that are not kept."""
-        for k, each in enumerate(inputs):
-            source = pair.whole.inputs[k]
-            if each.relation.kind is Kind.BATCHED and not each.early and each.known is None:
-                maker = Pair(source.op, self.graphs.inputs(pair)[k][1].op)
-                if source.ref() not in self.kept and not self._is_small(maker, source.value_index):
-                    self.binding = pair
+        ends = all(
+            a.shape.as_list() == b.shape.as_list()
+            for a, b in zip(pair.whole.outputs, pair.part.outputs, strict=True)
+            if a.shape.rank is not None
+        )
+        for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
+            if each.relation.kind is not Kind.BATCHED or each.early or each.known is not None:
+                continue
+            size = tensor_bytes(tensor)
+            if tensor.ref() in self.kept or self._is_small(tensor):
+                continue
+            if not ends or size is None or size > self.variable_bytes:
+                self.binding = pair
 
-    def _is_small(self, pair: Pair, output: int) -> bool:
-        size = tensor_bytes(pair.whole.outputs[output])
+    def _is_small(self, tensor: tf.Tensor) -> bool:
+        size = tensor_bytes(tensor)
         return size is not None and size <= KEPT_BYTES * self.examples[0]
 
     def _input(self, pair: Pair, k: int) -> Input:
@@ -238,14 +254,15 @@ class Walk:
     def _fed(self, pair: Pair, k: int) -> Input:
         """An input whose value for the whole is computed early and handed to each slice, in full or
         its part of it."""
+        source = Pair(*(tensor.op for tensor in self.graphs.inputs(pair)[k]))
+        of = self.early.get(source, Of.NOTHING)
         shapes = [tensor.shape for tensor in self.graphs.inputs(pair)[k]]
         if not all(shape.is_fully_defined() for shape in shapes):
-            return Input(WHOLE)
+            return Input(WHOLE, of=of)
         whole, part = (tuple(shape.as_list()) for shape in shapes)
         axis = batch_axis(whole, part, self.count)
         relation = SAME if whole == part else WHOLE if axis is None else batched(axis)
-        source = Pair(*(tensor.op for tensor in self.graphs.inputs(pair)[k]))
-        return Input(relation, of=self.early.get(source, Of.NOTHING), fed=True)
+        return Input(relation, of=of, fed=True)
 
     def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
         """What a rule is told of an op."""
@@ -263,5 +280,3 @@ class Walk:
 def _can_be_fed(each: Input) -> bool:
     """True for a sum over examples whose value for the whole can be computed early."""
     return each.early and each.known is None and each.relation.kind is Kind.SUMMED and not each.fed
-
-

@@ -55,6 +55,7 @@ class _Comparison:
         self.tolerance = tolerance
         self.errors: list[str] = []
         self.compared = 0
+        self.known = known_values(reachable(whole.flat.graph))
 
     def run(self) -> Slices:
         before = self._variables()
@@ -63,11 +64,12 @@ class _Comparison:
         reference = _run(self.whole.flat, operations, self.batch)
         trained = self._variables()
         self._restore(before)
-        early = _run(self.whole.flat, [pair.whole for pair in self.axes.early_ops], self.batch)
+        early = _run(self.whole.flat, self.axes.early_ops, self.batch)
         slices = [self._slice(s, early) for s in range(self.count)]
-        for pair in self.axes.in_each_slice:
-            for k, relation in enumerate(self.axes.relations[pair]):
-                if (pair.whole, k) in reference:
+        inside = set(self.axes.in_each_slice)
+        for pair, relations in self.axes.relations.items():
+            for k, relation in enumerate(relations):
+                if pair.part in inside and (pair.part, k) in slices[0]:
                     values = [found[pair.part, k] for found in slices]
                     self._compare(pair, relation, reference[pair.whole, k], values)
         results = self._after(early, slices)
@@ -82,37 +84,33 @@ class _Comparison:
     def _slice(self, s: int, early: dict) -> dict:
         length = self.batch[0].shape[0] // self.count
         batch = [leaf[s * length : (s + 1) * length] for leaf in self.batch]
-        instead = {(read[0].part, read[1]): v for read, v in self.axes.from_whole.items()}
-        for (pair, k), relation in self.axes.fed.items():
-            source = pair.whole.inputs[k]
-            value = early.get((source.op, source.value_index))
-            if value is None:
-                value = known_values(reachable(self.whole.flat.graph))[source.op][
-                    source.value_index
-                ]
-            if relation.kind is Kind.BATCHED:
-                value = np.split(value, self.count, relation.axis)[s]
-            instead[pair.part, k] = value
+        instead = dict(self.axes.from_whole)
+        for read, handed in self.axes.fed.items():
+            source, k = handed.whole.op, handed.whole.value_index
+            value = early[source, k] if (source, k) in early else self.known[source][k]
+            if handed.relation.kind is Kind.BATCHED:
+                value = np.split(value, self.count, handed.relation.axis)[s]
+            instead[read] = value
         return _run(
             self.part.flat,
-            [pair.part for pair in self.axes.in_each_slice],
+            self.axes.in_each_slice,
             batch,
             instead=instead,
-            factors={pair.part: factor for pair, factor in self.axes.averages.items()},
+            factors=self.axes.averages,
             added={
-                (pair.part, draw.input): np.array([s * draw.counts, 0], np.uint64)
-                for pair, draw in self.axes.random_ops.items()
+                (operation, draw.input): np.array([s * draw.counts, 0], np.uint64)
+                for operation, draw in self.axes.random_ops.items()
                 if draw.is_exact
             },
         )
 
     def _after(self, early: dict, slices: list[dict]) -> dict:
         """The whole's ops after the slices, on what the slices hand on."""
-        given = {
-            (pair.whole, k): _combined(relation, [found[pair.part, k] for found in slices])
-            for (pair, k), relation in self.axes.handed_on.items()
-        }
-        chosen = {pair.whole for pair in self.axes.whole_ops}
+        given = {}
+        for whole, part, relation in self.axes.handed_on:
+            values = [found[part.op, part.value_index] for found in slices]
+            given[whole.op, whole.value_index] = _combined(relation, values)
+        chosen = set(self.axes.whole_ops)
         given |= {key: value for key, value in early.items() if key[0] not in chosen}
         instead = {
             (operation, k): given[tensor.op, tensor.value_index]
@@ -151,9 +149,7 @@ class _Comparison:
             self.errors.append(f"{name}: off by {error:.1e}")
 
     def _variables(self) -> dict[str, np.ndarray]:
-        return {
-            f"{k} {v.name}": v.read_value().numpy() for k, v in enumerate(self.whole.variables)
-        }
+        return {f"{k} {v.name}": v.read_value().numpy() for k, v in enumerate(self.whole.variables)}
 
     def _restore(self, values: dict[str, np.ndarray]) -> None:
         for variable, value in zip(self.whole.variables, values.values(), strict=True):
