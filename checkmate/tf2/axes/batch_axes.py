@@ -88,10 +88,11 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
       >>> axes.binding is None, [str(each.relation) for each in axes.handed_on]
       (True, ['summed'])
     """
-    count, left = divmod(*examples)
+    size, each = examples
+    count, left = divmod(size, each)
     if left or count < 2:
         raise TraceError(
-            f"A batch of {examples[0]} examples cannot run in slices of {examples[1]}. Use a number"
+            f"A batch of {size} examples cannot run in slices of {each}. Use a number"
             " of micro-batches that divides the number of examples."
         )
     arguments = arguments_of(whole.flat, part.flat)

@@ -47,24 +47,22 @@ def _layer(whole: TracedStep, operation: tf.Operation) -> str:
 
 
 def _reason(walk: Walk, pair: Pair) -> str:
+    shown = f"{pair.whole.name!r} ({pair.whole.type})"
     examples, others = [], []
     for whole, part in walk.graphs.inputs(pair):
-        if walk.graphs.known(whole, part) is None:
-            relation = walk.relations[Pair(whole.op, part.op)][whole.value_index]
-            if relation.kind is Kind.BATCHED:
-                examples.append(whole.op.name)
-            elif relation.kind in (Kind.WHOLE, Kind.SUMMED):
-                others.append(whole.op.name)
-    operation = pair.whole
-    shown = f"{operation.name!r} ({operation.type})"
+        source = Pair(whole.op, part.op)
+        if walk.graphs.known(whole, part) is not None:
+            continue
+        kind = walk.relations[source][whole.value_index].kind
+        if kind is Kind.WHOLE and source in walk.early:
+            return f"{shown} reads {whole.op.name!r}, whose shape the graph does not tell."
+        if kind is Kind.BATCHED:
+            examples.append(whole.op.name)
+        elif kind in (Kind.WHOLE, Kind.SUMMED):
+            others.append(whole.op.name)
+    read = f"{shown} reads {examples[0]!r}, which has a part for each example"
     if others:
-        return (
-            f"{shown} reads {examples[0]!r}, which has a part for each example, together with"
-            f" {others[0]!r}, which is made of all examples."
-        )
-    if operation.type not in TABLE:
-        return (
-            f"{shown} reads {examples[0]!r}, which has a part for each example, and it is not known"
-            f" whether ops of the type {operation.type} treat each example alone."
-        )
+        return f"{read}, together with {others[0]!r}, which is made of all examples."
+    if pair.whole.type not in TABLE:
+        return f"{read}, and ops of its type are not known to treat each example alone."
     return f"{shown} computes across the examples of {examples[0]!r}."

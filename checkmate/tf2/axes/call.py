@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,11 +94,22 @@ class UnknownError(Exception):
 
 
 def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
-    """Returns the shape of a tensor.
+    """Returns the shape of a tensor, with -1 for the length of an axis that is not known.
 
     Raises:
-      UnknownError: It is not known.
+      UnknownError: The number of axes is not known.
     """
-    if not tensor.shape.is_fully_defined():
+    if tensor.shape.rank is None:
         raise UnknownError
-    return tuple(tensor.shape.as_list())
+    return tuple(-1 if size is None else size for size in tensor.shape.as_list())
+
+
+def product(sizes: Sequence[int]) -> int:
+    """Returns the number of elements along some axes.
+
+    Raises:
+      UnknownError: The length of one is not known.
+    """
+    if min(sizes, default=0) < 0:
+        raise UnknownError
+    return math.prod(sizes)

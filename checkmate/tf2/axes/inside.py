@@ -15,19 +15,18 @@ from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.pairing import Graphs, Pair, paired
 from checkmate.tf2.axes.relation import WHOLE, Kind, Relation
 from checkmate.tf2.axes.rules import outputs_of, relation_of_known
-from checkmate.tf2.axes.variables import is_pure
-from checkmate.tf2.graph import bodies
+from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
 
 
 def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns the graphs of the functions that a loop or condition runs, for the whole and for a
-    slice.
+    """Returns the graphs of the functions that a loop, condition or call runs, for the whole and
+    for a slice.
 
     Args:
       functions: The graphs that have these functions.
     """
-    found = (bodies.bodies_of(graph, side) for graph, side in zip(functions, pair, strict=True))
+    found = (graphs_of(graph, side) for graph, side in zip(functions, pair, strict=True))
     return list(zip(*found, strict=True))
 
 

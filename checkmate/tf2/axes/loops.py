@@ -53,6 +53,12 @@ def condition(call: Call) -> Relations | None:
     return found
 
 
+def function_call(call: Call) -> Relations | None:
+    """What a function returns that stays a call."""
+    (body,) = call.bodies()
+    return call.inside(*body, call.inputs)
+
+
 def empty(call: Call) -> Relations:
     """A list without entries, or with entries that are zeros."""
     return [ZERO]

@@ -44,12 +44,8 @@ class Draw(NamedTuple):
 def is_random(operation: tf.Operation) -> bool:
     """True for an op that makes random numbers."""
     name = operation.type
-    return (
-        "Random" in name
-        and "GetKeyCounter" not in name
-        or name == "TruncatedNormal"
-        or (name.startswith("StatelessTruncatedNormal"))
-    )
+    named = any(part in name for part in ("Random", "TruncatedNormal", "Multinomial"))
+    return named and "GetKeyCounter" not in name
 
 
 def draw_of(pair: Pair, relation: Relation, count: int) -> Draw:

@@ -1,4 +1,5 @@
-"""outputs_of(): the relations of an op's outputs, by its row of the table, checked against shapes."""
+"""outputs_of(): the relations of an op's outputs, by the op's row of the table, checked against
+shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.call import Call, Relations, UnknownError
+from checkmate.tf2.axes.call import Call, Relations, UnknownError, shape_of
 from checkmate.tf2.axes.relation import (
     SAME,
     SIZE,
@@ -83,9 +84,9 @@ def _fit(outputs: Relations, call: Call) -> bool:
     ):
         if whole.dtype in (tf.variant, tf.resource):
             continue
-        if not (whole.shape.is_fully_defined() and part.shape.is_fully_defined()):
+        if whole.shape.rank is None or part.shape.rank is None:
             return False
-        if not fits(relation, tuple(whole.shape), tuple(part.shape), call.count):
+        if not fits(relation, shape_of(whole), shape_of(part), call.count):
             return False
     return True
 

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.call import Call, Relations, Rule
-from checkmate.tf2.axes.relation import SAME, Kind
 from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
 
 
@@ -25,9 +24,9 @@ def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
 
     def rule(call: Call) -> Signature:
         shapes = [call.shapes(k)[0] for k in range(len(call.pair.whole.inputs))]
-        result = np.broadcast_shapes(*shapes)
-        labels = tuple(aligned(shape, len(result)) for shape in shapes)
-        outputs = tuple(tuple(range(len(result))) for _ in call.pair.whole.outputs)
+        rank = max(map(len, shapes))
+        labels = tuple(aligned(shape, rank) for shape in shapes)
+        outputs = tuple(tuple(range(rank)) for _ in call.pair.whole.outputs)
         chosen = frozenset(linear_in) or None
         return Signature(labels, outputs, linear=linear, linear_in=chosen)
 
@@ -143,8 +142,3 @@ def arg_reduction(call: Call) -> Signature:
     axis = int(call.value(1)) % rank
     labels = tuple(None if k == axis else k for k in range(rank))
     return Signature((labels, OWN), (tuple(k for k in labels if k is not None),))
-
-
-def is_same(call: Call) -> bool:
-    """True if all inputs are the same for every slice."""
-    return all(relation == SAME or relation.kind is Kind.ZERO for relation in call.inputs)

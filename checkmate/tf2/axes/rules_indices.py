@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.relation import SAME, Kind, batch_axis, batched
-from checkmate.tf2.axes.signature import OWN, Linear, Signature
+from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 
@@ -15,10 +15,9 @@ def gather(call: Call) -> Signature:
     ranks = call.ranks()
     axis = int(call.value(2)) % ranks[0] if len(ranks) > 2 else 0
     shared = int(call.attr("batch_dims")) % (ranks[1] + 1) if call.type == "GatherV2" else 0
-    shared_labels = tuple(range(shared))
-    data = (*shared_labels, *(f"data {k}" for k in range(shared, ranks[0])))
-    data = tuple(None if k == axis else label for k, label in enumerate(data))
-    indices = (*shared_labels, *(f"index {k}" for k in range(shared, ranks[1])))
+    labels = (*range(shared), *(f"data {k}" for k in range(shared, ranks[0])))
+    data: Labels = tuple(None if k == axis else label for k, label in enumerate(labels))
+    indices: Labels = (*range(shared), *(f"index {k}" for k in range(shared, ranks[1])))
     output = (*data[:axis], *indices[shared:], *data[axis + 1 :])
     inputs = (data, indices, OWN)[: len(ranks)]
     return Signature(inputs, (output,), linear=Linear.EACH, linear_in=_FIRST)
@@ -82,7 +81,7 @@ def cross_entropy(call: Call) -> Signature:
     return Signature((labels, classes), ((0,), labels))
 
 
-def random(call: Call) -> Relations:
+def random(call: Call) -> Relations | None:
     """Random numbers: those of a slice are a part of the whole's along the axis that is longer
     there, if the slice draws the numbers of its part, and the same if there is no such axis."""
     axis = batch_axis(*call.results(), call.count)

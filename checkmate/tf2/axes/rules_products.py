@@ -15,7 +15,7 @@ def matrix_product(call: Call) -> Signature:
     first = first[::-1] if call.attr("transpose_a") else first
     second = second[::-1] if call.attr("transpose_b") else second
     fused = len(call.pair.whole.inputs) > 2
-    more = tuple(((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:]))
+    more = tuple((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:])
     if fused:
         return Signature((first, second, *more), ((_ROW, _COLUMN),))
     return Signature(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkmate.tf2.axes.call import Call, Relations
-from checkmate.tf2.axes.relation import Kind, Relation, batch_axis, batched, same_blocks
+from checkmate.tf2.axes.call import Call, Relations, UnknownError, product
+from checkmate.tf2.axes.relation import Kind, Relation, batch_axis, batched
 from checkmate.tf2.axes.rules_elementwise import aligned
 from checkmate.tf2.axes.signature import OWN, Label, Labels, Linear, Signature
 
@@ -28,8 +28,8 @@ def reshape(call: Call) -> Relations | None:
         and shape[relation.axis] == result[axis]
     ):
         return [batched(axis, 0)]
-    before = math.prod(shape[: relation.axis]) * max(relation.blocks, 1)
-    now = math.prod(result[:axis])
+    before = product(shape[: relation.axis]) * max(relation.blocks, 1)
+    now = product(result[:axis])
     return None if before % now else [batched(axis, before // now)]
 
 
@@ -160,7 +160,7 @@ def strided_slice(call: Call) -> Relations | Signature | None:
     relation = call.inputs[0]
     if relation.kind is Kind.BATCHED:
         found = [{each[0]: each for each in side}[relation.axis] for side in axes]
-        _, new, begin, end, step = found[0]
+        _, new, _, _, step = found[0]
         if new is not None and step == 1 and not _is_full(call, found, relation.axis):
             moved = _blocks_of(
                 call,
@@ -205,6 +205,8 @@ def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
             axes.append((None, new, 0, 1, 1))
             new += 1
         else:
+            if shape[old] < 0 and not {"begin", "end"} <= has:
+                raise UnknownError
             low = 0 if "begin" in has else _position(begin[k], shape[old])
             high = shape[old] if "end" in has else _position(end[k], shape[old])
             keeps = "shrink_axis" not in has
@@ -289,8 +291,3 @@ def add_up(call: Call) -> Signature:
 
 def _lies_along(relation: Relation, axis: int) -> bool:
     return relation.kind is Kind.BATCHED and relation.axis == axis
-
-
-def blocks_agree(relations: Sequence[Relation]) -> int | None:
-    """The number of blocks of several relations, None if they differ."""
-    return same_blocks({relation.blocks for relation in relations})

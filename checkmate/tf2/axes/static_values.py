@@ -52,15 +52,14 @@ def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | No
         return [tf.make_ndarray(operation.get_attr("value"))]
     if operation.type in ("Shape", "ShapeN", "Size", "Rank"):
         return [_of_shape(operation, k) for k in range(len(shapes))]
-    if not shapes or not all(shape.is_fully_defined() for shape in shapes):
-        return None
-    number = _number(operation, inputs)
+    defined = bool(shapes) and all(shape.is_fully_defined() for shape in shapes)
+    number = _number(operation, inputs) if defined else None
     if number is not None:
         return [np.broadcast_to(number, shapes[0].as_list())]
     if not inputs or any(value is None for value in inputs):
         return None
-    sizes = [shape.num_elements() for shape in shapes] + [value.size for value in inputs]
-    if max(sizes) > MOST_ELEMENTS or has_bodies(operation) or not may_run_again(operation):
+    sizes = [shape.num_elements() or 0 for shape in shapes] + [value.size for value in inputs]
+    if not shapes or max(sizes) > MOST_ELEMENTS or has_bodies(operation) or not may_run_again(operation):
         return None
     return _run(operation, inputs)
 

@@ -129,6 +129,7 @@ add_row("RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt", i
 # Loops, conditions and lists of tensors.
 add_row("StatelessWhile While", loops.loop)
 add_row("If StatelessIf", loops.condition)
+add_row("PartitionedCall StatefulPartitionedCall", loops.function_call)
 add_row("TensorListGetItem", loops.entry)
 add_row("TensorListStack", loops.stacked)
 add_row("TensorListElementShape", loops.shape_of_entry)

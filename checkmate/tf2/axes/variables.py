@@ -10,7 +10,13 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.pairing import Pair
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph.operations import has_bodies, is_stateful, may_run_again, source_of
+from checkmate.tf2.graph.operations import (
+    has_bodies,
+    is_argument,
+    is_call,
+    may_run_again,
+    source_of,
+)
 from checkmate.tf2.ops import rule_of
 
 _READ_ONLY = ("LookupTableFindV2", "LookupTableSizeV2", "VariableShape", "Assert")
@@ -23,9 +29,22 @@ def is_pure(operation: tf.Operation, graph: Any) -> bool:
     Args:
       graph: The graph that has the functions which loops and conditions run.
     """
-    if has_bodies(operation):
-        return bodies.only_reads(graph, operation)
+    if has_bodies(operation) or is_call(operation):
+        found = graphs_of(graph, operation)
+        return bool(found) and all(
+            body is not None
+            and all(is_argument(each) or is_pure(each, body) for each in body.get_operations())
+            for body in found
+        )
     return operation.type in _READ_ONLY or may_run_again(operation)
+
+
+def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of the functions that a loop, condition or call runs, None for each that
+    TensorFlow does not hand out."""
+    if is_call(operation):
+        return [bodies.body_of(graph, operation, "f")]
+    return bodies.bodies_of(graph, operation)
 
 
 def is_write(operation: tf.Operation, graph: Any) -> bool:
@@ -34,9 +53,7 @@ def is_write(operation: tf.Operation, graph: Any) -> bool:
     reads = rule_of(operation.type).only_reads or operation.type in _READ_ONLY
     if not takes or reads:
         return False
-    return not (has_bodies(operation) and bodies.only_reads(graph, operation)) and (
-        is_stateful(operation) or has_bodies(operation)
-    )
+    return not is_pure(operation, graph)
 
 
 @dataclass(slots=True)

@@ -221,12 +221,13 @@ class Walk:
             if a.shape.rank is not None
         )
         for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
-            if each.relation.kind is not Kind.BATCHED or each.early or each.known is not None:
+            if each.known is not None or tensor.ref() in self.kept or self._is_small(tensor):
                 continue
             size = tensor_bytes(tensor)
-            if tensor.ref() in self.kept or self._is_small(tensor):
-                continue
-            if not ends or size is None or size > self.variable_bytes:
+            if each.relation.kind is Kind.BATCHED and not each.early:
+                if not ends or size is None or size > self.variable_bytes:
+                    self.binding = pair
+            elif each.relation == WHOLE and each.of is Of.EXAMPLES and size is None:
                 self.binding = pair
 
     def _is_small(self, tensor: tf.Tensor) -> bool:

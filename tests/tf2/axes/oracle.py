@@ -161,7 +161,9 @@ def _combined(relation: Relation, parts: list[Any]) -> Any:
         return np.sum(parts, 0).astype(parts[0].dtype)
     if relation.kind is Kind.BATCHED:
         blocks = [np.split(part, max(relation.blocks, 1), relation.axis) for part in parts]
-        return np.concatenate([block for each in zip(*blocks) for block in each], relation.axis)
+        return np.concatenate(
+            [block for each in zip(*blocks, strict=True) for block in each], relation.axis
+        )
     return parts[0]
 
 
@@ -175,10 +177,14 @@ def _run(flat: Any, operations: list, batch: list, *, instead=(), factors=(), ad
     """
     instead, factors, added = dict(instead), dict(factors), dict(added)
     every = reachable(flat.graph)
-    chosen = {*operations, *known_values(every)}
+    chosen, known = set(operations), known_values(every)
     writer, names, copies = GraphWriter(), dict(names_of_inputs(flat)), {}
     fetched = []
     for operation in every:
+        if operation not in chosen:
+            for tensor, value in zip(operation.outputs, known.get(operation, ()), strict=False):
+                if value is not None:
+                    names[tensor.ref()] = writer.constant(value, tensor.dtype)
         if operation not in chosen or is_argument(operation):
             continue
         inputs = []
@@ -202,7 +208,6 @@ def _run(flat: Any, operations: list, batch: list, *, instead=(), factors=(), ad
                 )
             if tensor.dtype not in (tf.resource, tf.variant, tf.string):
                 fetched.append((operation, k, names[tensor.ref()]))
-    wanted = [each for each in fetched if each[0] in set(operations)]
-    found = writer.function_like(flat, [name for _, _, name in wanted])(*batch)
+    found = writer.function_like(flat, [name for _, _, name in fetched])(*batch)
     found = found if isinstance(found, (list, tuple)) else [found]
-    return {(o, k): value.numpy() for (o, k, _), value in zip(wanted, found, strict=True)}
+    return {(o, k): value.numpy() for (o, k, _), value in zip(fetched, found, strict=True)}
