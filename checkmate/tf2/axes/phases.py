@@ -91,7 +91,8 @@ class Phases:
             elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
                 own = self.walk.relations[source][whole.value_index]
                 self.fed[pair, k] = Handed(whole, part, self.walk.fed.get((pair, k), own))
-                found.append((source, Phase.EARLY))
+                if self.walk.graphs.known(whole, part) is None:
+                    found.append((source, Phase.EARLY))
             else:
                 found.append((source, phase))
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 Shape = tuple[int, ...]
@@ -34,6 +34,8 @@ class Relation:
       axis: The axis along which the slices lie, for BATCHED.
       blocks: The parts into which that axis is split: each part is the corresponding parts of the
         slices in a row. 0 if all entries along the axis are equal, which fits any number of parts.
+      offset: The entries of slice s are those of the whole less s times this number: they count
+        examples, and each slice counts its own.
 
     Example:
       >>> str(batched(1)), str(batched(0, 4)), str(SAME)
@@ -43,12 +45,14 @@ class Relation:
     kind: Kind
     axis: int = 0
     blocks: int = 1
+    offset: int = 0
 
     def __str__(self) -> str:
         if self.kind is not Kind.BATCHED:
             return self.kind.value
         blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
-        return f"batched along axis {self.axis}{blocks}"
+        offset = f", less {self.offset} per slice" if self.offset else ""
+        return f"batched along axis {self.axis}{blocks}{offset}"
 
 
 SAME, SUMMED, ZERO, SIZE, WHOLE = (
@@ -56,9 +60,9 @@ SAME, SUMMED, ZERO, SIZE, WHOLE = (
 )
 
 
-def batched(axis: int, blocks: int = 1) -> Relation:
+def batched(axis: int, blocks: int = 1, offset: int = 0) -> Relation:
     """Returns the relation of a value whose slices lie along an axis."""
-    return Relation(Kind.BATCHED, axis, blocks)
+    return Relation(Kind.BATCHED, axis, blocks, offset)
 
 
 def batch_axis(whole: Shape, part: Shape, count: int) -> int | None:
@@ -95,7 +99,8 @@ def join(first: Relation, second: Relation) -> Relation:
         return first
     if first.kind is Kind.ZERO:
         return second
-    if first.kind is second.kind is Kind.BATCHED and first.axis == second.axis:
+    alike = first.axis == second.axis and first.offset == second.offset
+    if first.kind is second.kind is Kind.BATCHED and alike:
         blocks = same_blocks({first.blocks, second.blocks})
-        return WHOLE if blocks is None else batched(first.axis, blocks)
+        return WHOLE if blocks is None else replace(first, blocks=blocks)
     return WHOLE

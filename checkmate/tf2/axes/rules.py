@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.call import Call, Relations, UnknownError, shape_of
+from checkmate.tf2.axes.positions import has_positions, with_positions, without_positions
 from checkmate.tf2.axes.relation import (
     SAME,
     SIZE,
@@ -48,20 +49,23 @@ def outputs_of(call: Call) -> Found | None:
     ]
     rule = (LISTS if _is_list(call) else TABLE).get(call.type)
     answer = None
+    positions = has_positions(call)
     if rule is not None:
         try:
-            answer = rule(call)
+            answer = rule(without_positions(call) if positions else call)
         except UnknownError:
             answer = None
     read = frozenset(range(len(call.inputs)))
     average = False
     if isinstance(answer, Signature):
         read = frozenset(k for k, labels in enumerate(answer.inputs) if labels is not OWN)
-        outputs = relate(answer, replace(call, inputs=as_numbers))
+        outputs = relate(answer, without_positions(replace(call, inputs=as_numbers)))
         average = answer.averages and call.inputs[0].kind is Kind.BATCHED
     else:
         outputs = answer
         read -= {k for k, relation in enumerate(call.inputs) if relation == SIZE}
+    if positions:
+        outputs = with_positions(call, outputs)
     if outputs is None and all(relation in (SAME, ZERO) for relation in call.inputs):
         outputs = [SAME] * len(call.pair.whole.outputs)
     if outputs is None or not _fit(outputs, call):
@@ -89,6 +93,16 @@ def _fit(outputs: Relations, call: Call) -> bool:
         if not fits(relation, shape_of(whole), shape_of(part), call.count):
             return False
     return True
+
+
+def _offset(parts: list[np.ndarray], part: np.ndarray) -> int:
+    """By how much each part of whole numbers exceeds the one before, the first being that of a
+    slice; 0 if they are no such numbers."""
+    if part.dtype.kind not in "iu" or not part.size:
+        return 0
+    offset = int(parts[1].flat[0]) - int(parts[0].flat[0])
+    counts = all(np.array_equal(part + k * offset, each) for k, each in enumerate(parts))
+    return offset if counts else 0
 
 
 class Known(NamedTuple):
@@ -122,7 +136,8 @@ def relation_of_known(whole: np.ndarray, part: np.ndarray, count: int) -> Known:
         return Known(batched(axis, 0), np.broadcast_to(number, part.shape))
     parts = np.split(whole, count, axis)
     if any(not np.array_equal(parts[0], each) for each in parts[1:]):
-        return Known(WHOLE)
+        offset = _offset(parts, part)
+        return Known(batched(axis, 1, offset) if offset else WHOLE)
     constant = (whole == np.take(whole, [0], axis)).all()
     instead = None if np.array_equal(parts[0], part) else parts[0]
     return Known(batched(axis, 0 if constant else 1), instead)

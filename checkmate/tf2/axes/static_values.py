@@ -3,6 +3,7 @@ computed from them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,12 @@ def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | No
     if not inputs or any(value is None for value in inputs):
         return None
     sizes = [shape.num_elements() or 0 for shape in shapes] + [value.size for value in inputs]
-    if not shapes or max(sizes) > MOST_ELEMENTS or has_bodies(operation) or not may_run_again(operation):
+    if (
+        not shapes
+        or max(sizes) > MOST_ELEMENTS
+        or has_bodies(operation)
+        or not may_run_again(operation)
+    ):
         return None
     return _run(operation, inputs)
 
@@ -89,23 +95,24 @@ def _number(operation: tf.Operation, inputs: list[Any]) -> Any:
 
 def _run(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | None] | None:
     """Runs one op on arrays; None if TensorFlow does not run it alone."""
+    run = getattr(tf.raw_ops, operation.type, None)
+    if run is None:
+        return None
+    names = list(inspect.signature(run).parameters)
     left, arguments, inferred = list(inputs), {}, set()
-    for each in operation.op_def.input_arg:
+    for k, each in enumerate(operation.op_def.input_arg):
         inferred |= {each.type_attr, each.number_attr, each.type_list_attr}
+        name = each.name if each.name in names else names[k]
         if each.number_attr or each.type_list_attr:
             found = operation.get_attr(each.number_attr or each.type_list_attr)
             count = found if each.number_attr else len(found)
-            arguments[each.name], left = left[:count], left[count:]
+            arguments[name], left = left[:count], left[count:]
         else:
-            arguments[each.name], left = left[0], left[1:]
-    arguments |= {
-        each.name: operation.get_attr(each.name)
-        for each in operation.op_def.attr
-        if each.name not in inferred
-    }
+            arguments[name], left = left[0], left[1:]
+    attributes = (each.name for each in operation.op_def.attr if each.name not in inferred)
+    arguments |= {name: operation.get_attr(name) for name in attributes}
     try:
         with tf.init_scope(), tf.device("CPU:0"):
-            made = getattr(tf.raw_ops, operation.type)(**arguments)
-            return [np.asarray(tensor) for tensor in tf.nest.flatten(made)]
-    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+            return [np.asarray(tensor) for tensor in tf.nest.flatten(run(**arguments))]
+    except (TypeError, ValueError, tf.errors.OpError):
         return None

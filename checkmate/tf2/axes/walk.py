@@ -279,5 +279,7 @@ class Walk:
 
 
 def _can_be_fed(each: Input) -> bool:
-    """True for a sum over examples whose value for the whole can be computed early."""
-    return each.early and each.known is None and each.relation.kind is Kind.SUMMED and not each.fed
+    """True for a sum over examples, or positions in the batch, whose value for the whole can be
+    computed early."""
+    counts = each.relation.kind is Kind.SUMMED or each.relation.offset != 0
+    return each.early and counts and not each.fed

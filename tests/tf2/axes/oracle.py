@@ -160,6 +160,8 @@ def _combined(relation: Relation, parts: list[Any]) -> Any:
     if relation.kind is Kind.SUMMED:
         return np.sum(parts, 0).astype(parts[0].dtype)
     if relation.kind is Kind.BATCHED:
+        if relation.offset:
+            parts = [part + s * relation.offset for s, part in enumerate(parts)]
         blocks = [np.split(part, max(relation.blocks, 1), relation.axis) for part in parts]
         return np.concatenate(
             [block for each in zip(*blocks, strict=True) for block in each], relation.axis

@@ -113,9 +113,7 @@ def unet():
     x = L.Conv2D(6, 3, strides=2, padding="same", activation="relu")(first)
     x = L.UpSampling2D(interpolation="bilinear")(x)
     x = L.Conv2D(3, 3, padding="same")(L.Concatenate()([x, first]))
-    return trained(
-        keras.Model(inputs, x), cross_entropy(), normal(8, 8, 2), whole(8, 8, below=3)
-    )
+    return trained(keras.Model(inputs, x), cross_entropy(), normal(8, 8, 2), whole(8, 8, below=3))
 
 
 def subpixels():
@@ -191,6 +189,43 @@ def two_batches_at_once():
     return step, (normal(3), normal(4, seed=5))
 
 
+def experts():
+    """The two best of four per word: the gradient scatters by positions in the batch."""
+    kernels = [tf.Variable(normal(4)[:5]), tf.Variable(normal(4, 5, 5, seed=2)[0])]
+
+    def step(inputs, labels):
+        with tf.GradientTape() as tape:
+            best, which = tf.math.top_k(tf.nn.softmax(inputs @ kernels[0]), 2)
+            weights = tf.reduce_sum(tf.one_hot(which, 4, dtype=tf.float64) * best[..., None], 2)
+            found = tf.einsum("bld,edh,ble->blh", inputs, kernels[1], weights)
+            loss = tf.reduce_mean((found - labels) ** 2)
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(0.1 * gradient)
+        return loss
+
+    return step, (normal(3, 5), normal(3, 5, seed=3))
+
+
+def graph_network():
+    """Messages along edges, summed at the node, with all examples' nodes in one row."""
+    kernel = tf.Variable(normal(4)[:4])
+
+    def step(states, source, target):
+        nodes = states.shape[1]
+        with tf.GradientTape() as tape:
+            sent = tf.tanh(tf.gather(states, source, batch_dims=1) @ kernel)
+            place = target + tf.range(states.shape[0])[:, None] * nodes
+            arrived = tf.math.unsorted_segment_sum(
+                tf.reshape(sent, [-1, 4]), tf.reshape(place, [-1]), states.shape[0] * nodes
+            )
+            arrived = tf.gather(arrived, tf.reshape(place, [-1]))
+            loss = tf.reduce_mean(arrived**2)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    return step, (normal(5, 4), whole(7, below=5), whole(7, below=5, seed=4))
+
+
 PROGRAMS = (
     perceptron,
     convolutional,
@@ -204,4 +239,6 @@ PROGRAMS = (
     regularized,
     gradient_penalty,
     two_batches_at_once,
+    experts,
+    graph_network,
 )

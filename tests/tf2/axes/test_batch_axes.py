@@ -13,6 +13,7 @@ def programs(tensorflow):
 NAMES = (
     *("perceptron", "convolutional", "dilated", "recurrent", "transformer", "embedding", "unet"),
     *("subpixels", "weighted", "regularized", "gradient_penalty", "two_batches_at_once"),
+    *("experts", "graph_network"),
 )
 
 
