@@ -31,7 +31,8 @@ class BatchAxes:
 
     To run the step in slices: run `early_ops`; run `in_each_slice` for each slice, with the changes
     of `fed`, `from_whole`, `averages` and `random_ops`; add up or put together what is `handed_on`;
-    run `whole_ops` on it. A value that is computed early is not computed again.
+    run `whole_ops` on it. A value that is computed early is not computed again. Values that the
+    graph knows before it runs are listed nowhere: each op makes its constants where it runs.
 
     Attributes:
       relations: The relation of each output of each pair of ops.
@@ -39,7 +40,8 @@ class BatchAxes:
       in_each_slice: Ops of a slice's graph that run in each slice, in order.
       whole_ops: Ops of the whole batch's graph that run once, after the slices, in order.
       fed: Inputs in a slice -> the tensor of the whole batch's graph, computed early, that is read
-        there: in full if its relation is SAME, the slice's part of it if that is BATCHED.
+        there: in full if its relation is SAME, the slice's part of it if that is BATCHED. It may be
+        made of constants.
       from_whole: Inputs in a slice -> the array to read there, such as a divisor that counts all
         examples.
       averages: Ops of a slice's graph -> the factor for their output.
@@ -79,7 +81,9 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
       With `binding`, if the step cannot run in slices.
 
     Raises:
-      TraceError: The two traces differ in more than the number of examples.
+      TraceError: The two traces differ in more than the number of examples. The graph optimizer
+        folds constants up to a size, and may do so for a slice only; traces that leave it out, by
+        `as_written`, then have the same ops.
 
     Example:
       >>> step = lambda x: tf.reduce_sum(tf.tanh(x @ tf.ones((8, 4))))

@@ -43,7 +43,8 @@ def _layer(whole: TracedStep, operation: tf.Operation) -> str:
     if number is not None:
         return layer_names(whole.graph)[number]
     scopes = re.sub(r"^(gradient_tape|gradients)/", "", operation.name).split("/")[:-1]
-    return "/".join(scopes[1:2] or scopes)
+    layers = set(layer_names(whole.graph))
+    return next((scope for scope in scopes if scope in layers), "".join(scopes[:1]))
 
 
 def _reason(walk: Walk, pair: Pair) -> str:

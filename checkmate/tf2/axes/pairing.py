@@ -73,6 +73,11 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
     Raises:
       TraceError: The graphs differ in more than sizes.
     """
+    if len(whole.outputs) != len(part.outputs):
+        raise TraceError(
+            f"The step returns {len(whole.outputs)} tensors for the whole batch and"
+            f" {len(part.outputs)} for a slice. Return a fixed number to train it in micro-batches."
+        )
     operations, others = reachable(whole), reachable(part)
     graphs = Graphs(whole, part, [], known_values(operations), known_values(others), set())
     pending = _roots(whole, part)
@@ -166,7 +171,11 @@ def _of(known: Known, tensor: tf.Tensor) -> Any:
 
 def _check(pair: Pair, arguments: Arguments) -> None:
     whole, part = pair
-    same = whole.type == part.type and len(whole.inputs) == len(part.inputs)
+    same = (whole.type, len(whole.inputs), len(whole.outputs)) == (
+        part.type,
+        len(part.inputs),
+        len(part.outputs),
+    )
     if not same or (is_argument(whole) and arguments.get(whole) != part):
         raise _differ(whole, part)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from checkmate.tf2.axes.pairing import Pair
 from checkmate.tf2.axes.relation import Kind, Relation
 from checkmate.tf2.axes.walk import Read, Walk
-from checkmate.tf2.graph.operations import is_stateful
+from checkmate.tf2.graph.operations import is_argument, is_stateful
 
 
 class Handed(NamedTuple):
@@ -89,8 +89,12 @@ class Phases:
             if phase is Phase.LATE:
                 found += self._after(source, whole.value_index)
             elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
-                own = self.walk.relations[source][whole.value_index]
-                self.fed[pair, k] = Handed(whole, part, self.walk.fed.get((pair, k), own))
+                relation = (
+                    self.walk.fed[pair, k]
+                    if fed
+                    else self.walk.relations[source][whole.value_index]
+                )
+                self.fed[pair, k] = Handed(whole, part, relation)
                 if self.walk.graphs.known(whole, part) is None:
                     found.append((source, Phase.EARLY))
             else:
@@ -103,7 +107,8 @@ class Phases:
         relation = walk.relations[pair][output]
         if walk.accesses.runs_before(pair):
             return [(pair, Phase.EARLY)]
-        if pair in walk.late or pair in walk.early or relation.kind is Kind.SAME:
+        in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED)
+        if pair in walk.late or not in_slices or is_argument(pair.whole):
             return [(pair, Phase.LATE)]
         tensors = (pair.whole.outputs[output], pair.part.outputs[output])
         self.handed_on[pair, output] = Handed(*tensors, relation)

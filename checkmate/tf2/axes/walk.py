@@ -214,20 +214,21 @@ class Walk:
             self.late.add(pair)
 
     def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
-        """Finds out whether a late op reads the values of single examples that are not kept."""
-        ends = all(
-            a.shape.as_list() == b.shape.as_list()
-            for a, b in zip(pair.whole.outputs, pair.part.outputs, strict=True)
-            if a.shape.rank is not None
-        )
+        """Finds out whether a late op would need the whole batch's values of single examples.
+
+        Those of results of the step are there, and so are arguments. Others are kept if they are
+        small, or no larger than the variables and the op is their end, as an update is.
+        """
+        ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
+        results = all(tensor.ref() in self.kept for tensor in pair.whole.outputs)
         for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
-            if each.known is not None or tensor.ref() in self.kept or self._is_small(tensor):
+            examples = each.relation.kind is Kind.BATCHED or each.of is Of.EXAMPLES
+            there = tensor.ref() in self.kept or self._is_small(tensor)
+            if each.known is not None or not examples or (there and not each.early):
                 continue
             size = tensor_bytes(tensor)
-            if each.relation.kind is Kind.BATCHED and not each.early:
-                if not ends or size is None or size > self.variable_bytes:
-                    self.binding = pair
-            elif each.relation == WHOLE and each.of is Of.EXAMPLES and size is None:
+            affordable = size is not None and (each.early or size <= self.variable_bytes)
+            if not affordable or not (ends or results):
                 self.binding = pair
 
     def _is_small(self, tensor: tf.Tensor) -> bool:
@@ -283,3 +284,12 @@ def _can_be_fed(each: Input) -> bool:
     computed early."""
     counts = each.relation.kind is Kind.SUMMED or each.relation.offset != 0
     return each.early and counts and not each.fed
+
+
+def _outputs(pair: Pair) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    return pair.whole.outputs, pair.part.outputs
+
+
+def _has_no_examples(whole: tf.Tensor, part: tf.Tensor) -> bool:
+    """True if an output is not longer for the whole batch, as far as the graph tells."""
+    return whole.shape.rank is not None and whole.shape.as_list() == part.shape.as_list()

@@ -109,7 +109,7 @@ class _Comparison:
         given = {}
         for whole, part, relation in self.axes.handed_on:
             values = [found[part.op, part.value_index] for found in slices]
-            given[whole.op, whole.value_index] = _combined(relation, values)
+            given[whole.op, whole.value_index] = combined(relation, values)
         chosen = set(self.axes.whole_ops)
         given |= {key: value for key, value in early.items() if key[0] not in chosen}
         instead = {
@@ -126,7 +126,7 @@ class _Comparison:
             for value in parts:
                 self._close(name, whole, value)
         elif relation.kind in (Kind.BATCHED, Kind.SUMMED):
-            self._close(name, whole, _combined(relation, parts), sum(map(np.abs, parts)))
+            self._close(name, whole, combined(relation, parts), sum(map(np.abs, parts)))
         elif relation.kind is Kind.ZERO:
             for value in (whole, *parts):
                 self._close(name, np.zeros_like(value), value)
@@ -156,7 +156,7 @@ class _Comparison:
             variable.assign(value)
 
 
-def _combined(relation: Relation, parts: list[Any]) -> Any:
+def combined(relation: Relation, parts: list[Any]) -> Any:
     if relation.kind is Kind.SUMMED:
         return np.sum(parts, 0).astype(parts[0].dtype)
     if relation.kind is Kind.BATCHED:

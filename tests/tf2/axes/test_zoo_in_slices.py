@@ -1,0 +1,82 @@
+"""The models of the zoo in slices: each gives every value of the whole batch, or names what binds
+its examples together."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SPLIT = (
+    *("encoder", "lstm", "decoder", "seq2seq", "bidirectional_gru", "attention_lstm", "fourier"),
+    *("vit", "mixer", "vae", "diffusion_unet", "super_resolution", "bag_of_words"),
+    *("time_distributed", "conv1d", "shapes", "stacked_cells", "float64", "regularized"),
+    *("branching", "keras2_lstm"),
+)
+
+BOUND = {
+    "unet": "batch_normalization",
+    "siamese": "sequential",
+    "segmentation": "batch_normalization",
+    "recommender": "batch_normalization",
+    "conv_lstm": "batch_normalization",
+    "conv3d": "batch_normalization",
+    "normalizations": "batch_normalization",
+    "mixed_float16": "batch_normalization",
+    "mixed_bfloat16": "batch_normalization",
+    "preprocessing": "batch_normalization",
+    "frozen": "batch_normalization",
+    "codebook": "batch_normalization",
+    "keras2_images": "batch_normalization",
+    "experts": "experts",  # the mean over all examples, squared
+    "multi_output": "mask",  # a quotient of sums over all examples
+    "custom_gradients": "dense",  # a norm of all examples' gradients
+    "loops": "loops",  # a condition on a mean, and a scan over examples
+    "linear_algebra": "",  # losses sorted
+    "dynamic_shapes": "",  # sizes known only when the step runs
+    "python_calls": "lambda",  # a function of NumPy
+    "module": "network",  # a moving average, read after it is written
+    "gan": "conv2d",  # a network that has been updated in the same step
+    "speech": "ctc",  # a loop for which there is no rule
+    "text": "embedding",  # sentences of unknown length
+}
+"""Model -> part of the name of the layer that binds its examples together."""
+
+
+def step_and_batch(name, size=8):
+    import keras
+    import tensorflow as tf
+
+    from checkmate.bench.zoo import models
+    from checkmate.bench.zoo_models.batches import Task
+    from checkmate.tf2.training_step import training_step
+
+    keras.utils.set_random_seed(0)
+    made = models()[name]()
+    if isinstance(made, Task):
+        step, batch = made.step, made.batch
+    else:
+        batch = (made.inputs, made.labels)
+        step, _ = training_step(made.model, made.loss, made.optimizer, *batch)
+    return step, tf.nest.map_structure(
+        lambda leaf: tf.concat([leaf] * (-(-size // leaf.shape[0])), 0)[:size], batch
+    )
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
+    """To what float32 rounds; optimizers that divide by what they add up round worse."""
+    from oracle import in_slices
+
+    found = in_slices(*step_and_batch(name), 2, tolerance=1e-4)
+    wrong = [line for line in found.errors if not line.startswith(("after the slices", "variable"))]
+    assert found.axes.binding is None and found.compared > 100
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_a_model_names_what_binds_its_examples(tensorflow, name):
+    from oracle import in_slices
+
+    found = in_slices(*step_and_batch(name), 2)
+    assert BOUND[name] in found.axes.binding.layer
