@@ -122,6 +122,7 @@ def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:
         [pair for pair in graphs.pairs if pair in phases.ops[phase]]
         for phase in (Phase.EARLY, Phase.SLICE, Phase.LATE)
     )
+    _check_unique(walk, each)
     return BatchAxes(
         relations={pair: tuple(found) for pair, found in walk.relations.items()},
         early_ops=tuple(dict.fromkeys(pair.whole for pair in early)),
@@ -138,6 +139,22 @@ def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:
         handed_on=tuple(phases.handed_on.values()),
         binding=binding,
     )
+
+
+def _check_unique(walk: Walk, pairs: list[Pair]) -> None:
+    """Refuses an op of a slice that is several ops of the whole and must do something else for
+    each."""
+    found: dict[tf.Operation, tuple[Any, ...]] = {}
+    for pair in pairs:
+        instead = [walk.from_whole.get((pair, k)) for k in range(len(pair.whole.inputs))]
+        texts = tuple(None if value is None else value.tobytes() for value in instead)
+        does = (tuple(walk.relations[pair]), pair in walk.averages, texts)
+        if found.setdefault(pair.part, does) != does:
+            raise TraceError(
+                f"For a slice of the batch, the op {pair.part.name!r} stands for several ops of the"
+                f" whole, {pair.whole.name!r} among them, which do not have the same values. Train"
+                " the step without micro-batches, or with slices of another size."
+            )
 
 
 def _of_argument(whole: tf.Operation, part: tf.Operation, count: int) -> Relation:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Relation
+from checkmate.tf2.axes.relation import Kind, Relation
 
 Relations = list[Relation]
 
@@ -91,6 +91,12 @@ Rule = Callable[[Call], Any]
 
 class UnknownError(Exception):
     """A rule asked for a shape or a value that is not known before the step runs."""
+
+
+def has_own(call: Call, k: int) -> bool:
+    """True if an input is a shape or the like that a slice can take from its own graph."""
+    own = (Kind.SAME, Kind.SIZE, Kind.ZERO)
+    return call.known[k] is not None or call.inputs[k].kind in own
 
 
 def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:

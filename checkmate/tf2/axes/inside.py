@@ -13,7 +13,8 @@ from typing import Any
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.pairing import Graphs, Pair, paired
-from checkmate.tf2.axes.relation import WHOLE, Kind, Relation
+from checkmate.tf2.axes.random_draws import is_random
+from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation
 from checkmate.tf2.axes.rules import outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
@@ -71,7 +72,8 @@ def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: in
             partial(bodies_of, pair, (graphs.whole, graphs.part)),
         )
     )
-    if answer is None or answer.average or any(read[k][1] for k in answer.read):
+    draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
+    if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):
         return [WHOLE] * len(pair.whole.outputs)
     return answer.outputs
 

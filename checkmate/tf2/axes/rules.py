@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.call import Call, Relations, UnknownError, shape_of
+from checkmate.tf2.axes.call import Call, Relations, UnknownError, has_own, shape_of
 from checkmate.tf2.axes.positions import has_positions, with_positions, without_positions
 from checkmate.tf2.axes.relation import (
     SAME,
@@ -60,6 +60,8 @@ def outputs_of(call: Call) -> Found | None:
     if isinstance(answer, Signature):
         read = frozenset(k for k, labels in enumerate(answer.inputs) if labels is not OWN)
         outputs = relate(answer, without_positions(replace(call, inputs=as_numbers)))
+        if not all(has_own(call, k) for k in range(len(call.inputs)) if k not in read):
+            outputs = None
         average = answer.averages and call.inputs[0].kind is Kind.BATCHED
     else:
         outputs = answer
@@ -128,7 +130,7 @@ def relation_of_known(whole: np.ndarray, part: np.ndarray, count: int) -> Known:
         return Known(SIZE, whole)
     axis = batch_axis(whole.shape, part.shape, count)
     if axis is None:
-        return Known(SIZE)
+        return Known(WHOLE)
     if one_number(whole) and one_number(part):
         number = whole.flat[0]
         if number == part.flat[0]:

@@ -89,7 +89,9 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
         labels = tuple(range(rank))
         keeps = bool(call.attr("keep_dims"))
         left = tuple(None if k in axes else k for k in labels if keeps or k not in axes)
-        linear = Linear.EACH if sums or averages else None
+        dtype = call.tensors[0][0].dtype
+        smooth = dtype.is_floating or dtype.is_complex  # a mean of whole numbers is rounded
+        linear = Linear.EACH if sums or (averages and smooth) else None
         return Signature(
             (labels, OWN),
             (left,),

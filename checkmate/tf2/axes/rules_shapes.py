@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkmate.tf2.axes.call import Call, Relations, UnknownError, product
+from checkmate.tf2.axes.call import Call, Relations, UnknownError, has_own, product
 from checkmate.tf2.axes.relation import Kind, Relation, batch_axis, batched
 from checkmate.tf2.axes.rules_elementwise import aligned
 from checkmate.tf2.axes.signature import OWN, Label, Labels, Linear, Signature
@@ -16,6 +16,8 @@ from checkmate.tf2.axes.signature import OWN, Label, Labels, Linear, Signature
 def reshape(call: Call) -> Relations | None:
     """The elements stay in order: whatever precedes the examples in that order still does."""
     relation = call.inputs[0]
+    if not all(has_own(call, k) for k in range(1, len(call.inputs))):
+        return None
     if relation.kind is not Kind.BATCHED:
         return None if relation.kind is Kind.WHOLE else [relation]
     shape, (result, part) = call.shapes(0)[0], call.results()

@@ -96,6 +96,7 @@ add_row("ResizeBilinearGrad ResizeBicubicGrad", _example(0, 1))
 add_row("ResizeNearestNeighborGrad DepthToSpace SpaceToDepth", _example(0))
 add_row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", elements.last_axes(3))
 add_row("ExtractImagePatches", _example(0))
+add_row("ImageProjectiveTransformV2 ImageProjectiveTransformV3", _example(0, 1))
 
 # Moving, joining and cutting.
 add_row("Reshape ExpandDims Squeeze", shapes.reshape)

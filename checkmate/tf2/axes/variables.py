@@ -86,12 +86,14 @@ class Accesses:
                 known = False
         return known
 
-    def write(self, pair: Pair, *, early: bool) -> None:
-        """Notes that an op writes to its variables."""
+    def write(self, pair: Pair, *, early: bool, read: bool) -> None:
+        """Notes that an op writes to its variables, and returns something that is `read`."""
         if early:
             self.early.add(pair)
         for variable in handles(pair.whole):
             self.writes.setdefault(variable, []).append(pair)
+            if read:
+                self.before[variable] = list(self.writes[variable])
 
     def runs_before(self, pair: Pair) -> bool:
         """True for an op that must run before the slices, and only then."""

@@ -201,7 +201,7 @@ class Walk:
         """An op that writes to variables runs once, early or late."""
         inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
         is_early = all(each.early for each in inputs) and self.accesses.read(pair) is not False
-        self.accesses.write(pair, early=is_early)
+        self.accesses.write(pair, early=is_early, read=is_early and bool(pair.whole.outputs))
         self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
         if is_early:
             self.early[pair] = self._depends(pair, inputs)
@@ -224,7 +224,7 @@ class Walk:
         for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
             examples = each.relation.kind is Kind.BATCHED or each.of is Of.EXAMPLES
             there = tensor.ref() in self.kept or self._is_small(tensor)
-            if each.known is not None or not examples or (there and not each.early):
+            if each.known is not None or not examples or there:
                 continue
             size = tensor_bytes(tensor)
             affordable = size is not None and (each.early or size <= self.variable_bytes)
@@ -251,7 +251,7 @@ class Walk:
         if found.relation != WHOLE:
             return Input(found.relation, known, found.instead)
         fed = self._fed(pair, k)
-        return Input(fed.relation, known, known[0], fed=True)
+        return Input(fed.relation, known, fed=fed.fed)
 
     def _fed(self, pair: Pair, k: int) -> Input:
         """An input whose value for the whole is computed early and handed to each slice, in full or
@@ -263,8 +263,9 @@ class Walk:
             return Input(WHOLE, of=of)
         whole, part = (tuple(shape.as_list()) for shape in shapes)
         axis = batch_axis(whole, part, self.count)
-        relation = SAME if whole == part else WHOLE if axis is None else batched(axis)
-        return Input(relation, of=of, fed=True)
+        if whole != part and axis is None:
+            return Input(WHOLE, of=of)
+        return Input(SAME if axis is None else batched(axis), of=of, fed=True)
 
     def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
         """What a rule is told of an op."""

@@ -231,6 +231,24 @@ def graph_network():
     return step, (normal(5, 4), whole(7, below=5), whole(7, below=5, seed=4))
 
 
+def generator():
+    """Numbers of a `tf.random.Generator`, whose state an op returns and advances."""
+    random = tf.random.Generator.from_seed(4)
+    kernel = tf.Variable(normal(10)[:6])
+
+    def step(inputs):
+        before = tf.cast(tf.reduce_sum(random.state % 7), tf.float64)
+        with tf.GradientTape() as tape:
+            x = tf.tanh(inputs @ kernel) + random.normal([inputs.shape[0], 10], dtype=tf.float64)
+            x *= before + random.uniform([10], dtype=tf.float64)
+            loss = tf.reduce_mean(x**2)
+        kernel.assign_sub(0.01 * tape.gradient(loss, kernel))
+        return loss
+
+    step.generator = random
+    return step, (normal(6),)
+
+
 def one_generator():
     """Two masks from one generator, whose state is read, written and read again, and numbers of
     which a slice cannot draw a part: they are drawn before the slices."""

@@ -14,7 +14,7 @@ def programs(tensorflow):
 NAMES = (
     *("perceptron", "convolutional", "dilated", "recurrent", "transformer", "embedding", "unet"),
     *("subpixels", "weighted", "regularized", "gradient_penalty", "two_batches_at_once"),
-    *("experts", "graph_network", "one_generator"),
+    *("experts", "graph_network", "one_generator", "generator"),
     pytest.param("bidirectional", marks=pytest.mark.slow),
 )
 
