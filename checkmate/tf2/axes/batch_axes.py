@@ -86,6 +86,7 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
         `as_written`, then have the same ops.
 
     Example:
+      >>> from checkmate.tf2.graph.trace import trace
       >>> step = lambda x: tf.reduce_sum(tf.tanh(x @ tf.ones((8, 4))))
       >>> traced = [trace(step, tf.TensorSpec((size, 8))) for size in (6, 2)]
       >>> axes = batch_axes(*traced, examples=(6, 2))

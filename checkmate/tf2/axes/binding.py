@@ -56,7 +56,7 @@ def _reason(walk: Walk, pair: Pair) -> str:
             continue
         kind = walk.relations[source][whole.value_index].kind
         if kind is Kind.WHOLE and source in walk.early:
-            return f"{shown} reads {whole.op.name!r}, whose shape the graph does not tell."
+            return f"{shown} reads {whole.op.name!r}, of which no part is known to be a slice's."
         if kind is Kind.BATCHED:
             examples.append(whole.op.name)
         elif kind in (Kind.WHOLE, Kind.SUMMED):

@@ -187,7 +187,7 @@ def _settings(operation: tf.Operation) -> dict[str, Any]:
         name: value
         for name, value in operation.node_def.attr.items()
         if not name.startswith("_")
-        and name not in ("seed", "seed2", "token")
+        and name not in ("num_elements", "seed", "seed2", "token")
         and (value.WhichOneof("value") in ("b", "f", "i", "s", "type") or value.list.i)
     }
 

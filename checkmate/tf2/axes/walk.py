@@ -128,9 +128,9 @@ class Walk:
 
     def _visit(self, pair: Pair) -> None:
         inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
-        known_before = self.accesses.read(pair)
-        if known_before is False:
+        if not self.accesses.read(pair):
             self._put(pair, [WHOLE] * len(pair.whole.outputs), late=True)
+            self._check(pair, inputs)
             return
         if is_random(pair.whole):
             found = self._random(pair, inputs)
@@ -200,7 +200,7 @@ class Walk:
     def _write(self, pair: Pair) -> None:
         """An op that writes to variables runs once, early or late."""
         inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
-        is_early = all(each.early for each in inputs) and self.accesses.read(pair) is not False
+        is_early = all(each.early for each in inputs) and self.accesses.read(pair)
         self.accesses.write(pair, early=is_early, read=is_early and bool(pair.whole.outputs))
         self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
         if is_early:
@@ -222,7 +222,8 @@ class Walk:
         ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
         results = all(tensor.ref() in self.kept for tensor in pair.whole.outputs)
         for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
-            examples = each.relation.kind is Kind.BATCHED or each.of is Of.EXAMPLES
+            uncut = each.relation == WHOLE and each.of is Of.EXAMPLES
+            examples = each.relation.kind is Kind.BATCHED or uncut
             there = tensor.ref() in self.kept or self._is_small(tensor)
             if each.known is not None or not examples or there:
                 continue

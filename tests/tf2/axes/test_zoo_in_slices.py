@@ -3,6 +3,8 @@ its examples together."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -63,12 +65,29 @@ def step_and_batch(name, size=8):
     )
 
 
+def doubled(leaf):
+    import tensorflow as tf
+
+    return tf.cast(leaf, tf.float64) if leaf.dtype.is_floating else leaf
+
+
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
-    """To what float32 rounds; optimizers that divide by what they add up round worse."""
+    """In float64, as some gradients are zero but for rounding. An optimizer that takes signs or
+    quotients of such a gradient has any result, so updates are not compared."""
     from oracle import in_slices
+    from programs import double
 
-    found = in_slices(*step_and_batch(name), 2, tolerance=1e-4)
+    in_float32 = name in (
+        "regularized",
+        "super_resolution",
+        "keras2_lstm",
+    )  # numbers of their own in float32
+    with contextlib.nullcontext() if in_float32 else double():
+        step, batch = step_and_batch(name)
+        if not in_float32:
+            batch = tensorflow.nest.map_structure(doubled, batch)
+        found = in_slices(step, batch, 2, tolerance=1e-4 if in_float32 else 1e-5)
     wrong = [line for line in found.errors if not line.startswith(("after the slices", "variable"))]
     assert found.axes.binding is None and found.compared > 100
     assert not wrong
