@@ -110,6 +110,24 @@ class Phases:
         in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED)
         if pair in walk.late or not in_slices or is_argument(pair.whole):
             return [(pair, Phase.LATE)]
+        if relation.kind is Kind.SUMMED and self._passes_on(pair):
+            return [(pair, Phase.LATE)]
         tensors = (pair.whole.outputs[output], pair.part.outputs[output])
         self.handed_on[pair, output] = Handed(*tensors, relation)
         return [(pair, Phase.SLICE)]
+
+    def _passes_on(self, pair: Pair) -> bool:
+        """True for an op that makes a sum of one sum, which may as well be added up before: an
+        optimizer begins with many of a gradient. Fewer bytes are handed on, and no narrower type is
+        added up than otherwise."""
+        graphs, relations = self.walk.graphs, self.walk.relations
+        sums = []
+        for whole, part in graphs.inputs(pair):
+            if graphs.known(whole, part) is None:
+                kind = relations[Pair(whole.op, part.op)][whole.value_index].kind
+                if kind is Kind.BATCHED:
+                    return False
+                sums += [whole] if kind is Kind.SUMMED else []
+        (result, *others) = pair.whole.outputs
+        alike = len(sums) == 1 and not others and result.dtype == sums[0].dtype
+        return alike and result.shape.num_elements() == sums[0].shape.num_elements()
