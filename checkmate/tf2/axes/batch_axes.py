@@ -49,7 +49,7 @@ class BatchAxes:
         those of the whole batch.
       handed_on: Tensors of a slice's graph that are read afterwards -> the tensor of the whole
         batch's graph that they make: those that are SUMMED by addition, those that are BATCHED put
-        in a row.
+        in a row; of those that are SAME any will do.
       binding: The first op that keeps the step from running in slices, or None. If there is one,
         nothing is said of what runs when.
     """

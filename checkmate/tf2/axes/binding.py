@@ -61,6 +61,8 @@ def _reason(walk: Walk, pair: Pair) -> str:
             examples.append(whole.op.name)
         elif kind in (Kind.WHOLE, Kind.SUMMED):
             others.append(whole.op.name)
+    if not examples:
+        return f"{shown} reads {others[0]!r}, a list of tensors of which each slice makes its own."
     read = f"{shown} reads {examples[0]!r}, which has a part for each example"
     if others:
         return f"{read}, together with {others[0]!r}, which is made of all examples."

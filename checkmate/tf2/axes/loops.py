@@ -31,6 +31,8 @@ def loop(call: Call) -> Relations | None:
         if found is None:
             return None
         joined = [join(*each) for each in zip(state, found, strict=True)]
+        if joined.count(WHOLE) > state.count(WHOLE):
+            return None
         if joined == state:
             again = call.inside(*condition, state)
             return state if again == [SAME] else None

@@ -107,7 +107,7 @@ class Phases:
         relation = walk.relations[pair][output]
         if walk.accesses.runs_before(pair):
             return [(pair, Phase.EARLY)]
-        in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED)
+        in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED) or self._reads_list(pair)
         if pair in walk.late or not in_slices or is_argument(pair.whole):
             return [(pair, Phase.LATE)]
         if relation.kind is Kind.SUMMED and self._passes_on(pair):
@@ -115,6 +115,16 @@ class Phases:
         tensors = (pair.whole.outputs[output], pair.part.outputs[output])
         self.handed_on[pair, output] = Handed(*tensors, relation)
         return [(pair, Phase.SLICE)]
+
+    def _reads_list(self, pair: Pair) -> bool:
+        """True for what is the same for all slices, but read from a list that each has for itself,
+        such as the list's length."""
+        return self.walk.relations[pair][0].kind is Kind.SAME and any(
+            whole.dtype == tf.variant
+            and self.walk.relations[Pair(whole.op, part.op)][whole.value_index].kind
+            in (Kind.BATCHED, Kind.SUMMED)
+            for whole, part in self.walk.graphs.inputs(pair)
+        )
 
     def _passes_on(self, pair: Pair) -> bool:
         """True for an op that makes a sum of one sum, which may as well be added up before: an

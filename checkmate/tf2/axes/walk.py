@@ -1,10 +1,9 @@
 """Walk: goes through a step's graph, inputs first, and finds the relation of each value.
 
 An op whose outputs do not follow from those of the slices is computed once from whole values:
-early, before the slices, if those depend on the step's arguments alone; otherwise late, after the
-slices. What is computed early enters the slices as a value that is the same for all, or cut into
-parts. A late op that reads the values of single examples would have to keep them for the whole
-batch; it binds the examples together, and the step cannot run in slices.
+early, before the slices, if those depend on the step's arguments alone; otherwise late. What is
+computed early enters the slices as a value that is the same for all, or cut into parts. A late op
+that would have to keep the values of single examples for the whole batch binds them together.
 """
 
 from __future__ import annotations
@@ -222,6 +221,9 @@ class Walk:
         ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
         results = all(tensor.ref() in self.kept for tensor in pair.whole.outputs)
         for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
+            in_parts = each.relation.kind in (Kind.BATCHED, Kind.SUMMED)
+            if tensor.dtype == tf.variant and in_parts:
+                self.binding = pair  # a list is not handed on
             uncut = each.relation == WHOLE and each.of is Of.EXAMPLES
             examples = each.relation.kind is Kind.BATCHED or uncut
             there = tensor.ref() in self.kept or self._is_small(tensor)
@@ -246,6 +248,8 @@ class Walk:
         relation = self.relations[source][whole.value_index]
         if relation == WHOLE and source in self.early:
             return self._fed(pair, k)
+        if relation == WHOLE and source not in self.late:
+            self.binding = source
         return Input(relation, of=self.early.get(source, Of.BOTH))
 
     def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:

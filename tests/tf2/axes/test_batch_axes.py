@@ -31,6 +31,26 @@ def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
     assert found.axes.in_each_slice and found.axes.whole_ops and found.axes.handed_on
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [1, 4])
+@pytest.mark.parametrize("name", [*NAMES[:-1], "bidirectional"])
+def test_slices_of_any_size_are_right_or_refused(programs, name, examples):
+    """Along an axis of one example an op may broadcast, and sums over it are left out."""
+    from oracle import in_slices
+
+    from checkmate.errors import TraceError
+
+    with programs.double():
+        step, batch = getattr(programs, name)()
+        try:
+            found = in_slices(step, batch, examples)
+        except TraceError:
+            assert examples == 1
+            return
+    assert not found.errors or found.axes.binding is not None
+    assert found.axes.binding is None or examples == 1
+
+
 def axes_of(step, *shapes, examples=(8, 2)):
     import tensorflow as tf
 
