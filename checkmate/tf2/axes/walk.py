@@ -29,7 +29,6 @@ from checkmate.tf2.graph.sizes import tensor_bytes
 
 KEPT_BYTES = 64
 """Values of at most this many bytes per example are kept for the whole batch."""
-
 Read = tuple[Pair, int]
 """An op and the index of one of its inputs."""
 

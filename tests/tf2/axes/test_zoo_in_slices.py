@@ -93,6 +93,7 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
     assert not wrong
 
 
+@pytest.mark.own_process  # the zoo's losses keep the type of numbers of the test that loads them
 @pytest.mark.parametrize("name", BOUND)
 def test_a_model_names_what_binds_its_examples(tensorflow, name):
     from oracle import in_slices
