@@ -54,6 +54,7 @@ LAYERS = {
     "tf2.flops": "tf2.op_rule",
     "tf2.ops": "tf2.flops",
     "tf2.graph": "tf2.ops tf2.error_text",
+    "tf2.axes": "tf2.graph plot",
     "tf2.execution": "tf2.graph",
     "tf2.costs": "tf2.execution tf2.memory",
     "tf2.memory": "tf2.execution tf2.costs version",  # each uses the other; files form no circle

@@ -1,0 +1,121 @@
+"""Call: what a rule is told of one op; what a rule may answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.axes.relation import Kind, Relation
+
+Relations = list[Relation]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op of the step, with the relations of its inputs.
+
+    Attributes:
+      pair: The op, for the whole batch and for a slice.
+      tensors: Its inputs, for the whole and for a slice.
+      inputs: The relation of each input.
+      known: Each input's value for the whole and for a slice, if known before the step runs.
+      count: The number of slices.
+      inside: Returns the relations of what functions return that the op runs, given the graphs of
+        a function for the whole and for a slice, and the relations of its arguments; None if that
+        needs the whole.
+      bodies: The graphs of the functions that the op runs, for the whole and for a slice.
+    """
+
+    pair: Pair
+    tensors: Sequence[tuple[tf.Tensor, tf.Tensor]]
+    inputs: Sequence[Relation]
+    known: Sequence[tuple[Any, Any] | None]
+    count: int
+    inside: Callable[[Any, Any, Sequence[Relation]], Relations | None]
+    bodies: Callable[[], Sequence[tuple[Any, Any]]]
+
+    @property
+    def type(self) -> str:
+        """The op type."""
+        return self.pair.whole.type
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the op; text as `str`."""
+        value = self.pair.whole.get_attr(name)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def ranks(self) -> list[int]:
+        """The number of axes of each input."""
+        return [len(shape_of(tensor)) for tensor, _ in self.tensors]
+
+    def shapes(self, input_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of an input for the whole and for a slice."""
+        whole, part = self.tensors[input_]
+        return shape_of(whole), shape_of(part)
+
+    def results(self, output: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of an output for the whole and for a slice."""
+        return shape_of(self.pair.whole.outputs[output]), shape_of(self.pair.part.outputs[output])
+
+    def values(self, input_: int) -> tuple[Any, Any]:
+        """The known value of an input for the whole and for a slice.
+
+        Raises:
+          UnknownError: It is not known.
+        """
+        found = self.known[input_]
+        if found is None:
+            raise UnknownError
+        return found
+
+    def value(self, input_: int) -> Any:
+        """The known value of an input, which is the same for the whole and for a slice.
+
+        Raises:
+          UnknownError: It is not known, or not the same.
+        """
+        whole, part = self.values(input_)
+        if whole.shape != part.shape or (whole != part).any():
+            raise UnknownError
+        return whole
+
+
+Rule = Callable[[Call], Any]
+"""Returns a `Signature`, or the relation of each output; None if the outputs need the whole."""
+
+
+class UnknownError(Exception):
+    """A rule asked for a shape or a value that is not known before the step runs."""
+
+
+def has_own(call: Call, k: int) -> bool:
+    """True if an input is a shape or the like that a slice can take from its own graph."""
+    own = (Kind.SAME, Kind.SIZE, Kind.ZERO)
+    return call.known[k] is not None or call.inputs[k].kind in own
+
+
+def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor, with -1 for the length of an axis that is not known.
+
+    Raises:
+      UnknownError: The number of axes is not known.
+    """
+    if tensor.shape.rank is None:
+        raise UnknownError
+    return tuple(-1 if size is None else size for size in tensor.shape.as_list())
+
+
+def product(sizes: Sequence[int]) -> int:
+    """Returns the number of elements along some axes.
+
+    Raises:
+      UnknownError: The length of one is not known.
+    """
+    if min(sizes, default=0) < 0:
+        raise UnknownError
+    return math.prod(sizes)

@@ -1,0 +1,89 @@
+"""inside(): the relations of what a function returns that a loop or a condition runs.
+
+Within such a function nothing can be computed early or late, and no slice can be handed a number of
+the whole batch: a function in which any of that is needed needs the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from checkmate.errors import TraceError
+from checkmate.tf2.axes.call import Call, Relations
+from checkmate.tf2.axes.pairing import Graphs, Pair, paired
+from checkmate.tf2.axes.random_draws import is_random
+from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation
+from checkmate.tf2.axes.rules import outputs_of, relation_of_known
+from checkmate.tf2.axes.variables import graphs_of, is_pure
+from checkmate.tf2.graph.operations import is_argument
+
+
+def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns the graphs of the functions that a loop, condition or call runs, for the whole and
+    for a slice.
+
+    Args:
+      functions: The graphs that have these functions.
+    """
+    found = (graphs_of(graph, side) for graph, side in zip(functions, pair, strict=True))
+    return list(zip(*found, strict=True))
+
+
+def inside(count: int, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
+    """Returns the relations of what a function returns, or None if it needs the whole batch.
+
+    Args:
+      count: The number of slices.
+      whole, part: The function's graphs.
+      arguments: The relations of its arguments.
+    """
+    if whole is None or part is None:
+        return None
+    given = {a.op: b.op for a, b in zip(whole.inputs, part.inputs, strict=True)}
+    try:
+        graphs = paired(whole, part, given)
+    except TraceError:
+        return None
+    found: dict[Pair, Relations] = {
+        Pair(*each): [relation] for each, relation in zip(given.items(), arguments, strict=True)
+    }
+    for pair in graphs.pairs:
+        if not is_argument(pair.whole):
+            if not is_pure(pair.whole, whole):
+                return None
+            found[pair] = _outputs(graphs, pair, found, count)
+    results = zip(whole.outputs, part.outputs, strict=True)
+    return [_read(graphs, *each, found, count)[0] for each in results]
+
+
+def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: int) -> Relations:
+    read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
+    tensors = graphs.inputs(pair)
+    answer = outputs_of(
+        Call(
+            pair,
+            tensors,
+            [relation for relation, _ in read],
+            [graphs.known(*each) for each in tensors],
+            count,
+            partial(inside, count),
+            partial(bodies_of, pair, (graphs.whole, graphs.part)),
+        )
+    )
+    draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
+    if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):
+        return [WHOLE] * len(pair.whole.outputs)
+    return answer.outputs
+
+
+def _read(
+    graphs: Graphs, whole: Any, part: Any, found: dict[Pair, Relations], count: int
+) -> tuple[Relation, bool]:
+    """The relation of a value, and whether a slice would have to read another one instead."""
+    known = graphs.known(whole, part)
+    if known is None:
+        return found[Pair(whole.op, part.op)][whole.value_index], False
+    relation, instead = relation_of_known(*known, count)
+    return relation, relation.kind is Kind.WHOLE or instead is not None

@@ -1,0 +1,143 @@
+"""Phases: which ops run before the slices, in each slice and after them; from what is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.axes.relation import Kind, Relation
+from checkmate.tf2.axes.walk import Read, Walk
+from checkmate.tf2.graph.operations import is_argument, is_stateful
+
+
+class Handed(NamedTuple):
+    """A value that is computed in one phase and read in another.
+
+    Attributes:
+      whole: The value for the whole batch, in its graph.
+      part: The value in a slice, in the graph of a slice.
+      relation: How the first follows from the second.
+    """
+
+    whole: tf.Tensor
+    part: tf.Tensor
+    relation: Relation
+
+
+class Phase(Enum):
+    """When an op runs: once before the slices on the whole batch's arguments, in each slice, or
+    once after the slices."""
+
+    EARLY = "early"
+    SLICE = "slice"
+    LATE = "late"
+
+
+@dataclass(slots=True)
+class Phases:
+    """What runs when, and what is handed on.
+
+    Attributes:
+      ops: The ops of each phase. An op may be in several.
+      fed: Inputs in a slice that are computed early.
+      handed_on: Results of the slices that are read afterwards.
+    """
+
+    walk: Walk
+    ops: dict[Phase, set[Pair]] = field(default_factory=lambda: {phase: set() for phase in Phase})
+    fed: dict[Read, Handed] = field(default_factory=dict)
+    handed_on: dict[tuple[Pair, int], Handed] = field(default_factory=dict)
+
+    def find(self) -> None:
+        """Starts from the step's results and side effects and goes back."""
+        walk = self.walk
+        pending: list[tuple[Pair, Phase]] = []
+        for whole, part in zip(walk.graphs.whole.outputs, walk.graphs.part.outputs, strict=True):
+            if walk.graphs.known(whole, part) is None:
+                pending += self._after(Pair(whole.op, part.op), whole.value_index)
+        for pair in walk.graphs.pairs:
+            if is_stateful(pair.whole):
+                phase = self._of_effect(pair)
+                pending += [(pair, phase)] if phase else []
+        while pending:
+            pair, phase = pending.pop()
+            if pair not in self.ops[phase]:
+                self.ops[phase].add(pair)
+                pending += self._needs(pair, phase)
+
+    def _of_effect(self, pair: Pair) -> Phase | None:
+        """When an op with a side effect runs; None for one that only counts for its value."""
+        accesses = self.walk.accesses
+        if accesses.runs_before(pair):
+            return Phase.EARLY
+        if pair in self.walk.late or accesses.writes_variable(pair):
+            return Phase.LATE
+        return None if pair.whole.outputs else Phase.SLICE
+
+    def _needs(self, pair: Pair, phase: Phase) -> list[tuple[Pair, Phase]]:
+        """What must run before an op that runs in that phase."""
+        found: list[tuple[Pair, Phase]] = []
+        for k, (whole, part) in enumerate(self.walk.graphs.inputs(pair)):
+            source = Pair(whole.op, part.op)
+            fed = (pair, k) in self.walk.fed and phase is Phase.SLICE
+            if self.walk.graphs.known(whole, part) is not None and not fed:
+                continue
+            if phase is Phase.LATE:
+                found += self._after(source, whole.value_index)
+            elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
+                relation = (
+                    self.walk.fed[pair, k]
+                    if fed
+                    else self.walk.relations[source][whole.value_index]
+                )
+                self.fed[pair, k] = Handed(whole, part, relation)
+                if self.walk.graphs.known(whole, part) is None:
+                    found.append((source, Phase.EARLY))
+            else:
+                found.append((source, phase))
+        return found
+
+    def _after(self, pair: Pair, output: int) -> list[tuple[Pair, Phase]]:
+        """What must run to have the whole's value of an output after the slices."""
+        walk = self.walk
+        relation = walk.relations[pair][output]
+        if walk.accesses.runs_before(pair):
+            return [(pair, Phase.EARLY)]
+        in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED) or self._reads_list(pair)
+        if pair in walk.late or not in_slices or is_argument(pair.whole):
+            return [(pair, Phase.LATE)]
+        if relation.kind is Kind.SUMMED and self._passes_on(pair):
+            return [(pair, Phase.LATE)]
+        tensors = (pair.whole.outputs[output], pair.part.outputs[output])
+        self.handed_on[pair, output] = Handed(*tensors, relation)
+        return [(pair, Phase.SLICE)]
+
+    def _reads_list(self, pair: Pair) -> bool:
+        """True for what is the same for all slices, but read from a list that each has for itself,
+        such as the list's length."""
+        return self.walk.relations[pair][0].kind is Kind.SAME and any(
+            whole.dtype == tf.variant
+            and self.walk.relations[Pair(whole.op, part.op)][whole.value_index].kind
+            in (Kind.BATCHED, Kind.SUMMED)
+            for whole, part in self.walk.graphs.inputs(pair)
+        )
+
+    def _passes_on(self, pair: Pair) -> bool:
+        """True for an op that makes a sum of one sum, which may as well be added up before: an
+        optimizer begins with many of a gradient. Fewer bytes are handed on, and no narrower type is
+        added up than otherwise."""
+        graphs, relations = self.walk.graphs, self.walk.relations
+        sums = []
+        for whole, part in graphs.inputs(pair):
+            if graphs.known(whole, part) is None:
+                kind = relations[Pair(whole.op, part.op)][whole.value_index].kind
+                if kind is Kind.BATCHED:
+                    return False
+                sums += [whole] if kind is Kind.SUMMED else []
+        (result, *others) = pair.whole.outputs
+        alike = len(sums) == 1 and not others and result.dtype == sums[0].dtype
+        return alike and result.shape.num_elements() == sums[0].shape.num_elements()

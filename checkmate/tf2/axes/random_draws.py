@@ -1,0 +1,62 @@
+"""Draw: how a slice draws its part of the random numbers of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.axes.relation import Relation
+
+_COUNTED = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessRandomUniformIntV2")
+"""Ops that make a fixed number of random numbers for each count of the generator Philox, and are
+given the count to begin with."""
+
+_COUNTER, _ALGORITHM = 2, 3
+_PHILOX = (1, 3)
+"""tf.random.Algorithm: Philox, and the choice of TensorFlow, which is Philox on CPUs and GPUs."""
+
+_BYTES = 16
+"""Random bits, in bytes, of one count."""
+
+
+class Draw(NamedTuple):
+    """How a slice draws its random numbers.
+
+    Attributes:
+      input: Index of the input with the generator's count, if slice s draws exactly its part of the
+        whole's numbers when s * `counts` is added to that count (to the first of its two numbers);
+        None if the numbers of a step in slices are others than those of the whole.
+      counts: What each slice adds to the count.
+    """
+
+    input: int | None
+    counts: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the numbers are those of the whole."""
+        return self.input is not None
+
+
+def is_random(operation: tf.Operation) -> bool:
+    """True for an op that makes random numbers."""
+    name = operation.type
+    named = any(part in name for part in ("Random", "TruncatedNormal", "Multinomial"))
+    return named and "GetKeyCounter" not in name
+
+
+def draw_of(pair: Pair, relation: Relation, count: int) -> Draw:
+    """Returns how each of `count` slices draws its part of the numbers of the op `pair`."""
+    operation = pair.part
+    if operation.type not in _COUNTED or relation.blocks != 1:
+        return Draw(None)
+    algorithm = tf.get_static_value(operation.inputs[_ALGORITHM])
+    shape = operation.outputs[0].shape.as_list()
+    group = _BYTES // max(4, operation.outputs[0].dtype.size)
+    contiguous = math.prod(shape[: relation.axis]) == 1
+    if algorithm not in _PHILOX or not contiguous or math.prod(shape) % group:
+        return Draw(None)
+    return Draw(_COUNTER, math.prod(shape) // group)

@@ -1,0 +1,145 @@
+"""outputs_of(): the relations of an op's outputs, by the op's row of the table, checked against
+shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.tf2.axes.call import Call, Relations, UnknownError, has_own, shape_of
+from checkmate.tf2.axes.positions import has_positions, with_positions, without_positions
+from checkmate.tf2.axes.relation import (
+    SAME,
+    SIZE,
+    WHOLE,
+    ZERO,
+    Kind,
+    Relation,
+    batch_axis,
+    batched,
+    fits,
+)
+from checkmate.tf2.axes.signature import OWN, Signature, relate
+from checkmate.tf2.axes.static_values import one_number
+from checkmate.tf2.axes.table import LISTS, TABLE
+
+
+class Found(NamedTuple):
+    """What is known of an op's outputs.
+
+    Attributes:
+      outputs: Their relations.
+      read: Indices of the inputs whose values are read as numbers, and not as shapes or the like.
+      average: The outputs are sums of those of the slices, each divided by the number of slices.
+    """
+
+    outputs: Relations
+    read: frozenset[int]
+    average: bool = False
+
+
+def outputs_of(call: Call) -> Found | None:
+    """Returns the relations of an op's outputs, or None if they need the whole batch."""
+    as_numbers = [
+        SAME if relation == SIZE and known is not None else relation
+        for relation, known in zip(call.inputs, call.known, strict=True)
+    ]
+    rule = (LISTS if _is_list(call) else TABLE).get(call.type)
+    answer = None
+    positions = has_positions(call)
+    if rule is not None:
+        try:
+            answer = rule(without_positions(call) if positions else call)
+        except UnknownError:
+            answer = None
+    read = frozenset(range(len(call.inputs)))
+    average = False
+    if isinstance(answer, Signature):
+        read = frozenset(k for k, labels in enumerate(answer.inputs) if labels is not OWN)
+        outputs = relate(answer, without_positions(replace(call, inputs=as_numbers)))
+        if not all(has_own(call, k) for k in range(len(call.inputs)) if k not in read):
+            outputs = None
+        average = answer.averages and call.inputs[0].kind is Kind.BATCHED
+    else:
+        outputs = answer
+        read -= {k for k, relation in enumerate(call.inputs) if relation == SIZE}
+    if positions:
+        outputs = with_positions(call, outputs)
+    if outputs is None and all(relation in (SAME, ZERO) for relation in call.inputs):
+        outputs = [SAME] * len(call.pair.whole.outputs)
+    if outputs is None or not _fit(outputs, call):
+        return None
+    missing = len(call.pair.whole.outputs) - len(outputs)
+    average = average and outputs[0].kind is Kind.SUMMED
+    return Found([*outputs, *[WHOLE] * missing], read, average)
+
+
+def _is_list(call: Call) -> bool:
+    """True for an op that returns a list of tensors first; a loop is none."""
+    outputs = call.pair.whole.outputs
+    return bool(outputs) and outputs[0].dtype == tf.variant and call.type in LISTS
+
+
+def _fit(outputs: Relations, call: Call) -> bool:
+    """True if the outputs have shapes that allow their relations."""
+    for relation, whole, part in zip(
+        outputs, call.pair.whole.outputs, call.pair.part.outputs, strict=False
+    ):
+        if whole.dtype in (tf.variant, tf.resource):
+            continue
+        if whole.shape.rank is None or part.shape.rank is None:
+            return False
+        if not fits(relation, shape_of(whole), shape_of(part), call.count):
+            return False
+    return True
+
+
+def _offset(parts: list[np.ndarray], part: np.ndarray) -> int:
+    """By how much each part of whole numbers exceeds the one before, the first being that of a
+    slice; 0 if they are no such numbers."""
+    if part.dtype.kind not in "iu" or not part.size:
+        return 0
+    offset = int(parts[1].flat[0]) - int(parts[0].flat[0])
+    counts = all(np.array_equal(part + k * offset, each) for k, each in enumerate(parts))
+    return offset if counts else 0
+
+
+class Known(NamedTuple):
+    """A value that is known before the step runs.
+
+    Attributes:
+      relation: How that of the whole follows from that of a slice.
+      instead: What a slice has to read instead of its own value, if it reads it as numbers.
+    """
+
+    relation: Relation
+    instead: Any = None
+
+
+def relation_of_known(whole: np.ndarray, part: np.ndarray, count: int) -> Known:
+    """Returns the relation of a known value, with what each slice has to read instead.
+
+    The relation is WHOLE for a value of which each slice needs another part.
+    """
+    if whole.shape == part.shape:
+        if np.array_equal(whole, part):
+            return Known(SAME if whole.size == 0 or whole.any() else ZERO)
+        return Known(SIZE, whole)
+    axis = batch_axis(whole.shape, part.shape, count)
+    if axis is None:
+        return Known(WHOLE)
+    if one_number(whole) and one_number(part):
+        number = whole.flat[0]
+        if number == part.flat[0]:
+            return Known(batched(axis, 0) if number else ZERO)
+        return Known(batched(axis, 0), np.broadcast_to(number, part.shape))
+    parts = np.split(whole, count, axis)
+    if any(not np.array_equal(parts[0], each) for each in parts[1:]):
+        offset = _offset(parts, part)
+        return Known(batched(axis, 1, offset) if offset else WHOLE)
+    constant = (whole == np.take(whole, [0], axis)).all()
+    instead = None if np.array_equal(parts[0], part) else parts[0]
+    return Known(batched(axis, 0 if constant else 1), instead)

@@ -1,0 +1,146 @@
+"""Rules of ops that compute each element alone, and of those that reduce axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.tf2.axes.call import Call, Relations, Rule
+from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
+
+
+def aligned(shape: Sequence[int], rank: int) -> Labels:
+    """Returns the labels of an input that is broadcast to `rank` axes: the number of each axis of
+    the output, None for an axis that is repeated."""
+    skipped = rank - len(shape)
+    return tuple(None if size == 1 else skipped + k for k, size in enumerate(shape))
+
+
+def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
+    """Returns the rule of an op that computes each element from the elements in its place, after
+    broadcasting."""
+
+    def rule(call: Call) -> Signature:
+        shapes = [call.shapes(k)[0] for k in range(len(call.pair.whole.inputs))]
+        rank = max(map(len, shapes))
+        labels = tuple(aligned(shape, rank) for shape in shapes)
+        outputs = tuple(tuple(range(rank)) for _ in call.pair.whole.outputs)
+        chosen = frozenset(linear_in) or None
+        return Signature(labels, outputs, linear=linear, linear_in=chosen)
+
+    return rule
+
+
+def cast(call: Call) -> Signature:
+    """A cast between numbers with a fraction is linear, up to rounding."""
+    source, target = (call.pair.whole.inputs[0].dtype, call.pair.whole.outputs[0].dtype)
+    smooth = all(dtype.is_floating or dtype.is_complex for dtype in (source, target))
+    return elementwise(Linear.TOGETHER if smooth else None)(call)
+
+
+def bias_add(call: Call) -> Signature:
+    """A bias for each entry of the last or the second axis."""
+    labels = tuple(range(call.ranks()[0]))
+    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
+    return Signature((labels, (channel,)), (labels,), linear=Linear.TOGETHER)
+
+
+def bias_add_grad(call: Call) -> Signature:
+    """The sum over all axes but that of the bias."""
+    labels = tuple(range(call.ranks()[0]))
+    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
+    summed = frozenset(labels) - {channel}
+    return Signature((labels,), ((channel,),), summed=summed, linear=Linear.EACH)
+
+
+def same_as_input(call: Call) -> Relations:
+    """Output k is input k."""
+    return list(call.inputs)
+
+
+def select(call: Call) -> Signature:
+    """`Select` takes one condition for each row, `SelectV2` broadcasts."""
+    signature = elementwise(Linear.TOGETHER, 1, 2)(call) if call.type == "SelectV2" else None
+    if signature is None:
+        labels = tuple(range(call.ranks()[1]))
+        condition = labels[: call.ranks()[0]]
+        signature = Signature(
+            (condition, labels, labels), (labels,), linear=Linear.TOGETHER, linear_in=_CHOICES
+        )
+    return signature
+
+
+_CHOICES = frozenset({1, 2})
+
+
+def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
+    """Returns the rule of an op that reduces the axes named by its second input.
+
+    Args:
+      sums: It adds up.
+      averages: It adds up and divides by the number of terms.
+    """
+
+    def rule(call: Call) -> Signature:
+        rank = call.ranks()[0]
+        axes = {int(axis) % rank for axis in np.ravel(call.value(1))} if rank else set()
+        labels = tuple(range(rank))
+        keeps = bool(call.attr("keep_dims"))
+        left = tuple(None if k in axes else k for k in labels if keeps or k not in axes)
+        dtype = call.tensors[0][0].dtype
+        smooth = dtype.is_floating or dtype.is_complex  # a mean of whole numbers is rounded
+        linear = Linear.EACH if sums or (averages and smooth) else None
+        return Signature(
+            (labels, OWN),
+            (left,),
+            summed=frozenset(axes) if linear else frozenset(),
+            averages=averages,
+            linear=linear,
+        )
+
+    return rule
+
+
+def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule:
+    """Returns the rule of an op that computes from the last `count` axes of its first input, for
+    each entry of the others, which are also the first axes of its other inputs and its outputs."""
+
+    def rule(call: Call) -> Signature:
+        rank = call.ranks()[0] - count
+        inputs = tuple(
+            _leading(tensor, rank) if k == 0 or tensor.shape.rank >= rank else OWN
+            for k, tensor in enumerate(call.pair.whole.inputs)
+        )
+        outputs = tuple(_leading(tensor, rank) for tensor in call.pair.whole.outputs)
+        chosen = frozenset(linear_in) or None
+        return Signature(inputs, outputs, linear=linear, linear_in=chosen)
+
+    return rule
+
+
+def _leading(tensor: tf.Tensor, count: int) -> Labels:
+    rank = tensor.shape.rank
+    return tuple(k if k < count else None for k in range(rank))
+
+
+def along_axis(linear: Linear | None = None) -> Rule:
+    """Returns the rule of an op that computes along the axes named by its second input, such as a
+    cumulative sum or a reversal."""
+
+    def rule(call: Call) -> Signature:
+        rank = call.ranks()[0]
+        axes = {int(axis) % rank for axis in np.ravel(call.value(1))}
+        labels = tuple(None if k in axes else k for k in range(rank))
+        return Signature((labels, OWN), (labels,), linear=linear)
+
+    return rule
+
+
+def arg_reduction(call: Call) -> Signature:
+    """The index of the largest or smallest entry along an axis."""
+    rank = call.ranks()[0]
+    axis = int(call.value(1)) % rank
+    labels = tuple(None if k == axis else k for k in range(rank))
+    return Signature((labels, OWN), (tuple(k for k in labels if k is not None),))

@@ -1,0 +1,132 @@
+"""Rules of products, convolutions, poolings and normalizations, and of their gradients."""
+
+from __future__ import annotations
+
+from checkmate.tf2.axes.call import Call, Rule
+from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
+
+_ROW, _INNER, _COLUMN = "row", "inner", "column"
+_PRODUCT = frozenset({0, 1})
+
+
+def matrix_product(call: Call) -> Signature:
+    """A product of two matrices; a fused one adds a bias and applies a function."""
+    first, second = (_ROW, _INNER), (_INNER, _COLUMN)
+    first = first[::-1] if call.attr("transpose_a") else first
+    second = second[::-1] if call.attr("transpose_b") else second
+    fused = len(call.pair.whole.inputs) > 2
+    more = tuple((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:])
+    if fused:
+        return Signature((first, second, *more), ((_ROW, _COLUMN),))
+    return Signature(
+        (first, second), ((_ROW, _COLUMN),), summed=frozenset({_INNER}), linear=Linear.EACH
+    )
+
+
+def batch_product(call: Call) -> Signature:
+    """Products of the matrices in the last two axes; the other axes are broadcast."""
+    ranks = call.ranks()[:2]
+    rank = max(ranks)
+    first, second = (_ROW, _INNER), (_INNER, _COLUMN)
+    first = first[::-1] if call.attr("adj_x") else first
+    second = second[::-1] if call.attr("adj_y") else second
+
+    def leading(k: int) -> Labels:
+        shape = call.shapes(k)[0]
+        skipped = rank - len(shape)
+        return tuple(None if size == 1 else skipped + i for i, size in enumerate(shape[:-2]))
+
+    return Signature(
+        ((*leading(0), *first), (*leading(1), *second)),
+        ((*range(rank - 2), _ROW, _COLUMN),),
+        summed=frozenset({_INNER}),
+        linear=Linear.EACH,
+    )
+
+
+def einsum(call: Call) -> Signature | None:
+    """The equation of an `Einsum` is its signature."""
+    left, _, right = call.attr("equation").replace(" ", "").partition("->")
+    ranks = call.ranks()
+    texts = left.split(",")
+    named = [len(text.replace("...", "")) for text in texts]
+    most = max(
+        [0, *(r - n for r, n, text in zip(ranks, named, texts, strict=True) if "..." in text)]
+    )
+
+    def labels(text: str, shape: tuple[int, ...]) -> Labels:
+        before, dots, after = text.partition("...")
+        count = len(shape) - len(before) - len(after)
+        middle = [None if shape[len(before) + k] == 1 else most - count + k for k in range(count)]
+        return (*before, *(middle if dots else ()), *after)
+
+    inputs = tuple(labels(text, call.shapes(k)[0]) for k, text in enumerate(texts))
+    before, dots, after = right.partition("...")
+    output: Labels = (*before, *(range(most) if dots else ()), *after)
+    if any(len(set(axes) - {None}) < len(axes) - axes.count(None) for axes in inputs):
+        return None  # a diagonal
+    summed = frozenset(label for axes in inputs for label in axes) - set(output) - {None}
+    return Signature(inputs, (output,), summed=summed, linear=Linear.EACH)
+
+
+def per_example(
+    *inputs: int, linear: Linear | None = None, linear_in: tuple[int, ...] = ()
+) -> Rule:
+    """Returns the rule of an op that computes for each entry of the first axis of the inputs with
+    these indices, such as a convolution; the other inputs are shared by all."""
+
+    def rule(call: Call) -> Signature:
+        tensors = call.pair.whole.inputs
+        labels = tuple(
+            _first_axis(tensor.shape.rank) if k in inputs else _shared(tensor)
+            for k, tensor in enumerate(tensors)
+        )
+        outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.pair.whole.outputs)
+        return Signature(labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None)
+
+    return rule
+
+
+def fused_convolution(call: Call) -> Signature:
+    """A convolution with a bias, a sum and a function in one kernel. What is added has an axis for
+    the examples."""
+    ranks = call.ranks()
+    labels = tuple(
+        _first_axis(rank) if k != 1 and rank == ranks[0] else (None,) * rank
+        for k, rank in enumerate(ranks)
+    )
+    return Signature(labels, (_first_axis(ranks[0]),))
+
+
+def filter_gradient(call: Call) -> Signature:
+    """The gradient of a convolution's filter: a sum over the examples of input and gradient."""
+    ranks = call.ranks()
+    return Signature(
+        (_first_axis(ranks[0]), OWN, _first_axis(ranks[2])),
+        ((None,) * len(call.results()[0]),),
+        summed=frozenset({0}),
+        linear=Linear.EACH,
+        linear_in=frozenset({0, 2}),
+    )
+
+
+def batch_normalization(call: Call) -> Signature | None:
+    """With statistics that are given, each example alone; otherwise the statistics are those of the
+    batch."""
+    if call.attr("is_training"):
+        return None
+    ranks = call.ranks()
+    images = {0, 5} if call.type == "_FusedBatchNormEx" else {0}
+    inputs = tuple(
+        _first_axis(rank) if k in images else (None,) * rank for k, rank in enumerate(ranks)
+    )
+    return Signature(inputs, (_first_axis(ranks[0]),))
+
+
+def _first_axis(rank: int) -> Labels:
+    return (0, *(None,) * (rank - 1))
+
+
+def _shared(tensor: object) -> Labels:
+    dtype, rank = tensor.dtype, tensor.shape.rank  # type: ignore[attr-defined]
+    return OWN if dtype.is_integer and rank <= 1 else (None,) * rank

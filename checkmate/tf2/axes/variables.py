@@ -1,0 +1,115 @@
+"""Accesses: in which order a step reads and writes its variables, and which of that comes before
+the slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.pairing import Pair
+from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.operations import (
+    has_bodies,
+    is_argument,
+    is_call,
+    may_run_again,
+    source_of,
+)
+from checkmate.tf2.ops import rule_of
+
+_READ_ONLY = ("LookupTableFindV2", "LookupTableSizeV2", "VariableShape", "Assert")
+
+
+def is_pure(operation: tf.Operation, graph: Any) -> bool:
+    """True for an op that may run in each slice: it computes values from its inputs and from
+    variables, and changes nothing.
+
+    Args:
+      graph: The graph that has the functions which loops and conditions run.
+    """
+    if has_bodies(operation) or is_call(operation):
+        found = graphs_of(graph, operation)
+        return bool(found) and all(
+            body is not None
+            and all(is_argument(each) or is_pure(each, body) for each in body.get_operations())
+            for body in found
+        )
+    return operation.type in _READ_ONLY or may_run_again(operation)
+
+
+def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of the functions that a loop, condition or call runs, None for each that
+    TensorFlow does not hand out."""
+    if is_call(operation):
+        return [bodies.body_of(graph, operation, "f")]
+    return bodies.bodies_of(graph, operation)
+
+
+def is_write(operation: tf.Operation, graph: Any) -> bool:
+    """True for an op that takes a variable and may change it."""
+    takes = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    reads = rule_of(operation.type).only_reads or operation.type in _READ_ONLY
+    if not takes or reads:
+        return False
+    return not is_pure(operation, graph)
+
+
+@dataclass(slots=True)
+class Accesses:
+    """Reads and writes of variables, in order.
+
+    Attributes:
+      writes: For each variable the ops that write to it.
+      early: Writes whose values are known before the slices.
+      before: Variables that are read after such writes: these writes come before the slices, and
+        all reads of these variables.
+      once: Other ops that run once, before the slices.
+    """
+
+    writes: dict[tf.Operation, list[Pair]] = field(default_factory=dict)
+    early: set[Pair] = field(default_factory=set)
+    before: dict[tf.Operation, list[Pair]] = field(default_factory=dict)
+    once: set[Pair] = field(default_factory=set)
+
+    def read(self, pair: Pair) -> bool:
+        """Notes that an op reads its variables; returns False if one of them then has a value that
+        is written after the slices."""
+        known = True
+        for variable in handles(pair.whole):
+            writes = self.writes.get(variable, [])
+            if all(write in self.early for write in writes):
+                if writes:
+                    self.before[variable] = list(writes)
+            else:
+                known = False
+        return known
+
+    def write(self, pair: Pair, *, early: bool, read: bool) -> None:
+        """Notes that an op writes to its variables, and returns something that is `read`."""
+        if early:
+            self.early.add(pair)
+        for variable in handles(pair.whole):
+            self.writes.setdefault(variable, []).append(pair)
+            if read:
+                self.before[variable] = list(self.writes[variable])
+
+    def runs_before(self, pair: Pair) -> bool:
+        """True for an op that must run before the slices, and only then."""
+        if pair in self.once:
+            return True
+        return any(
+            pair in self.before[variable] or not self.writes_variable(pair)
+            for variable in handles(pair.whole)
+            if variable in self.before
+        )
+
+    def writes_variable(self, pair: Pair) -> bool:
+        """True for an op that writes to a variable."""
+        return any(pair in writes for writes in self.writes.values())
+
+
+def handles(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns the arguments by which an op takes variables."""
+    return [source_of(t).op for t in operation.inputs if t.dtype == tf.resource]

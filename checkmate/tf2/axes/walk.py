@@ -1,0 +1,300 @@
+"""Walk: goes through a step's graph, inputs first, and finds the relation of each value.
+
+An op whose outputs do not follow from those of the slices is computed once from whole values:
+early, before the slices, if those depend on the step's arguments alone; otherwise late. What is
+computed early enters the slices as a value that is the same for all, or cut into parts. A late op
+that would have to keep the values of single examples for the whole batch binds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from functools import partial, reduce
+from operator import or_
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.call import Call, Relations
+from checkmate.tf2.axes.inside import bodies_of, inside
+from checkmate.tf2.axes.pairing import Graphs, Pair
+from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
+from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
+from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
+from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
+from checkmate.tf2.graph.operations import is_argument, may_run_again
+from checkmate.tf2.graph.sizes import tensor_bytes
+
+KEPT_BYTES = 64
+"""Values of at most this many bytes per example are kept for the whole batch."""
+Read = tuple[Pair, int]
+"""An op and the index of one of its inputs."""
+
+
+class Of(IntFlag):
+    """What a value that can be computed early depends on. What depends on both is an activation."""
+
+    NOTHING = 0
+    EXAMPLES = 1
+    WEIGHTS = 2
+    BOTH = 3
+
+
+@dataclass(slots=True)
+class Input:
+    """What an op reads.
+
+    Attributes:
+      relation: How the whole's value follows from those of the slices.
+      known: The values, if known before the step runs.
+      instead: What a slice reads instead of its own value.
+      of: What the whole's value depends on, if it can be computed early; else Of.BOTH.
+      fed: The slices are handed what is computed early.
+    """
+
+    relation: Relation
+    known: tuple[Any, Any] | None = None
+    instead: Any = None
+    of: Of = Of.NOTHING
+    fed: bool = False
+
+    @property
+    def early(self) -> bool:
+        """True if the whole's value can be computed early."""
+        return self.of is not Of.BOTH
+
+
+@dataclass(slots=True)
+class Walk:
+    """The relations of a graph's values.
+
+    Attributes:
+      graphs: The graphs, paired.
+      functions: The graphs that have the functions which loops and conditions run.
+      examples: The number of examples of the whole and of a slice.
+      arguments: The relations of the step's arguments.
+      kept: References of the step's results, which are kept for the whole batch anyway.
+      variable_bytes: A value that is no larger is kept for the whole batch for a late op in which
+        the examples end, such as the update of an embedding with the gradient of each example.
+      relations: The relations of each op's outputs.
+      early: Ops whose values for the whole batch can be computed before the slices, and what they
+        depend on.
+      late: Ops that are computed after the slices.
+      from_whole: What a slice reads instead of the value that its graph has.
+      fed: Inputs that a slice takes from what is computed early.
+      averages: Ops whose results in a slice are divided by the number of slices.
+      draws: Ops that draw random numbers for each example.
+      binding: The first op that binds the examples together.
+    """
+
+    graphs: Graphs
+    functions: tuple[Any, Any]
+    examples: tuple[int, int]
+    arguments: dict[Pair, Relation]
+    kept: set[Any]
+    variable_bytes: int
+    relations: dict[Pair, Relations] = field(default_factory=dict)
+    early: dict[Pair, Of] = field(default_factory=dict)
+    late: set[Pair] = field(default_factory=set)
+    from_whole: dict[Read, Any] = field(default_factory=dict)
+    fed: dict[Read, Relation] = field(default_factory=dict)
+    averages: set[Pair] = field(default_factory=set)
+    draws: dict[Pair, Draw] = field(default_factory=dict)
+    accesses: Accesses = field(default_factory=Accesses)
+    binding: Pair | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of slices."""
+        return self.examples[0] // self.examples[1]
+
+    def run(self) -> None:
+        """Goes through the graph, up to the first op that binds the examples together."""
+        for pair in self.graphs.pairs:
+            if is_argument(pair.whole):
+                relation = self.arguments.get(pair, SAME)
+                self.relations[pair] = [relation]
+                self.early[pair] = Of.NOTHING if relation == SAME else Of.EXAMPLES
+            elif is_write(pair.whole, self.functions[0]):
+                self._write(pair)
+            else:
+                self._visit(pair)
+            if self.binding is not None:
+                return
+
+    def _visit(self, pair: Pair) -> None:
+        inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
+        if not self.accesses.read(pair):
+            self._put(pair, [WHOLE] * len(pair.whole.outputs), late=True)
+            self._check(pair, inputs)
+            return
+        if is_random(pair.whole):
+            found = self._random(pair, inputs)
+        elif is_pure(pair.whole, self.functions[0]):
+            found = self._ruled(pair, inputs)
+        else:
+            found = None
+        of = self._depends(pair, inputs)
+        is_early = of is not Of.BOTH
+        if found is None:
+            self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
+            if not is_early:
+                self._check(pair, inputs)
+            elif not may_run_again(pair.whole):
+                self.accesses.once.add(pair)
+        else:
+            self._put(pair, found.outputs)
+        if is_early and (pair not in self.draws or self.draws[pair].is_exact):
+            self.early[pair] = of
+
+    def _depends(self, pair: Pair, inputs: Sequence[Input]) -> Of:
+        """What the outputs of an op depend on."""
+        reads = any(handle.outputs[0].dtype == tf.resource for handle in handles(pair.whole))
+        floats = any(tensor.dtype.is_floating for tensor in pair.whole.outputs)
+        return reduce(or_, (each.of for each in inputs), Of.WEIGHTS if reads and floats else Of(0))
+
+    def _ruled(self, pair: Pair, inputs: list[Input]) -> Found | None:
+        """The relations of the outputs, if they follow from those of the slices."""
+        if not pair.whole.outputs and all(each.relation != WHOLE for each in inputs):
+            return Found([], frozenset())
+        found = outputs_of(self.call(pair, inputs))
+        if found is None and any(_can_be_fed(each) for each in inputs):
+            inputs = [
+                self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
+            ]
+            found = outputs_of(self.call(pair, inputs))
+        if found is None:
+            return None
+        for k in found.read:
+            if inputs[k].fed:
+                self.fed[pair, k] = inputs[k].relation
+            elif inputs[k].instead is not None:
+                self.from_whole[pair, k] = inputs[k].instead
+        if found.average:
+            self.averages.add(pair)
+        return found
+
+    def _random(self, pair: Pair, inputs: list[Input]) -> Found | None:
+        """Random numbers: a part of the whole's for each slice, or the same for all."""
+        found = outputs_of(self.call(pair, inputs))
+        if found is None:
+            return None
+        if found.outputs == [SAME]:
+            if not may_run_again(pair.whole):
+                self.accesses.once.add(pair)
+            return found
+        draw = draw_of(pair, found.outputs[0], self.count)
+        if (
+            not draw.is_exact
+            and may_run_again(pair.whole)
+            and self._is_small(pair.whole.outputs[0])
+        ):
+            return None
+        self.draws[pair] = draw
+        return found
+
+    def _write(self, pair: Pair) -> None:
+        """An op that writes to variables runs once, early or late."""
+        inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
+        is_early = all(each.early for each in inputs) and self.accesses.read(pair)
+        self.accesses.write(pair, early=is_early, read=is_early and bool(pair.whole.outputs))
+        self._put(pair, [WHOLE] * len(pair.whole.outputs), late=not is_early)
+        if is_early:
+            self.early[pair] = self._depends(pair, inputs)
+        else:
+            self._check(pair, inputs)
+
+    def _put(self, pair: Pair, outputs: Relations, *, late: bool = False) -> None:
+        self.relations[pair] = outputs
+        if late:
+            self.late.add(pair)
+
+    def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
+        """Finds out whether a late op would need the whole batch's values of single examples.
+
+        Those of results of the step are there, and so are arguments. Others are kept if they are
+        small, or no larger than the variables and the op is their end, as an update is.
+        """
+        ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
+        results = all(tensor.ref() in self.kept for tensor in pair.whole.outputs)
+        for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
+            in_parts = each.relation.kind in (Kind.BATCHED, Kind.SUMMED)
+            if tensor.dtype == tf.variant and in_parts:
+                self.binding = pair  # a list is not handed on
+            uncut = each.relation == WHOLE and each.of is Of.EXAMPLES
+            examples = each.relation.kind is Kind.BATCHED or uncut
+            there = tensor.ref() in self.kept or self._is_small(tensor)
+            if each.known is not None or not examples or there:
+                continue
+            size = tensor_bytes(tensor)
+            affordable = size is not None and (each.early or size <= self.variable_bytes)
+            if not affordable or not (ends or results):
+                self.binding = pair
+
+    def _is_small(self, tensor: tf.Tensor) -> bool:
+        size = tensor_bytes(tensor)
+        return size is not None and size <= KEPT_BYTES * self.examples[0]
+
+    def _input(self, pair: Pair, k: int) -> Input:
+        whole, part = self.graphs.inputs(pair)[k]
+        known = self.graphs.known(whole, part)
+        if known is not None:
+            found = relation_of_known(*known, self.count)
+            return self._known(pair, k, found, known)
+        source = Pair(whole.op, part.op)
+        relation = self.relations[source][whole.value_index]
+        if relation == WHOLE and source in self.early:
+            return self._fed(pair, k)
+        if relation == WHOLE and source not in self.late:
+            self.binding = source
+        return Input(relation, of=self.early.get(source, Of.BOTH))
+
+    def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:
+        if found.relation != WHOLE:
+            return Input(found.relation, known, found.instead)
+        fed = self._fed(pair, k)
+        return Input(fed.relation, known, fed=fed.fed)
+
+    def _fed(self, pair: Pair, k: int) -> Input:
+        """An input whose value for the whole is computed early and handed to each slice, in full or
+        its part of it."""
+        source = Pair(*(tensor.op for tensor in self.graphs.inputs(pair)[k]))
+        of = self.early.get(source, Of.NOTHING)
+        shapes = [tensor.shape for tensor in self.graphs.inputs(pair)[k]]
+        if not all(shape.is_fully_defined() for shape in shapes):
+            return Input(WHOLE, of=of)
+        whole, part = (tuple(shape.as_list()) for shape in shapes)
+        axis = batch_axis(whole, part, self.count)
+        if whole != part and axis is None:
+            return Input(WHOLE, of=of)
+        return Input(SAME if axis is None else batched(axis), of=of, fed=True)
+
+    def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
+        """What a rule is told of an op."""
+        return Call(
+            pair,
+            self.graphs.inputs(pair),
+            [each.relation for each in inputs],
+            [each.known for each in inputs],
+            self.count,
+            partial(inside, self.count),
+            partial(bodies_of, pair, self.functions),
+        )
+
+
+def _can_be_fed(each: Input) -> bool:
+    """True for a sum over examples, or positions in the batch, whose value for the whole can be
+    computed early."""
+    counts = each.relation.kind is Kind.SUMMED or each.relation.offset != 0
+    return each.early and counts and not each.fed
+
+
+def _outputs(pair: Pair) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    return pair.whole.outputs, pair.part.outputs
+
+
+def _has_no_examples(whole: tf.Tensor, part: tf.Tensor) -> bool:
+    """True if an output is not longer for the whole batch, as far as the graph tells."""
+    return whole.shape.rank is not None and whole.shape.as_list() == part.shape.as_list()

@@ -1,0 +1,102 @@
+"""The models of the zoo in slices: each gives every value of the whole batch, or names what binds
+its examples together."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SPLIT = (
+    *("encoder", "lstm", "decoder", "seq2seq", "bidirectional_gru", "attention_lstm", "fourier"),
+    *("vit", "mixer", "vae", "diffusion_unet", "super_resolution", "bag_of_words"),
+    *("time_distributed", "conv1d", "shapes", "stacked_cells", "float64", "regularized"),
+    *("branching", "keras2_lstm"),
+)
+
+BOUND = {
+    "unet": "batch_normalization",
+    "siamese": "sequential",
+    "segmentation": "batch_normalization",
+    "recommender": "batch_normalization",
+    "conv_lstm": "batch_normalization",
+    "conv3d": "batch_normalization",
+    "normalizations": "batch_normalization",
+    "mixed_float16": "batch_normalization",
+    "mixed_bfloat16": "batch_normalization",
+    "preprocessing": "batch_normalization",
+    "frozen": "batch_normalization",
+    "codebook": "batch_normalization",
+    "keras2_images": "batch_normalization",
+    "experts": "experts",  # the mean over all examples, squared
+    "multi_output": "",  # a quotient of sums over all examples
+    "custom_gradients": "dense",  # a norm of all examples' gradients
+    "loops": "loops",  # a condition on a mean, and a scan over examples
+    "linear_algebra": "",  # losses sorted
+    "dynamic_shapes": "",  # sizes known only when the step runs
+    "python_calls": "lambda",  # a function of NumPy
+    "module": "network",  # a moving average, read after it is written
+    "gan": "conv2d",  # a network that has been updated in the same step
+    "speech": "ctc",  # a loop for which there is no rule
+    "text": "embedding",  # sentences of unknown length
+}
+"""Model -> part of the name of the layer that binds its examples together."""
+
+
+def step_and_batch(name, size=8):
+    import keras
+    import tensorflow as tf
+
+    from checkmate.bench.zoo import models
+    from checkmate.bench.zoo_models.batches import Task
+    from checkmate.tf2.training_step import training_step
+
+    keras.utils.set_random_seed(0)
+    made = models()[name]()
+    if isinstance(made, Task):
+        step, batch = made.step, made.batch
+    else:
+        batch = (made.inputs, made.labels)
+        step, _ = training_step(made.model, made.loss, made.optimizer, *batch)
+    return step, tf.nest.map_structure(
+        lambda leaf: tf.concat([leaf] * (-(-size // leaf.shape[0])), 0)[:size], batch
+    )
+
+
+def doubled(leaf):
+    import tensorflow as tf
+
+    return tf.cast(leaf, tf.float64) if leaf.dtype.is_floating else leaf
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
+    """In float64, as some gradients are zero but for rounding. An optimizer that takes signs or
+    quotients of such a gradient has any result, so updates are not compared."""
+    from oracle import in_slices
+    from programs import double
+
+    in_float32 = name in (
+        "regularized",
+        "super_resolution",
+        "keras2_lstm",
+    )  # numbers of their own in float32
+    with contextlib.nullcontext() if in_float32 else double():
+        step, batch = step_and_batch(name)
+        if not in_float32:
+            batch = tensorflow.nest.map_structure(doubled, batch)
+        found = in_slices(step, batch, 2, tolerance=1e-4 if in_float32 else 1e-5)
+    wrong = [line for line in found.errors if not line.startswith(("after the slices", "variable"))]
+    assert found.axes.binding is None and found.compared > 100
+    assert not wrong
+
+
+@pytest.mark.own_process  # the zoo's losses keep the type of numbers of the test that loads them
+@pytest.mark.parametrize("name", BOUND)
+def test_a_model_names_what_binds_its_examples(tensorflow, name):
+    from oracle import in_slices
+
+    found = in_slices(*step_and_batch(name), 2)
+    assert BOUND[name] in found.axes.binding.layer
