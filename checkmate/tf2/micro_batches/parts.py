@@ -1,0 +1,141 @@
+"""Parts: a step in slices as functions of flattened arguments, for what runs before the slices, in
+each, and after.
+
+    before(batch)              -> what is computed once and early, such as random seeds; totals are
+                                  set to zero
+    each(first, batch, *early) -> the slice that begins with example `first`: adds its part of each
+                                  sum to the total, and writes its rows of what is needed for all
+    after(batch, *early)       -> the update of the optimizer, and what the step returns
+
+All take the whole batch, and each slice reads its part of it, so that planning sees what is in
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.batch_axes import BatchAxes
+from checkmate.tf2.axes.relation import SAME, Relation, batched
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.micro_batches.kept import Kept, part_of
+from checkmate.tf2.micro_batches.op_copies import OpCopies
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """A step on a batch, in slices.
+
+    Attributes:
+      whole: The step on the batch.
+      axes: How it follows from the step on slices.
+      examples: How many examples the batch has.
+      kept: The variables in which slices leave what they hand on.
+    """
+
+    whole: TracedStep
+    axes: BatchAxes
+    examples: int
+    kept: Kept = field(init=False)
+    _early: list[tf.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        axes = self.axes
+        self.kept = Kept(axes.handed_on, self.examples)
+        made = set(axes.early_ops) - set(axes.whole_ops)
+        read = [t for o in axes.whole_ops for t in o.inputs] + list(self.whole.flat.outputs)
+        early = [handed.whole for handed in axes.fed.values()]
+        early += [tensor for tensor in read if tensor.op in made]
+        self._early = list({tensor.ref(): tensor for tensor in early}.values())
+
+    def before(self) -> Any:
+        """Returns the function that runs before the slices."""
+        copies = OpCopies(self.whole.flat, self.axes.early_ops).write(self._early)
+
+        def before(*batch: tf.Tensor) -> list[tf.Tensor]:
+            self.kept.reset()
+            return copies.make(batch)
+
+        return _function(before, self.specs)
+
+    def each(self, part: TracedStep, axes: BatchAxes, size: int) -> Any:
+        """Returns the function that runs for a slice of `size` examples.
+
+        Args:
+          part: The step on such a slice.
+          axes: How the step on the batch follows from it.
+        """
+        draws = {o: d for o, d in axes.random_ops.items() if d.input is not None}
+        moved = [(operation, draw.input) for operation, draw in draws.items()]
+        copies = OpCopies(part.flat, axes.in_each_slice, instead=list(axes.fed), added=moved)
+        handed_on = [handed.part for handed in axes.handed_on]
+        copies.write(handed_on, axes.from_whole, axes.averages)
+        arguments = self._arguments(part)
+        place = {tensor.ref(): k for k, tensor in enumerate(self._early)}
+
+        def each(first: tf.Tensor, *given: tf.Tensor) -> None:
+            batch, early = given[: len(arguments)], given[len(arguments) :]
+
+            def own(value: tf.Tensor, relation: Relation, like: tf.Tensor) -> tf.Tensor:
+                return part_of(value, relation, like, first, self.examples)
+
+            slices = [own(value, *of) for value, of in zip(batch, arguments, strict=True)]
+            fed = [
+                own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()
+            ]
+            counts = [
+                _counts(first, draw.counts, size, operation.inputs[draw.input])
+                for operation, draw in draws.items()
+            ]
+            self.kept.add(copies.make(slices, instead=fed, added=counts), first)
+
+        return _function(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
+
+    def after(self) -> Any:
+        """Returns the function that runs after the slices."""
+        axes = self.axes
+        given = [*(h.whole for h in axes.handed_on), *self._early]
+        copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
+        count = len(self.specs)
+
+        def after(*values: tf.Tensor) -> Any:
+            batch, early = values[:count], values[count:]
+            outputs = copies.make(batch, given=[*self.kept.values(), *early])
+            return self.whole.pack(outputs)
+
+        return _function(after, [*self.specs, *_specs(self._early)])
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """The specs of the step's flattened arguments."""
+        return _specs(self.whole.argument_tensors())
+
+    def _arguments(self, part: TracedStep) -> list[tuple[Relation, tf.Tensor]]:
+        """For each argument its relation to those of the slices, and what a slice gets."""
+        pairs = zip(self.whole.argument_tensors(), part.argument_tensors(), strict=True)
+        return [(_relation(a.shape, b.shape), b) for a, b in pairs]
+
+
+def _relation(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
+    """How an argument and the slices of it belong together: they differ along one axis."""
+    unequal = [k for k, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
+    return batched(unequal[0]) if unequal else SAME
+
+
+def _counts(first: tf.Tensor, counts: int, size: int, like: tf.Tensor) -> tf.Tensor:
+    """What the slice that begins with example `first` adds to the count of a random generator, where
+    slices of `size` examples make `counts` numbers each."""
+    moved = tf.cast(tf.cast(first, tf.int64) * counts // size, like.dtype)
+    return tf.stack([moved, tf.zeros([], like.dtype)])
+
+
+def _specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _function(run: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
+    return tf.function(run, autograph=False).get_concrete_function(*specs)
