@@ -20,7 +20,8 @@ class Kept:
     """What slices hand on, in memory of its own that stays between steps.
 
     Args:
-      handed_on: The values: those that are BATCHED are put in a row, others added up.
+      handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added up;
+        of those that are the SAME any slice's will do.
       examples: How many examples a batch has.
     """
 
@@ -32,7 +33,7 @@ class Kept:
     def reset(self) -> None:
         """Writes zeros to the totals, without a change of their memory."""
         for each, variable in zip(self.handed_on, self.variables, strict=True):
-            if each.relation.kind is not Kind.BATCHED:
+            if each.relation.kind is Kind.SUMMED:
                 zero = tf.zeros([], variable.dtype)
                 _write(variable, zero, [0] * variable.shape.rank, variable.shape)
 
@@ -41,8 +42,10 @@ class Kept:
         for each, variable, value in zip(self.handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
                 self._put(variable, value, each.relation, first)
-            else:
+            elif each.relation.kind is Kind.SUMMED:
                 variable.assign_add(tf.cast(value, variable.dtype), read_value=False)
+            else:
+                variable.assign(value, read_value=False)
 
     def values(self) -> list[tf.Tensor]:
         """Returns the values for the whole batch."""
