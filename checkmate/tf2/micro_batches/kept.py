@@ -37,10 +37,12 @@ class Kept:
                 zero = tf.zeros([], variable.dtype)
                 _write(variable, zero, [0] * variable.shape.rank, variable.shape)
 
-    def add(self, values: Sequence[tf.Tensor], first: tf.Tensor) -> None:
-        """Adds what the slice hands on that begins with example `first`."""
+    def add(self, values: Sequence[tf.Tensor], first: tf.Tensor, size: int) -> None:
+        """Adds what the slice of `size` examples hands on that begins with example `first`."""
         for each, variable, value in zip(self.handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
+                if each.relation.offset:
+                    value += tf.cast(first * each.relation.offset // size, value.dtype)
                 self._put(variable, value, each.relation, first)
             elif each.relation.kind is Kind.SUMMED:
                 variable.assign_add(tf.cast(value, variable.dtype), read_value=False)

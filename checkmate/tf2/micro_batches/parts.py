@@ -91,7 +91,7 @@ class Parts:
                 _counts(first, draw.counts, size, operation.inputs[draw.input])
                 for operation, draw in draws.items()
             ]
-            self.kept.add(copies.make(slices, instead=fed, added=counts), first)
+            self.kept.add(copies.make(slices, instead=fed, added=counts), first, size)
 
         return _function(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
 
