@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate.errors import CheckmateError
+from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
 from checkmate.tf2.memory import available
-from checkmate.tf2.memory.available import pool_limit_bytes
 
 ALLOCATOR = "the allocator"
 CAP = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -35,7 +34,8 @@ def memory_limits(device: str) -> list[Limit]:
     """Returns every limit that can be found out; a driver that cannot be asked is left out."""
     found = [(_allocator_bytes(device), ALLOCATOR)]
     if device.startswith("GPU"):
-        found += [(_driver_bytes(device), DRIVER), (_logical_device_bytes(device), LOGICAL_DEVICE)]
+        found += [(_driver_bytes(device), DRIVER)]
+        found += [(gpus.memory_limit_bytes(device), LOGICAL_DEVICE)]
     else:
         total, free = _machine_bytes()
         found += [(devices.cap_bytes(device), CAP)]
@@ -48,32 +48,17 @@ def memory_limits(device: str) -> list[Limit]:
 def _allocator_bytes(device: str) -> int | None:
     """The allocator's own limit; None where it says nothing."""
     try:
-        return pool_limit_bytes(device)
+        return available.pool_limit_bytes(device)
     except CheckmateError:  # another profile is being taken
         return None
 
 
 def _driver_bytes(device: str) -> int | None:
-    """What the driver says is free, and what the pool has already: a limit where the pool grows.
-    Elsewhere the pool has taken all that it may."""
+    """What the driver leaves to a pool that grows; any other has taken all that it may."""
     try:
-        if not gpus.grows(device):
-            return None
-        return gpus.driver_free_bytes(device) + devices.bytes_in_use(device)
-    except Exception:  # NVML is another program's, and may be missing or refuse
+        return available.driver_limit_bytes(device) if gpus.grows(device) else None
+    except DriverUnavailableError:
         return None
-
-
-def _logical_device_bytes(device: str) -> int | None:
-    """The `memory_limit` that the program gave the device."""
-    number = int(device.split(":")[1])
-    for gpu in tf.config.get_visible_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu) or [None]
-        if number < len(parts):
-            limit = getattr(parts[number], "memory_limit", None)
-            return None if limit is None else int(limit * 2**20)
-        number -= len(parts)
-    return None
 
 
 def _machine_bytes() -> tuple[int, int]:

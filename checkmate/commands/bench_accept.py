@@ -19,7 +19,7 @@ from checkmate.commands.table import RowTable, stream
     callback=listed(LINES),
     help=f"Only these, separated by commas: {', '.join(LINES)}.",
 )
-@click.option("--quick", is_flag=True, help="Only a few lines, in about three minutes on a CPU.")
+@click.option("--quick", is_flag=True, help="Only a few lines, in about two minutes on a CPU.")
 @output_option("Folder of the files of results.", default=".")
 @json_option
 def accept(lines: list[str] | None, quick: bool, output: Path, as_json: bool) -> None:

@@ -17,11 +17,24 @@ from checkmate.errors import DriverUnavailableError
 
 def physical(device: str) -> tf.config.PhysicalDevice:
     """Returns the physical GPU that a logical one, as "GPU:0", is or is a part of."""
+    return _part(device)[0]
+
+
+def memory_limit_bytes(device: str) -> int | None:
+    """Returns the `memory_limit` that the program gave a logical GPU; None without one."""
+    limit = getattr(_part(device)[1], "memory_limit", None)
+    return None if limit is None else int(limit * 2**20)
+
+
+def _part(device: str) -> tuple[tf.config.PhysicalDevice, Any]:
+    """The physical GPU that a logical one is or is a part of, and the part's configuration, or
+    None."""
     number = int(device.split(":")[1])
     for each in tf.config.get_visible_devices("GPU"):
-        number -= len(tf.config.get_logical_device_configuration(each) or [None])
-        if number < 0:
-            return each
+        parts = tf.config.get_logical_device_configuration(each) or [None]
+        if number < len(parts):
+            return each, parts[number]
+        number -= len(parts)
     raise ValueError(f"TensorFlow sees no {device}.")
 
 

@@ -289,17 +289,14 @@ def test_replicas_on_one_gpu_are_not_run(monkeypatch):
         accept_replicas.train("")
 
 
-@pytest.mark.parametrize(("extra", "passed"), [(0, True), (5, False)])
-def test_transpositions_that_nobody_planned_are_found(monkeypatch, extra, passed):
-    """In place of a step: what the profiler sees of it, and a plan that evaluates one of two
-    transpositions twice."""
-    kinds = [["Conv2D", "Transpose"], ["Relu"]]
-    groups = [[SimpleNamespace(type=kind) for kind in group] for group in kinds]
-    step = SimpleNamespace(
-        planned=SimpleNamespace(traced=SimpleNamespace(groups=groups)),
-        plan=SimpleNamespace(computed=[0, 1, 0]),
-    )
-    seen = iter([1, 2 + extra])
+@pytest.mark.parametrize(("extra", "plain", "passed"), [(0, 1, True), (5, 1, False), (5, 7, False)])
+def test_transpositions_that_nobody_planned_are_found(monkeypatch, extra, plain, passed):
+    """In place of steps: what the profiler sees of them, and the ops of the planned one."""
+    kinds = ["Conv2D", "Transpose", "Relu", "Conv2D", "Transpose"]
+    graph = SimpleNamespace(get_operations=lambda: [SimpleNamespace(type=kind) for kind in kinds])
+    run = SimpleNamespace(function=SimpleNamespace(graph=graph))
+    step = SimpleNamespace(planned=SimpleNamespace(run=run))
+    seen = iter([plain, 2 + extra])
     monkeypatch.setattr(accept_training, "net", lambda name: SimpleNamespace(inputs=0, labels=0))
     monkeypatch.setattr(accept_training, "optimizer", lambda: None)
     monkeypatch.setattr(accept_training, "plain_step", lambda *_: lambda *_: None)

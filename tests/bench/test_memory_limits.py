@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from checkmate.bench import memory_limits as limits
 from checkmate.bench.memory_limits import Limit
+from checkmate.errors import DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
 from checkmate.tf2.memory import available
@@ -55,14 +56,16 @@ def test_the_second_logical_device_may_be_the_next_gpu_s(monkeypatch):
     parts = [[Part(1024), Part(512)], [Part(256)]]
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [0, 1])
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts.__getitem__)
-    found = [limits._logical_device_bytes(f"GPU:{k}") for k in range(4)]
-    assert found == [1024 * MIB, 512 * MIB, 256 * MIB, None]
+    found = [gpus.memory_limit_bytes(f"GPU:{k}") for k in range(3)]
+    assert found == [1024 * MIB, 512 * MIB, 256 * MIB]
+    with pytest.raises(ValueError, match="sees no GPU:3"):
+        gpus.memory_limit_bytes("GPU:3")
 
 
 def test_a_driver_that_cannot_be_asked_is_left_out(monkeypatch):
     def missing(device):
-        raise ImportError("No module named 'pynvml'")
+        raise DriverUnavailableError("the package nvidia-ml-py is not installed")
 
     monkeypatch.setattr(gpus, "grows", lambda device: True)
-    monkeypatch.setattr(gpus, "driver_free_bytes", missing)
+    monkeypatch.setattr(available, "driver_limit_bytes", missing)
     assert limits._driver_bytes("GPU:0") is None

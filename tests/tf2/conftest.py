@@ -28,6 +28,16 @@ def alone(tensorflow):
 
 
 @pytest.fixture
+def optimizer_on(tensorflow):
+    """TensorFlow's graph optimizer is on, as it is for users; other tests have it off."""
+    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
+    before = options.get_experimental_options().get(name, False)
+    options.set_experimental_options({name: False})
+    yield
+    options.set_experimental_options({name: before})
+
+
+@pytest.fixture
 def predicted(monkeypatch):
     """The plain step is not measured: for tests in which budgets and peaks are given."""
     from dense import not_measured

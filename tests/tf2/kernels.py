@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
+from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 from checkmate.tf2.graph.operations import has_bodies, is_argument
 
 WITHOUT_KERNELS = ("NoOp", "Placeholder")
@@ -78,6 +79,20 @@ def fetched(operation: tf.Operation) -> list[tf.Tensor]:
         maker = gpu_kernel(tensor.op)
         if maker is not None and tensor.value_index not in maker.host_outputs:
             found.append(tensor)
+    return found
+
+
+def after_planned_ops(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """The ops of a planned step that begin when a planned op has ended, by whatever edges.
+
+    Args:
+      operations: All ops of the step, inputs first.
+    """
+    found: set[tf.Operation] = set()
+    for operation in operations:
+        before = [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+        if any(each in found or EVALUATION_MARK in each.name for each in before):
+            found.add(operation)
     return found
 
 

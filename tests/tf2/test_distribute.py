@@ -40,9 +40,10 @@ def test_all_that_replicas_keep_is_counted_before_the_first_step():
     those of plain replicas to the bit."""
     result = found(started(MEMORY_PROGRAM, "adam", "85%", 1024))
     batch = 1024 * (512 * 4 + 8)
-    # The allocator gives out a chunk of up to a MiB more than a weight takes.
-    assert abs(result["counted"] - batch - 2 * 3 * result["weights"]) <= 2**21
-    assert result["in_use"] <= result["counted"], "training keeps more than was counted"
+    # The allocator gives out chunks of up to twice of what a weight takes: by how much more differs
+    # from process to process, not within one.
+    assert result["counted"] - batch >= 2 * 3 * result["weights"]
+    assert 0 <= result["counted"] - result["in_use"] <= batch, "what training keeps was counted"
     assert result["recomputed"] and result["same"] and result["changes"] > 1
     assert not result["notes"] and not result["said"]
 

@@ -96,7 +96,7 @@ def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name,
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
+def test_kernels_with_others_between_them_are_not_run_as_one(optimizer_on, nested):
     """oneDNN fuses a convolution and the sum with a bias also where what makes the bias waits for
     the convolution: for itself then."""
     import tensorflow as tf
@@ -131,17 +131,7 @@ def test_kernels_with_others_between_them_are_not_run_as_one(fusing, nested):
     assert_equal(Replayed(traced, traced.plain_plan())(x), step(x))
 
 
-@pytest.fixture
-def fusing(tensorflow):
-    """TensorFlow's graph optimizer is on, as it is for users; other tests have it off."""
-    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
-    before = options.get_experimental_options().get(name, False)
-    options.set_experimental_options({name: False})
-    yield
-    options.set_experimental_options({name: before})
-
-
-def test_half_precision_is_rounded_as_in_the_plain_step(fusing):
+def test_half_precision_is_rounded_as_in_the_plain_step(optimizer_on):
     """Products with bias within one kernel round once less than in two. At first biases are zero,
     and nobody can tell."""
     import tensorflow as tf

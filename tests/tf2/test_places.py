@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dense import address
 
-pytestmark = pytest.mark.usefixtures("tensorflow")
+pytestmark = pytest.mark.usefixtures("tensorflow", "predicted")
 
 
 @pytest.mark.parametrize("name", ["cnn", "unet"])

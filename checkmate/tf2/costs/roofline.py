@@ -34,20 +34,17 @@ class Rates(NamedTuple):
 
 CPU = Rates(5e10, 8e9)
 GPUS = {
-    (7, 0): Rates(15.7e12, 0.9e12),  # V100 SXM2
-    (7, 5): Rates(8.1e12, 0.32e12),  # T4
-    (8, 0): Rates(156e12, 1.555e12),  # A100 40GB, TF32
-    (9, 0): Rates(494e12, 3.35e12),  # H100 SXM, TF32 without sparsity
+    (7, 0): (Rates(15.7e12, 0.9e12),) * 2,  # V100 SXM2
+    (7, 5): (Rates(8.1e12, 0.32e12),) * 2,  # T4
+    (8, 0): (Rates(156e12, 1.555e12), Rates(19.5e12, 1.555e12)),  # A100 40GB
+    (9, 0): (Rates(494e12, 3.35e12), Rates(67e12, 3.35e12)),  # H100 SXM, without sparsity
 }
-"""By compute capability what NVIDIA's data sheets say of the product of float32 matrices, as
-TensorFlow runs it by default: from 8.0 on in TF32."""
-
-WITHOUT_TF32 = {(8, 0): 19.5e12, (9, 0): 67e12}
-"""The same FLOP/s where TF32 is turned off."""
+"""By compute capability what NVIDIA's data sheets say of the product of float32 matrices, in TF32,
+which is TensorFlow's default from 8.0 on, and without."""
 
 OTHER = (8, 0)
-"""Stands for a GPU whose figures are not here: in float32, 100 FLOP per byte of bandwidth. Of the
-GPUs above, those without TF32 have 17 and 25, the newest has 147."""
+"""Stands for a GPU whose figures are not here: in TF32, 100 FLOP per byte of bandwidth. Of the GPUs
+above, those without TF32 have 17 and 25, the newest has 147."""
 
 LAUNCH_S = 5e-6
 """What starting an op takes."""
@@ -58,11 +55,8 @@ def rates_of(device: str) -> Rates:
     if not device.startswith("GPU"):
         return CPU
     capability = tuple(gpus.details(device).get("compute_capability", OTHER))
-    capability = capability if capability in GPUS else OTHER
-    rates = GPUS[capability]
-    if tf.config.experimental.tensor_float_32_execution_enabled():
-        return rates
-    return rates._replace(flops_per_s=WITHOUT_TF32.get(capability, rates.flops_per_s))
+    with_tf32, without = GPUS.get(capability, GPUS[OTHER])
+    return with_tf32 if tf.config.experimental.tensor_float_32_execution_enabled() else without
 
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:

@@ -40,8 +40,7 @@ def free_bytes(device: str) -> int:
         limit = pool_limit_bytes(device)
         if limit is not None and not gpus.grows(device):
             return limit
-        pool = tf.config.experimental.get_memory_info(device)["peak"]
-        there = gpus.driver_free_bytes(device) + pool
+        there = driver_limit_bytes(device)
         return there if limit is None else min(limit, there)
     if limit := devices.cap_bytes(device):
         return limit
@@ -63,6 +62,17 @@ def free_or_none(device: str) -> int | None:
 def auto_budget(device: str) -> int:
     """Returns the bytes that `budget="auto"` stands for now. Raises as `free_bytes` does."""
     return int(free_bytes(device) * (1 - (CAP_RESERVE if _is_its_own(device) else AUTO_RESERVE)))
+
+
+def driver_limit_bytes(device: str) -> int:
+    """Returns what the driver says is free of a GPU, and what the pool has been seen to have: its
+    limit where it grows.
+
+    Raises:
+      DriverUnavailableError: The driver cannot be asked.
+    """
+    pool = tf.config.experimental.get_memory_info(device)["peak"]
+    return gpus.driver_free_bytes(device) + int(pool)
 
 
 def pool_limit_bytes(device: str) -> int | None:

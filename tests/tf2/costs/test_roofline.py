@@ -28,7 +28,7 @@ def test_flop_per_byte_follow_from_the_compute_capability(
 
 def test_another_gpu_has_the_rates_that_the_documentation_names(monkeypatch):
     visible(monkeypatch, capability=(12, 1))
-    assert roofline.rates_of("GPU:0") == roofline.GPUS[roofline.OTHER]
+    assert roofline.rates_of("GPU:0") == roofline.GPUS[roofline.OTHER][0]
     assert roofline.rates_of("CPU:0") == roofline.CPU
 
 
@@ -49,5 +49,5 @@ def test_eager_mode_counts_by_the_same_rates(monkeypatch):
         runtime = EagerRuntime("GPU:0", EagerOptions())
         with Interception(runtime):
             tf.matmul(x, w)
-        expected = roofline.roofline_s(product, roofline.GPUS[capability])
+        expected = roofline.roofline_s(product, roofline.GPUS[capability][0])
         assert runtime.policy.position.first_cost == pytest.approx(expected)

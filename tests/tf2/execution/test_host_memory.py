@@ -7,7 +7,6 @@ from plans import repeating
 from tracing import training
 
 import checkmate
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 from checkmate.tf2.execution.replay import Replayed
 
 DROPOUTS = 24
@@ -59,13 +58,13 @@ def test_seeds_are_computed_before_the_first_planned_op(step):
     reading = [o for o in operations if o.type == "StatelessRandomGetKeyCounter"]
     assert len(reading) == DROPOUTS
     assert all(kernels.reads_host(o) for o in reading)
-    follow = followers_of_planned_ops(operations)
+    follow = kernels.after_planned_ops(operations)
     assert not follow & set(reading)
 
 
 def test_no_op_in_the_middle_of_the_step_reads_what_the_step_computed_on_the_host(step):
     operations = step[0].function.graph.get_operations()
-    follow = followers_of_planned_ops(operations)
+    follow = kernels.after_planned_ops(operations)
     stalls = [
         (o.name, tensor.name)
         for o in follow
@@ -94,13 +93,3 @@ def constant(operation):
     if operation.type in ("Shape", "Const"):
         return True
     return operation.inputs and all(constant(tensor.op) for tensor in operation.inputs)
-
-
-def followers_of_planned_ops(operations):
-    """The ops that begin when a planned op has ended, by whatever edges."""
-    found = set()
-    for operation in operations:
-        before = [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-        if any(each in found or EVALUATION_MARK in each.name for each in before):
-            found.add(operation)
-    return found

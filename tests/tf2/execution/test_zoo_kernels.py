@@ -10,7 +10,6 @@ import virtual_gpu
 
 import checkmate
 from checkmate.bench import zoo
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph.operations import is_constant
@@ -54,13 +53,9 @@ NEVER_FETCHING = ("unet", "vit", "diffusion_unet", "resnet50", "efficientnetb0",
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(tensorflow, monkeypatch):
+def as_on_a_gpu(optimizer_on, monkeypatch):
     kernels.needs_a_build_for_gpus()
-    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
-    options.set_experimental_options({name: False})
     monkeypatch.setattr(grappler, "training_device", virtual_gpu.device)
-    yield
-    options.set_experimental_options({name: True})
 
 
 LEFT_OUT = ("nasnetmobile",)
@@ -94,7 +89,7 @@ def test_a_gpu_has_the_kernels(name, tensorflow, caplog):
     operations = run.function.graph.get_operations()
     without = {o.type for o in (*operations, *in_bodies) if kernels.gpu_kernel(o) is None}
     assert without <= {*ON_THE_HOST}
-    fetching = {o.type for o in (*after_planned_ops(operations), *in_bodies) if fetches(o)}
+    fetching = {o.type for o in (*kernels.after_planned_ops(operations), *in_bodies) if fetches(o)}
     assert fetching <= {*FETCHING, *ON_THE_HOST}
     assert not fetching or name not in NEVER_FETCHING
     keras.backend.clear_session()
@@ -104,13 +99,3 @@ def test_a_gpu_has_the_kernels(name, tensorflow, caplog):
 def fetches(operation):
     """True for an op that fetches what is not known before the step."""
     return any(not is_constant(tensor.op) for tensor in kernels.fetched(operation))
-
-
-def after_planned_ops(operations):
-    """The ops that begin when a planned op has ended, by whatever edges."""
-    found = set()
-    for operation in operations:
-        before = [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-        if any(each in found or EVALUATION_MARK in each.name for each in before):
-            found.add(operation)
-    return found

@@ -11,14 +11,6 @@ import checkmate
 
 
 @pytest.fixture
-def optimizer_on(tensorflow):
-    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
-    options.set_experimental_options({name: False})
-    yield
-    options.set_experimental_options({name: True})
-
-
-@pytest.fixture
 def grappler():
     from checkmate.tf2.graph import grappler
 

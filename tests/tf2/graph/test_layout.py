@@ -14,13 +14,7 @@ from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph import grappler
 
-
-@pytest.fixture(autouse=True)
-def optimizer_on(tensorflow):
-    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
-    options.set_experimental_options({name: False})
-    yield
-    options.set_experimental_options({name: True})
+pytestmark = pytest.mark.usefixtures("optimizer_on")
 
 
 @pytest.fixture

@@ -6,17 +6,6 @@ from tracing import N, op_of, traced
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.fixture
-def optimizer_on(tensorflow):
-    """TensorFlow's graph optimizer as users have it; tests run without it."""
-    usual = tensorflow.config.optimizer.get_experimental_options()
-    tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-    yield
-    tensorflow.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": usual.get("disable_meta_optimizer", False)}
-    )
-
-
 def test_weight_decay_comes_after_the_readers_of_the_weight(optimizer_on):
     """It reads no gradient, and the optimizer gives the first product's constant the name and the
     place of the decay's."""

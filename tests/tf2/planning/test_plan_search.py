@@ -43,7 +43,9 @@ class Chain:
     def state(self):
         return [variable.numpy().tobytes() for variable in (*self.weights, *self.slots)]
 
-    def planned(self, budget="65%"):
+    def planned(self, budget="12.75MiB"):
+        """Planned for 65 % of what the plain step takes, which is not left to a measurement: that
+        of so small a step differs by one of its values from process to process."""
         from training import planned_function
 
         return planned_function(self.step, self.x, budget=budget)
@@ -113,7 +115,7 @@ def test_what_is_known_of_a_step_saves_steps(seen):
 
 
 def test_the_cheapest_plan_that_is_expected_within_the_budget_is_taken(seen):
-    step = Chain(depth=12).planned("55%")
+    step = Chain(depth=12).planned("16.5MiB")
     (search,) = seen.searches
     within = [
         each for each in search.candidates if (search.expected(each) or 2**60) <= search.limit_bytes
@@ -241,7 +243,7 @@ def test_a_step_with_loops_is_measured_and_corrected(tensorflow, seen):
         ]
 
     chain.layer = looped
-    step = chain.planned("85%")
+    step = chain.planned("21.8MiB")
     (search,) = seen.searches
     assert not search.predictor.predicts
     assert any("the step has loops" in note for note in step.report().notes)
