@@ -59,7 +59,8 @@ LAYERS = {
     "tf2.costs": "tf2.execution tf2.memory",
     "tf2.memory": "tf2.execution tf2.costs version",  # each uses the other; files form no circle
     "tf2.report_figures": "tf2.memory solvers.result",
-    "tf2.report": "tf2.report_figures",
+    "tf2.report_facts": "tf2.report_figures",
+    "tf2.report": "tf2.report_facts",
     "tf2.options": "tf2.costs solvers.solve",
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",
     "tf2.micro_batches": "tf2.axes tf2.planning",

@@ -24,8 +24,10 @@ class MicroBatches:
       size: How many examples a slice has; the last may have fewer.
       examples: How many the batch has.
       kept_bytes: Bytes in which slices leave what is read after them: sums of gradients, results.
+      peak_bytes: Predicted peak of a slice that runs as it is.
       cost: Predicted seconds of the kernels of the whole step.
       bound: No plan in these slices takes less.
+      once_cost: What the slices take with nothing recomputed.
       plain_cost: Predicted seconds of the plain step's kernels; None where they were not measured.
     """
 
@@ -33,8 +35,10 @@ class MicroBatches:
     size: int
     examples: int
     kept_bytes: int
+    peak_bytes: int
     cost: float
     bound: float
+    once_cost: float
     plain_cost: float | None
 
 
@@ -167,7 +171,7 @@ class ReportFigures:
         measured, it is taken to cost what the slices cost without recomputation."""
         micro = self.micro_batches
         if micro is not None:
-            return micro.cost / (micro.plain_cost or micro.bound)
+            return micro.cost / (micro.plain_cost or micro.once_cost)
         return (self.result and self.result.overhead) or 1.0
 
     @property
@@ -198,4 +202,6 @@ class ReportFigures:
     def peak_bytes(self) -> int:
         """Peak of the step as it runs now by the judge's count."""
         peak = self.result.peak_bytes if self.result else None
-        return self.plain_peak_bytes if peak is None else peak
+        if peak is None:
+            return self.micro_batches.peak_bytes if self.micro_batches else self.plain_peak_bytes
+        return peak

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
 from checkmate.tf2.axes.binding import Binding
-from checkmate.tf2.micro_batches.joined import PlainFigures, joined
+from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
-from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanTask
 from checkmate.tf2.report_figures import TriedSlices
@@ -78,7 +78,7 @@ class Choice:
         except Refused as refusal:
             self.refusal = refusal
         if self.best is not None:
-            self._note(1, self.best.graph.total_cost, self.best)
+            self._note(1, self.best)
         elif self.plain.cost is not None and isinstance(self.refusal, NoPlanFoundError):
             self.tried.append(TriedSlices(1, self.plain.cost))
 
@@ -96,10 +96,9 @@ class Choice:
 
     def _look_at(self, planner: PiecePlanner, slices: Slices) -> bool:
         """Plans slices if they may be best; False if smaller ones cannot be."""
-        graph = planner.on_paper(slices)
-        if graph is None:
+        bound = planner.bound(slices)
+        if bound is None:
             return True
-        bound = slices.examples / slices.size * graph.total_cost
         if self.best is not None and bound >= self._cost(self.best):
             self.tried.append(TriedSlices(slices.count, bound))
             return False
@@ -110,23 +109,21 @@ class Choice:
             if isinstance(refusal, NoPlanFoundError):
                 self.tried.append(TriedSlices(slices.count, bound))
             return True
-        self._note(slices.count, bound, found)
+        self._note(slices.count, found)
         if self.best is None or self._cost(found) < self._cost(self.best):
             self.best = found
         del found
         gc.collect()  # the functions of the other one
         return True
 
-    def _note(self, count: int, bound: float, found: Planned) -> None:
+    def _note(self, count: int, found: Planned) -> None:
         micro = found.report.micro_batches
-        result = found.result
-        proven = micro.bound if micro else (result.bound if result else bound)
-        self.tried.append(TriedSlices(count, max(bound, proven or 0.0), self._cost(found)))
+        bound = micro.bound if micro else bound_of(found)
+        self.tried.append(TriedSlices(count, bound, self._cost(found)))
 
     def _cost(self, planned: Planned) -> float:
-        micro, result = planned.report.micro_batches, planned.result
-        cost = micro.cost if micro else (result.cost if result else None)
-        return planned.graph.total_cost if cost is None else cost
+        micro = planned.report.micro_batches
+        return micro.cost if micro else cost_of(planned)
 
     def _said(self, planned: Planned, reason: str) -> Planned:
         """The step with a report that says what else was looked at."""
@@ -136,12 +133,15 @@ class Choice:
         return replace(planned, report=replace(report, tried_slices=tuple(self.tried)))
 
     def _refuse(self, reason: str) -> None:
-        """Raises the refusal of the step without micro-batches where the batch cannot be split, else
-        that of the last slices."""
-        if self.refusal is None or self.task.request.options.budget == "auto":
-            self.best = self.unsplit()  # raises, or leaves the step unchanged
-            return
+        """Raises the refusal of the last slices, or where the batch cannot be split, that of the
+        step without them."""
         more = NOT_SPLIT.format(reason) if reason else SMALLER_DO_NOT_FIT
+        if self.refusal is None or self.task.request.options.budget == "auto":
+            try:
+                self.best = self.unsplit()  # the step may run unchanged where it might not fit
+                return
+            except Refused as refusal:
+                self.refusal = refusal
         self.refusal.args = (f"{self.refusal} {more}",)
         raise self.refusal
 

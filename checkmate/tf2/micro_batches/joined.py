@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from checkmate.tf2.memory.plain_step import PlainStep
@@ -64,9 +64,11 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
             slices.size,
             slices.examples,
             pieces.functions.kept_bytes,
-            _in_all(pieces, {size: cost_of(each) for size, each in pieces.each.items()}),
-            _in_all(pieces, {s: each.graph.total_cost for s, each in pieces.each.items()}),
-            plain.cost,
+            part.report.plain_peak_bytes + beyond,
+            cost=_in_all(pieces, cost_of),
+            bound=_in_all(pieces, bound_of),
+            once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
+            plain_cost=plain.cost,
         ),
     )
     run = SlicedRun(
@@ -94,10 +96,17 @@ def cost_of(planned: Planned) -> float:
     return planned.graph.total_cost if cost is None else cost
 
 
-def _in_all(pieces: Pieces, of_size: dict[int, float]) -> float:
-    """What all slices cost, with what runs after them."""
-    slices = sum(many * of_size[size] for size, many in pieces.slices.sizes.items())
-    return slices + cost_of(pieces.after)
+def bound_of(planned: Planned) -> float:
+    """Returns the seconds that no plan is faster than."""
+    bound = planned.result.bound if planned.result else None
+    return planned.graph.total_cost if bound is None else bound
+
+
+def _in_all(pieces: Pieces, seconds: Callable[[Planned], float]) -> float:
+    """What all slices take, with what runs after them."""
+    sizes = pieces.slices.sizes
+    slices = sum(many * seconds(pieces.each[size]) for size, many in sizes.items())
+    return slices + seconds(pieces.after)
 
 
 def _seconds(pieces: Pieces) -> float | None:

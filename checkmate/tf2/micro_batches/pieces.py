@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.graph import DFGraph
 from checkmate.core.replay import floor
 from checkmate.tf2.costs.isolated import some_value
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.confirm import confirm
 from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep
@@ -54,7 +53,6 @@ class PiecePlanner:
     step: SlicedStep
     _after: Planned | None = None
     _after_of: Any = None
-    _graphs: dict[int, DFGraph] = field(default_factory=dict)
 
     def plan(self, slices: Slices, file: Any = None) -> Pieces:
         """Plans the update of the optimizer first, whose buffers for results are then in memory,
@@ -94,18 +92,18 @@ class PiecePlanner:
             self._after_of = functions.after
         return self._after
 
-    def on_paper(self, slices: Slices) -> DFGraph | None:
-        """Returns the graph of a slice, with costs; None where no plan of it can fit, which needs
-        no measurement."""
-        if slices.size not in self._graphs:
-            functions = self.step.functions(slices)
-            specs = self._arguments(functions, of_slice=True)
-            concrete = functions.each[slices.size]
-            traced = trace(AlreadyTraced(concrete, specs), *specs, name=self.task.request.name)
-            if floor(traced.graph).bytes - traced.small_bytes > self.task.budget_bytes:
-                return None
-            self._graphs[slices.size] = with_costs(traced, self.task.request.options.cost_model)
-        return self._graphs[slices.size]
+    def bound(self, slices: Slices) -> float | None:
+        """Returns the seconds that no plan in these slices is faster than: of their kernels, each
+        run once, as measured at this size. None where no plan can fit, which needs no measurement.
+        """
+        task, functions = self.task, self.step.functions(slices)
+        specs = self._arguments(functions, of_slice=True)
+        step = AlreadyTraced(functions.each[slices.size], specs)
+        traced = trace(step, *specs, name=task.request.name)
+        if floor(traced.graph).bytes - traced.small_bytes > task.budget_bytes:
+            return None
+        graph = with_costs(traced, task.request.options.cost_model)
+        return slices.examples / slices.size * graph.total_cost
 
     def _in_buffers(self, planned: Planned) -> Planned:
         if not self.task.request.has_output_buffers:
