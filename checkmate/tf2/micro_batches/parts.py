@@ -22,10 +22,11 @@ import tensorflow as tf
 from checkmate.tf2.axes.batch_axes import BatchAxes
 from checkmate.tf2.axes.relation import SAME, Relation, batched
 from checkmate.tf2.graph.copying import copy_of
-from checkmate.tf2.graph.operations import can_be_copied, source_of
+from checkmate.tf2.graph.operations import can_be_copied, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
+from checkmate.tf2.op_rule import Role
 
 
 @dataclass(slots=True, eq=False)
@@ -100,11 +101,11 @@ class Parts:
         axes = self.axes
         given = [*(h.whole for h in axes.handed_on), *self._early]
         copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
-        count, kept = len(self.specs), {source_of(h.whole).ref() for h in axes.handed_on}
+        count, kept = len(self.specs), {_viewed(h.whole).ref() for h in axes.handed_on}
 
         def result(tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
             # A value that is returned must not lie where the next step writes.
-            is_kept = source_of(tensor).ref() in kept
+            is_kept = _viewed(tensor).ref() in kept
             return copy_of(value) if is_kept and can_be_copied(value.dtype) else value
 
         def after(*values: tf.Tensor) -> Any:
@@ -129,6 +130,13 @@ def _relation(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
     """How an argument and the slices of it belong together: they differ along one axis."""
     unequal = [k for k, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
     return batched(unequal[0]) if unequal else SAME
+
+
+def _viewed(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in whose memory this one lies."""
+    while role_of(tensor.op) in (Role.ALIAS, Role.VIEW):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _counts(first: tf.Tensor, counts: int, size: int, like: tf.Tensor) -> tf.Tensor:
