@@ -72,9 +72,9 @@ class Parts:
           part: The step on such a slice.
           axes: How the step on the batch follows from it.
         """
-        draws = {o: d for o, d in axes.random_ops.items() if d.input is not None}
-        moved = [(operation, draw.input) for operation, draw in draws.items()]
-        copies = OpCopies(part.flat, axes.in_each_slice, instead=list(axes.fed), added=moved)
+        draws = {(o, d.input): d for o, d in axes.random_ops.items() if d.input is not None}
+        read = {"instead": list(axes.fed), "added": list(draws)}
+        copies = OpCopies(part.flat, axes.in_each_slice, **read)
         handed_on = [handed.part for handed in axes.handed_on]
         copies.write(handed_on, axes.from_whole, axes.averages)
         arguments = self._arguments(part)
@@ -89,8 +89,8 @@ class Parts:
             slices = [own(value, *of) for value, of in zip(batch, arguments, strict=True)]
             fed = [own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()]
             counts = [
-                _counts(first, draw.counts, size, operation.inputs[draw.input])
-                for operation, draw in draws.items()
+                _counts(first, draw.counts, size, operation.inputs[k])
+                for (operation, k), draw in draws.items()
             ]
             self.kept.add(copies.make(slices, instead=fed, added=counts), first, size)
 
@@ -140,8 +140,8 @@ def _viewed(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(first: tf.Tensor, counts: int, size: int, like: tf.Tensor) -> tf.Tensor:
-    """What the slice that begins with example `first` adds to the count of a random generator, where
-    slices of `size` examples make `counts` numbers each."""
+    """What the slice that begins with example `first` adds to the count of a random generator,
+    where slices of `size` examples make `counts` numbers each."""
     moved = tf.cast(tf.cast(first, tf.int64) * counts // size, like.dtype)
     return tf.stack([moved, tf.zeros([], like.dtype)])
 
