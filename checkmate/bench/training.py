@@ -127,13 +127,16 @@ class Timed(NamedTuple):
 
 
 def timed(step: Any, work: Any) -> Timed:
-    """Runs a step once."""
+    """Runs a step once that returns the prediction and the loss."""
+    return measured(lambda: step(work.inputs, work.labels)[1])
+
+
+def measured(call: Callable[[], Any]) -> Timed:
+    """Runs a step once that returns the loss."""
     from checkmate.tf2 import device as devices
 
     started = time.perf_counter()
-    loss, before, peak = devices.peak_above(
-        devices.training_device(), lambda: float(step(work.inputs, work.labels)[1])
-    )
+    loss, before, peak = devices.peak_above(devices.training_device(), lambda: float(call()))
     return Timed(time.perf_counter() - started, peak, before, loss)
 
 

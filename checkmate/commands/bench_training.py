@@ -11,6 +11,7 @@ from checkmate.bench import cap as cap_benchmark
 from checkmate.bench import clients as clients_benchmark
 from checkmate.bench import first_step as first_step_benchmark
 from checkmate.bench import limits as limits_benchmark
+from checkmate.bench import micro_batches as micro_batches_benchmark
 from checkmate.bench import rivals as rivals_benchmark
 from checkmate.bench import steps as steps_benchmark
 from checkmate.bench import workers as workers_benchmark
@@ -129,21 +130,32 @@ def workers(budget: str, as_json: bool) -> None:
 @models_argument
 @budgets_option("60%,50%,40%")
 @steps_option(5, "Timed steps of each kind.", minimum=2)
+@click.option(
+    "--micro-batches",
+    is_flag=True,
+    help="Instead: recomputation, gradient accumulation, and both chosen together.",
+)
 @json_option
-def steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+def steps(
+    models: tuple[str, ...], budgets: str, steps: int, micro_batches: bool, as_json: bool
+) -> None:
     """Memory and time of planned training steps, compared with plain ones.
 
     MODELS are workloads of `checkmate demo --model`; five of them by default. Memory is the
-    allocator's peak above the resting level.
+    allocator's peak above the resting level; with --micro-batches, everything resident included.
 
     JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes,
     plain_predicted_bytes, step_s, plain_s, ratio_quartiles, predicted_slowdown, overhead, gap,
-    recomputed, ops, planning_s, trace_s, phases; or error.
+    recomputed, ops, planning_s, trace_s, phases; or error. With --micro-batches: model, budget,
+    budget_bytes, way, batch, peak_bytes, step_s, plain_s, ratio_quartiles, ratio, of_better,
+    micro_batches (count and size of the slices), recomputed; or error.
     """
-    b = steps_benchmark
-    title = "planned / plain training step; memory is the allocator's peak above the resting level"
+    b: Any = micro_batches_benchmark if micro_batches else steps_benchmark
     rows = rows_of(b.measure, models or b.NAMES, budgets, steps)
-    stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model",)), as_json=as_json)
+    table = RowTable(b.TITLE, b.COLUMNS, b.cells, ("model", "way"))
+    done = stream(rows, table, as_json=as_json)
+    if micro_batches and not as_json:
+        click.echo(micro_batches_benchmark.summary(done))
 
 
 @click.command("first-step")
