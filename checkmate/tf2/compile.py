@@ -16,10 +16,10 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
+from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.in_use import excess_bytes
 from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.planning.stored_plan import save
 from checkmate.tf2.report import Report
@@ -97,7 +97,7 @@ class PlannedStep:
     """
 
     def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
-        self._planner, self._specs = Planner(request), specs
+        self._planner, self._specs = planner_of(request), specs
         self._flat_specs = tf.nest.flatten(specs)
         for spec in self._flat_specs:
             if not spec.shape.is_fully_defined():

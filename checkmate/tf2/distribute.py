@@ -32,6 +32,7 @@ from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.tf2.planning.already_traced import AlreadyTraced
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.replicas import (
@@ -241,20 +242,3 @@ class ReplicatedFit(ReplicatedFunction):
                 model.train_step = own_step
             model.train_function, model.jit_compile = train_function, jit_compile
         return lambda data: run(iter([data]))
-
-
-class AlreadyTraced:
-    """A traced function in the place of a function to trace."""
-
-    def __init__(self, concrete: Any, specs: Any):
-        self._concrete, self._specs = concrete, specs
-
-    def __call__(self, *args: Any) -> Any:
-        """Runs the function."""
-        return self._concrete(*args)
-
-    def get_concrete_function(self, *specs: Any) -> Any:
-        """The function, for the shapes that it was traced with."""
-        if tuple(specs) != tuple(self._specs):
-            raise TraceError("A replica's step is traced by its replica, for the shapes it gets.")
-        return self._concrete

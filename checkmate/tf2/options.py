@@ -28,6 +28,7 @@ class PlanKeywords(TypedDict, total=False):
     time_limit_s: float | None
     verbose: bool
     plan: str | os.PathLike | None
+    micro_batches: int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,17 @@ class PlanOptions:
       plan: A .json file that `save` wrote, to run its plan; the plan must be for this very step,
         and with a budget other than "auto" within it. Or a folder: a plan in it for this step and
         these options is run, else one is made and stored there.
+      micro_batches: In how many slices a batch runs, one after another, under one plan; the
+        optimizer is applied once, on the gradients of the whole batch. "auto" chooses the number
+        together with the plan, where the step's values on slices make those on the whole batch
+        (BatchNormalization binds examples together, for one), and else does not split. See
+        `checkmate.tf2.micro_batches`.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
       SolverUnavailableError: A solver that is not there.
-      TraceError: A batch size that is not a whole number of at least 1.
+      TraceError: A batch size or a number of micro-batches that is not a whole number of at least
+        1.
       PlanFileError: There is no such plan file.
 
     Example:
@@ -74,6 +81,7 @@ class PlanOptions:
     time_limit_s: float | None = None
     verbose: bool = True
     plan: str | os.PathLike | None = None
+    micro_batches: int | str = 1
 
     def __post_init__(self) -> None:
         make_solver(self.solver)
@@ -86,13 +94,15 @@ class PlanOptions:
                 f"There is no plan file {self.plan}; `save` writes one. To have plans stored and"
                 " found, name a folder, which is made where it is missing."
             )
-        size = self.batch_size
-        if size is not None and (
-            isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
-        ):
+        if self.batch_size is not None and not _is_count(self.batch_size):
             raise TraceError(
                 "batch_size is the largest batch that will come, a whole number of at least 1; got"
-                f" {size!r}."
+                f" {self.batch_size!r}."
+            )
+        if self.micro_batches != "auto" and not _is_count(self.micro_batches):
+            raise TraceError(
+                "micro_batches is the number of slices in which a batch runs, a whole number of at"
+                f' least 1, or "auto"; got {self.micro_batches!r}.'
             )
 
     @classmethod
@@ -125,4 +135,8 @@ class PlanOptions:
         """The options that decide about a plan, for the name of its file in a folder."""
         solver = self.solver if isinstance(self.solver, str) else self.solver.name
         cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
-        return self.budget, solver, cost_model, self.time_limit_s
+        return self.budget, solver, cost_model, self.time_limit_s, self.micro_batches
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)

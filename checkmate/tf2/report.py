@@ -7,13 +7,12 @@ import html
 from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
 from checkmate.core.replay import floor
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
-from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
-from checkmate.tf2.report_figures import ReportFigures
+from checkmate.solvers.result import SolveStatus, gap_text
+from checkmate.tf2.report_facts import ReportFacts
 from checkmate.units import format_bytes
 
 LAYERS_SHOWN = 6
@@ -25,7 +24,7 @@ plain peak; the resident share of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report(ReportFigures):
+class Report(ReportFacts):
     """What was found, with the figures of `ReportFigures`; `to_html()` is an interactive page.
 
     Example:
@@ -39,134 +38,37 @@ class Report(ReportFigures):
             if self.measured_peak_bytes
             else f"{format_bytes(self.peak_bytes)} (predicted)"
         )
-        if self.result is None:
+        if self.result is None and self.micro_batches is None:
             return (
                 f"{self.name!r} runs unchanged, in {peak} of the"
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
         return (
             f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_bytes)}, within"
-            f" the {format_bytes(self.budget_bytes)} allowed, for {self._more_time()};"
-            f" {self._proof(self.result)}."
+            f" the {format_bytes(self.budget_bytes)} allowed,{self._how()} for"
+            f" {self._more_time()}; {self._proof()}."
         )
+
+    def _how(self) -> str:
+        """In which slices, and with how many layers recomputed."""
+        if self.micro_batches is None:
+            return ""
+        count = f" in {self.micro_batches.count} micro-batches of {self.micro_batches.size}"
+        again = sum(bool(row.evaluations) for row in self.layers())
+        layers = f" and with {again} layer{'s' * (again != 1)} recomputed" if again else ""
+        return f"{count}{layers},"
 
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
         used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
+        if self.micro_batches:
+            count = f"in {self.micro_batches.count} micro-batches"
+            return f"{count}, within {allowed}, {self.predicted_slowdown - 1:+.2%} time"
         if self.result is None:
             return f"runs unchanged, in {used} of {allowed}"
         is_optimal = self.result.status is SolveStatus.OPTIMAL
         gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
         return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
-
-    def _more_time(self) -> str:
-        predicted = f"a predicted {self.predicted_slowdown - 1:.2%} more time"
-        return predicted + (
-            f" ({self.measured_slowdown - 1:+.0%} measured)" if self.measured_slowdown else ""
-        )
-
-    def facts(self) -> list[tuple[str, str]]:
-        """What is printed, as (what, value) in order."""
-        rows = self.memory_facts()
-        if self.result and self.result.plan:
-            rows += self._plan_facts(self.result, self.result.plan)
-        else:
-            rows.append(("plan", "none needed: the step runs unchanged"))
-        times = (f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
-        return [*rows, ("time", ", ".join(times))]
-
-    def memory_facts(self) -> list[tuple[str, str]]:
-        """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
-        memory = self.memory
-        asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
-        peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
-        overhead = memory.allocator_overhead_bytes(peak, asked)
-        source = "predicted" if self.predicted_peak_bytes else "measured"
-        others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
-        limit = memory.device_limit_bytes
-        budget = format_bytes(self.budget_bytes)
-        if limit:
-            budget += f" of the {format_bytes(limit)} that the device has"
-        rows = [
-            ("budget", budget),
-            (
-                "resident",
-                f"{format_bytes(memory.resident_bytes)}: variables, optimizer, batch, and"
-                f" {others} of others",
-            ),
-        ]
-        if memory.next_batch_bytes:
-            text = "; what a pipeline makes within a step beyond that is not counted"
-            rows.append(("for next batches", format_bytes(memory.next_batch_bytes) + text))
-        activations = format_bytes(max(0, asked - memory.fixed_bytes))
-        return [
-            *rows,
-            (
-                "fixed, of the step",
-                f"{format_bytes(memory.step_bytes)}: results, constants, small values",
-            ),
-            (
-                "activations",
-                f"{activations} at the peak, predicted, with gradients and workspaces",
-            ),
-            (
-                "allocator overhead",
-                f"{format_bytes(overhead)}, {source}: rounding and holes",
-            ),
-            ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
-            *self._peaks(),
-        ]
-
-    def _peaks(self) -> list[tuple[str, str]]:
-        predicted = self.predicted_peak_bytes or self.peak_bytes
-        measured = (
-            f"{format_bytes(self.measured_peak_bytes)} measured"
-            if self.measured_peak_bytes
-            else "not measured"
-        )
-        share = self.expected_peak_bytes / self.plain_bytes
-        plain = f"{format_bytes(self.plain_peak_bytes)} predicted, {self._plain_measured()}"
-        return [
-            (
-                "peak, this step",
-                f"{format_bytes(predicted)} predicted, {measured} ({share:.0%} of plain)",
-            ),
-            ("peak, plain step", plain),
-        ]
-
-    def _plan_facts(self, result: SolveResult, plan: Plan) -> list[tuple[str, str]]:
-        again, stats = plan.recomputed, result.stats
-        recomputed = (
-            f"{len(again)} of {self.ops} ops are recomputed, {sum(again.values())} evaluations more"
-            f" ({self.tensorflow_ops} TensorFlow ops)"
-        )
-        solver = f"{stats.solver}, {stats.seconds:.2f} s, plan by {stats.found_by}"
-        if result.status is SolveStatus.INTERRUPTED:
-            solver += "; interrupted, the best plan until then"
-        more = f"{self.predicted_slowdown - 1:+.2%} on the plain step's"
-        return [
-            ("plan", recomputed),
-            ("predicted cost", f"{result.cost:.4g} s of kernels, {more}"),
-            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step"),
-            *([("measured time", self._slowdown())] if self.measured_slowdown else []),
-            ("proven", self._proof(result)),
-            ("solver", solver),
-        ]
-
-    def _plain_measured(self) -> str:
-        if self.plain_measured_bytes:
-            return f"{format_bytes(self.plain_measured_bytes)} measured" + (
-                f", {self.plain_seconds:.3g} s" if self.plain_seconds else ""
-            )
-        return "not measured" + (f": {self.plain_not_measured}" if self.plain_not_measured else "")
-
-    def _slowdown(self) -> str:
-        times = f"{self.measured_slowdown:.2f} times the plain step"
-        return (
-            f"{times} ({self.step_seconds:.3g} s instead of {self.plain_seconds:.3g} s)"
-            if self.step_seconds and self.plain_seconds
-            else times
-        )
 
     def layers(self) -> list[LayerUse]:
         """What the plan does to each layer that it saves memory on or spends time on, most bytes
@@ -181,7 +83,12 @@ class Report(ReportFigures):
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        found = [f"From {format_bytes(self.plain_bytes)} on nothing is recomputed."]
+        enough = format_bytes(self.plain_bytes)
+        found = [
+            f"From {enough} on the batch need not be split."
+            if self.micro_batches
+            else f"From {enough} on nothing is recomputed."
+        ]
         if self.result is not None:
             found.append(
                 f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes"
@@ -189,13 +96,16 @@ class Report(ReportFigures):
             )
         if self.graph is not None:
             found.append(
-                f"Below {format_bytes(floor(self.graph).bytes)} no plan exists, because of"
+                f"Below {format_bytes(floor(self.graph).bytes)} no plan"
+                f"{' of such a slice' if self.micro_batches else ''} exists, because of"
                 f" {_binding_layer(self.graph)}."
             )
         return found
 
     def advice(self) -> list[str]:
         """What to try if this is not enough, as sentences."""
+        if self.result is None and self.micro_batches:
+            return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None or self.graph is None:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
         lowest, found, gap = floor(self.graph).bytes, [], self.result.gap or 0.0
@@ -216,8 +126,9 @@ class Report(ReportFigures):
             )
         if self.predicted_slowdown > HIGH_OVERHEAD:
             found.append(
-                "Half the batch, with gradients accumulated over two, may cost less time than this"
-                " plan."
+                "More micro-batches may cost less time than this plan."
+                if self.micro_batches
+                else 'The batch in slices (micro_batches="auto") may cost less time than this plan.'
             )
         return found or ["For less memory give a smaller budget; for less time a larger one."]
 
@@ -286,13 +197,6 @@ class Report(ReportFigures):
             *(("try", sentence) for sentence in self.advice()),
             *(("note", sentence) for sentence in self.notes),
         ]
-
-    def _proof(self, result: SolveResult) -> str:
-        any_order = result.bound_covers == "any order"
-        space = "in any order of ops" if any_order else "in this order of ops"
-        if result.status is SolveStatus.OPTIMAL or result.gap is None:
-            return f"no plan {space} is faster"
-        return f"at most {gap_text(result.gap)} slower than the best possible plan {space}"
 
 
 def _binding_layer(graph: DFGraph) -> str:

@@ -14,6 +14,49 @@ SLOWER, START_S = 0.3, 0.002
 """When a step is said to be slower than predicted, as each was timed once or twice: by which share
 of the plain step's time, and by how many seconds at least."""
 
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """A batch that runs in slices.
+
+    Attributes:
+      count: How many slices.
+      size: How many examples a slice has; the last may have fewer.
+      examples: How many the batch has.
+      kept_bytes: Bytes in which slices leave what is read after them: sums of gradients, results.
+      peak_bytes: Predicted peak of a slice that runs as it is.
+      cost: Predicted seconds of the kernels of the whole step.
+      bound: No plan in these slices takes less.
+      once_cost: What the slices take with nothing recomputed.
+      plain_cost: Predicted seconds of the plain step's kernels; None where they were not measured.
+    """
+
+    count: int
+    size: int
+    examples: int
+    kept_bytes: int
+    peak_bytes: int
+    cost: float
+    bound: float
+    once_cost: float
+    plain_cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TriedSlices:
+    """A number of micro-batches that was looked at.
+
+    Attributes:
+      count: The number; 1 for the batch that is not split.
+      bound: No plan takes fewer seconds.
+      cost: What the plan that was found takes; None where none was looked for, or found.
+    """
+
+    count: int
+    bound: float
+    cost: float | None = None
+
+
 Figures = TypeVar("Figures", bound="ReportFigures")
 
 
@@ -48,6 +91,9 @@ class ReportFigures:
       cpu_seconds: The same of all CPU cores together.
       steps_before: How many steps were run before the first one that counts, without those of the
         plain step.
+      micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
+        of a slice.
+      tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
 
     Example:
       >>> report = step.report()  # doctest: +SKIP
@@ -73,6 +119,8 @@ class ReportFigures:
     step_seconds: float | None = None
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     steps_before: int = 0
+    micro_batches: MicroBatches | None = None
+    tried_slices: tuple[TriedSlices, ...] = ()
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -119,7 +167,11 @@ class ReportFigures:
     @property
     def predicted_slowdown(self) -> float:
         """Predicted time of this step's kernels over that of the plain one's. It does not count
-        that a plan runs one op at a time."""
+        that a plan runs one op at a time. Where the plain step of a batch in slices was not
+        measured, it is taken to cost what the slices cost without recomputation."""
+        micro = self.micro_batches
+        if micro is not None:
+            return micro.cost / (micro.plain_cost or micro.once_cost)
         return (self.result and self.result.overhead) or 1.0
 
     @property
@@ -150,4 +202,6 @@ class ReportFigures:
     def peak_bytes(self) -> int:
         """Peak of the step as it runs now by the judge's count."""
         peak = self.result.peak_bytes if self.result else None
-        return self.plain_peak_bytes if peak is None else peak
+        if peak is None:
+            return self.micro_batches.peak_bytes if self.micro_batches else self.plain_peak_bytes
+        return peak

@@ -165,7 +165,7 @@ class Walk:
                 self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
             ]
             found = outputs_of(self.call(pair, inputs))
-        if found is None:
+        if found is None or (found.outputs and all(each == WHOLE for each in found.outputs)):
             return None
         for k in found.read:
             if inputs[k].fed:

@@ -136,6 +136,6 @@ class Replayed:
 
 
 def output_buffers_bytes(run: Any) -> int:
-    """Returns the bytes of a step's output buffers: 0 for a function that is not `Replayed` or has
-    none."""
-    return run.buffers.bytes if isinstance(run, Replayed) and run.buffers else 0
+    """Returns the bytes of a step's output buffers: 0 for a function that has none."""
+    buffers: OutputBuffers | None = getattr(run, "buffers", None)
+    return buffers.bytes if buffers else 0

@@ -84,9 +84,7 @@ class Parts:
                 return part_of(value, relation, like, first, self.examples)
 
             slices = [own(value, *of) for value, of in zip(batch, arguments, strict=True)]
-            fed = [
-                own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()
-            ]
+            fed = [own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()]
             counts = [
                 _counts(first, draw.counts, size, operation.inputs[draw.input])
                 for operation, draw in draws.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import replay
@@ -23,13 +23,32 @@ from checkmate.units import format_bytes
 log = logging.getLogger("checkmate")
 
 
-def new_plan(task: PlanTask) -> Planned:
-    """Returns the step measured, planned and confirmed; unchanged where it fits.
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A step with what it was measured to take.
 
-    Raises:
-      InfeasibleBudgetError: No plan fits the budget, which is proven.
-      NoPlanFoundError: None was found.
+    Attributes:
+      graph: Its graph, with costs.
+      piece_bytes: The most that the allocator has in one piece.
+      predicted_bytes: The plain step's predicted peak, with all else that is in use.
+      plain: What the plain step was measured to take.
+      known: What was known of it before.
     """
+
+    graph: DFGraph
+    piece_bytes: int
+    predicted_bytes: int
+    plain: PlainStep
+    known: known_steps.KnownStep
+
+    def measured_bytes(self, other_bytes: int) -> int | None:
+        """Returns the plain step's measured peak with other bytes in use; None where it was not
+        measured."""
+        return None if self.plain.peak_bytes is None else self.plain.peak_bytes + other_bytes
+
+
+def measured_step(task: PlanTask) -> MeasuredStep:
+    """Measures a step's ops, and the plain step; then the budget is known."""
     traced, options = task.traced, task.request.options
     other, piece = task.other_bytes, task.fetch_region()
     with task.clock.phase("measuring ops"), task.progress.phase("measuring ops"):
@@ -41,20 +60,33 @@ def new_plan(task: PlanTask) -> Planned:
         known_steps.save(traced, known_steps.KnownStep(plain, known.footprints))
     if plain.peak_bytes is not None:
         graph = without_disproved(traced, graph, plain.peak_bytes)
-    measured_peak = None if plain.peak_bytes is None else plain.peak_bytes + other
+    step = MeasuredStep(graph, piece, plain_peak, plain, known)
     if not task.budget_bytes:
-        task.budget_bytes = task.request.resolve(_whole(measured_peak, plain_peak), other)
+        whole = _whole(step.measured_bytes(other), plain_peak)
+        task.budget_bytes = task.request.resolve(whole, other)
+    return step
+
+
+def new_plan(task: PlanTask) -> Planned:
+    """Returns the step measured, planned and confirmed; unchanged where it fits.
+
+    Raises:
+      InfeasibleBudgetError: No plan fits the budget, which is proven.
+      NoPlanFoundError: None was found.
+    """
+    step = measured_step(task)
+    graph, known = step.graph, step.known
+    measured_peak = step.measured_bytes(task.other_bytes)
     memory = task.memory(task.budget_bytes)
-    report = task.report(graph, memory, plain_peak, plain)
-    if _fits_unchanged(memory, plain_peak, measured_peak):
+    report = task.report(graph, memory, step.predicted_bytes, step.plain)
+    if _fits_unchanged(memory, step.predicted_bytes, measured_peak):
         return _unchanged(task, graph, report)
     limit = memory.limit_bytes if measured_peak is None else min(memory.limit_bytes, measured_peak)
-    search = PlanSearch(task, graph, memory, limit, piece, dict(known.footprints))
+    search = PlanSearch(task, graph, memory, limit, step.piece_bytes, dict(known.footprints))
     planned = _searched(task, search, report)
     if task.is_main and known.footprints != search.footprints:
-        known_steps.save(
-            traced, known_steps.KnownStep(plain if plain.measured else None, search.footprints)
-        )
+        plain = step.plain if step.plain.measured else None
+        known_steps.save(task.traced, known_steps.KnownStep(plain, search.footprints))
     return planned
 
 

@@ -28,6 +28,8 @@ class Planned:
         its graph, and those that TensorFlow folds.
       in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0
         where the allocator does not report.
+      part: Where the step runs in slices, the plan of a slice, which `graph`, `plan` and `result`
+        are of; else None.
     """
 
     traced: TracedStep
@@ -38,6 +40,7 @@ class Planned:
     report: Report = field(repr=False)
     function_bytes: int = 0
     in_use_bytes: int = 0
+    part: Planned | None = None
 
 
 class Clock:

@@ -102,6 +102,8 @@ def store(path: Path, planned: Planned) -> None:
 def save(path: str | os.PathLike, planned: Planned) -> None:
     """Writes a planned step as a file, for `plan` of another run; the file counts the bytes of the
     step alone."""
+    micro = planned.report.micro_batches
+    planned = planned.part or planned
     report = planned.report
     other = report.memory.other_bytes
     measured, plain = report.measured_peak_bytes, report.plain_measured_bytes
@@ -117,5 +119,6 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "plain_measured_bytes": plain and plain - other,
             "plain_seconds": report.plain_seconds,
             "step_seconds": report.step_seconds,
+            "slice_size": micro.size if micro else None,
         },
     )

@@ -1,0 +1,158 @@
+"""cheapest(): the number of micro-batches and the plan that together cost least within a budget."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from checkmate.core.replay import floor
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
+from checkmate.tf2.axes.binding import Binding
+from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
+from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_step import SlicedStep
+from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.planning.planned import Planned
+from checkmate.tf2.planning.request import PlanTask
+from checkmate.tf2.report_figures import TriedSlices
+
+log = logging.getLogger("checkmate")
+
+SMALLEST = 2
+"""The smallest slice that is looked at: what an op does with a single example does not tell whether
+it treats each example alone."""
+
+Refused = (InfeasibleBudgetError, NoPlanFoundError)
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """The search over numbers of micro-batches: one, two, four and so on.
+
+    A number costs at least what the kernels of its slices take, each run once, as measured at that
+    size. No plan is made where that is more than the cheapest plan so far; nor are smaller slices
+    looked at then, since smaller kernels are no more efficient.
+
+    Attributes:
+      task: The planning of the whole step, whose budget is known.
+      plain: What is known of the plain step.
+      unsplit: Plans the step without micro-batches.
+    """
+
+    task: PlanTask
+    plain: PlainFigures
+    unsplit: Callable[[], Planned]
+    best: Planned | None = None
+    tried: list[TriedSlices] = field(default_factory=list)
+    refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+
+    def run(self) -> Planned:
+        """Returns the cheapest step found.
+
+        Raises:
+          InfeasibleBudgetError: None fits.
+          NoPlanFoundError: None was found.
+        """
+        self._try_unsplit()
+        if self.best is not None and self.best.result is None:
+            return self.best
+        try:
+            step = SlicedStep(self.task.request.step, self.task.specs, self.task.request.name)
+            reason = self._in_slices(step)
+        except TraceError as error:
+            reason = str(error)
+        if self.best is None:
+            self._refuse(reason)
+        assert self.best is not None
+        return self._said(self.best, reason)
+
+    def _try_unsplit(self) -> None:
+        task = self.task
+        least = floor(task.traced.graph).bytes - task.traced.small_bytes
+        if least > task.budget_bytes:
+            return
+        try:
+            self.best = self.unsplit()
+        except Refused as refusal:
+            self.refusal = refusal
+        if self.best is not None:
+            self._note(1, self.best)
+        elif self.plain.cost is not None and isinstance(self.refusal, NoPlanFoundError):
+            self.tried.append(TriedSlices(1, self.plain.cost))
+
+    def _in_slices(self, step: SlicedStep) -> str:
+        """Looks at slices; returns why the batch is not split, "" if it may be."""
+        planner = PiecePlanner(self.task, step)
+        slices = Slices.of(step.examples, 2)
+        while slices.size >= SMALLEST:
+            if binding := step.binding(slices):
+                return said(binding)
+            if not self._look_at(planner, slices):
+                break
+            slices = Slices(step.examples, -(-slices.size // 2))
+        return ""
+
+    def _look_at(self, planner: PiecePlanner, slices: Slices) -> bool:
+        """Plans slices if they may be best; False if smaller ones cannot be."""
+        bound = planner.bound(slices)
+        if bound is None:
+            return True
+        if self.best is not None and bound >= self._cost(self.best):
+            self.tried.append(TriedSlices(slices.count, bound))
+            return False
+        try:
+            found = joined(self.task, planner.plan(slices), self.plain)
+        except Refused as refusal:
+            self.refusal = refusal
+            if isinstance(refusal, NoPlanFoundError):
+                self.tried.append(TriedSlices(slices.count, bound))
+            return True
+        self._note(slices.count, found)
+        if self.best is None or self._cost(found) < self._cost(self.best):
+            self.best = found
+        del found
+        gc.collect()  # the functions of the other one
+        return True
+
+    def _note(self, count: int, found: Planned) -> None:
+        micro = found.report.micro_batches
+        bound = micro.bound if micro else bound_of(found)
+        self.tried.append(TriedSlices(count, bound, self._cost(found)))
+
+    def _cost(self, planned: Planned) -> float:
+        micro = planned.report.micro_batches
+        return micro.cost if micro else cost_of(planned)
+
+    def _said(self, planned: Planned, reason: str) -> Planned:
+        """The step with a report that says what else was looked at."""
+        report = planned.report
+        if reason:
+            report = replace(report, notes=(*report.notes, NOT_SPLIT.format(reason)))
+        return replace(planned, report=replace(report, tried_slices=tuple(self.tried)))
+
+    def _refuse(self, reason: str) -> None:
+        """Raises the refusal of the last slices, or where the batch cannot be split, that of the
+        step without them."""
+        more = NOT_SPLIT.format(reason) if reason else SMALLER_DO_NOT_FIT
+        if self.refusal is None or self.task.request.options.budget == "auto":
+            try:
+                self.best = self.unsplit()  # the step may run unchanged where it might not fit
+                return
+            except Refused as refusal:
+                self.refusal = refusal
+        self.refusal.args = (f"{self.refusal} {more}",)
+        raise self.refusal
+
+
+NOT_SPLIT = 'The batch is not split (micro_batches="auto"): {}'
+SMALLER_DO_NOT_FIT = (
+    'Nor does the batch fit in slices (micro_batches="auto"), down to slices of two examples.'
+)
+
+
+def said(binding: Binding) -> str:
+    """Returns what binds the examples of a batch together, in a sentence."""
+    layer = f" Layer {binding.layer!r}:" if binding.layer else ""
+    return f"its examples are bound together.{layer} {binding.reason}"

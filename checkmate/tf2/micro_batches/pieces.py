@@ -1,0 +1,150 @@
+"""Pieces: the functions of a step in slices, planned one by one within the same budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.replay import floor
+from checkmate.tf2.costs.isolated import some_value
+from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
+from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.memory.batch_area import make_output_buffers
+from checkmate.tf2.memory.confirm import confirm
+from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep
+from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.already_traced import AlreadyTraced
+from checkmate.tf2.planning.planned import Planned
+from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.planning.request import PlanRequest, PlanTask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The planned functions of a step in slices.
+
+    Attributes:
+      each: For each size of a slice.
+      results_bytes: What of the step's results is in memory until the next step ends, beyond their
+        buffers: the slices must leave it.
+    """
+
+    slices: Slices
+    functions: Functions
+    each: dict[int, Planned]
+    after: Planned
+    results_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class PiecePlanner:
+    """Plans the functions of a step in slices.
+
+    Attributes:
+      task: The planning of the whole step, whose budget is known.
+    """
+
+    task: PlanTask
+    step: SlicedStep
+    _after: Planned | None = None
+    _after_of: Any = None
+
+    def plan(self, slices: Slices, file: Any = None) -> Pieces:
+        """Plans the update of the optimizer first, whose buffers for results are then in memory,
+        and then each size of a slice.
+
+        Args:
+          file: A file with the plan of a slice, to run that.
+
+        Raises:
+          InfeasibleBudgetError: No plan fits.
+          NoPlanFoundError: None was found.
+        """
+        functions = self.step.functions(slices)
+        after = self.after(functions)
+        results = sum(tensor_bytes(tensor) or 0 for tensor in after.traced.flat.outputs)
+        beyond = max(0, results - output_buffers_bytes(after.run))
+        name = f"{self.task.request.name} in {slices.count} micro-batches"
+        each = {}
+        for size in slices.sizes:
+            options = replace(self._options(beyond), plan=file if size == slices.size else None)
+            each[size] = self._planned(
+                replace(self._request(name, options), has_output_buffers=False),
+                functions.each[size],
+                functions,
+                of_slice=True,
+            )
+        return Pieces(slices, functions, each, after, beyond)
+
+    def after(self, functions: Functions) -> Planned:
+        """Returns what runs after the slices. It is replayed in order even where it needs no plan,
+        so that its results lie in buffers of their own."""
+        if self._after is None or self._after_of is not functions.after:
+            options = replace(self._options(), verbose=False)
+            request = self._request(f"the update of {self.task.request.name}", options)
+            planned = self._planned(request, functions.after, functions, of_slice=False)
+            self._after = planned if planned.result else self._in_buffers(planned)
+            self._after_of = functions.after
+        return self._after
+
+    def bound(self, slices: Slices) -> float | None:
+        """Returns the seconds that no plan in these slices is faster than: of their kernels, each
+        run once, as measured at this size. None where no plan can fit, which needs no measurement.
+        """
+        task, functions = self.task, self.step.functions(slices)
+        specs = self._arguments(functions, of_slice=True)
+        step = AlreadyTraced(functions.each[slices.size], specs)
+        traced = trace(step, *specs, name=task.request.name)
+        if floor(traced.graph).bytes - traced.small_bytes > task.budget_bytes:
+            return None
+        graph = with_costs(traced, task.request.options.cost_model)
+        return slices.examples / slices.size * graph.total_cost
+
+    def _in_buffers(self, planned: Planned) -> Planned:
+        if not self.task.request.has_output_buffers:
+            return planned
+        traced = planned.traced
+        run = Replayed(traced, planned.plan, make_output_buffers(traced))
+        confirmed = confirm(run, traced, steps=1, watch=False)
+        memory = planned.report.memory
+        if confirmed is not None:
+            allocated = confirmed.allocated_bytes
+            if allocated is None or memory.peak(allocated) > memory.peak_limit_bytes:
+                return planned
+        constants = confirmed.function_bytes if confirmed else 0
+        return replace(planned, run=run, function_bytes=constants)
+
+    def _options(self, less_bytes: int = 0) -> PlanOptions:
+        """The options of a function's plan: the budget, less some bytes."""
+        budget = self.task.budget_bytes - less_bytes
+        return replace(self.task.request.options, budget=budget, micro_batches=1, plan=None)
+
+    def _request(self, name: str, options: PlanOptions) -> PlanRequest:
+        return replace(self.task.request, name=name, options=options, explains=False)
+
+    def _planned(
+        self, request: PlanRequest, concrete: Any, functions: Functions, *, of_slice: bool
+    ) -> Planned:
+        specs = self._arguments(functions, of_slice)
+        request = replace(request, step=AlreadyTraced(concrete, specs))
+        return Planner(request).plan(
+            specs,
+            batch=self._values(functions, of_slice),
+            released_bytes=self.task.released_bytes,
+        )
+
+    def _arguments(self, functions: Functions, of_slice: bool) -> tuple[tf.TensorSpec, ...]:
+        first = [tf.TensorSpec([], tf.int32)] if of_slice else []
+        return (*first, *tf.nest.flatten(self.task.specs), *functions.early)
+
+    def _values(self, functions: Functions, of_slice: bool) -> list[tf.Tensor]:
+        """Values of these arguments, where there is a batch."""
+        if self.task.batch is None:
+            return []
+        first = [tf.constant(0)] if of_slice else []
+        return [*first, *self.task.batch, *map(some_value, functions.early)]

@@ -1,0 +1,155 @@
+"""MicroBatchPlanner: plans a step whose batch runs in slices.
+
+the step ── SlicedStep ──► functions: before, each slice, after ── PiecePlanner ──► a plan for each
+── joined ──► one planned step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.replay import replay
+from checkmate.errors import PlanError, PlanFileError, TraceError
+from checkmate.progress import Progress
+from checkmate.tf2 import device as devices
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.memory.available import free_or_none
+from checkmate.tf2.memory.confirm import in_memory
+from checkmate.tf2.memory.garbage import only_new_garbage
+from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
+from checkmate.tf2.micro_batches.choice import Choice, said
+from checkmate.tf2.micro_batches.joined import PlainFigures, joined
+from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_step import SlicedStep
+from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.planning import plan_files
+from checkmate.tf2.planning.new_plan import measured_step
+from checkmate.tf2.planning.planned import Clock, Planned
+from checkmate.tf2.planning.planner import PHASES, Planner
+from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.planning.stored_plan import store
+from checkmate.units import is_share
+
+
+def planner_of(request: PlanRequest) -> Planner:
+    """Returns what plans a request."""
+    return Planner(request) if request.options.micro_batches == 1 else MicroBatchPlanner(request)
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatchPlanner(Planner):
+    """Plans a step in the number of slices that is asked for, or in the one of least cost."""
+
+    def plan(
+        self,
+        specs: tuple[Any, ...],
+        *,
+        like: Planned | None = None,
+        batch: Sequence[Any] = (),
+        released_bytes: int = 0,
+    ) -> Planned:
+        """Plans the step for these shapes; with `like`, in slices of the same size; see
+        `Planner.plan`."""
+        with only_new_garbage():
+            if like is not None:
+                return self._smaller(specs, like, batch)
+            options = self.request.options
+            if options.plan:
+                plan_files.prepare(options.plan)
+            task = self._task(specs, batch, released_bytes)
+            plain = _measured(task)
+            self.budget_bytes, self.plain = task.budget_bytes, task.plain
+            path = self.path_of(task.traced)
+            planned = self._stored(task, plain, path) or self._new(task, plain)
+            if path:
+                store(path, planned)
+            return planned
+
+    def _task(self, specs: tuple[Any, ...], batch: Sequence[Any], released_bytes: int) -> PlanTask:
+        """The planning of the whole step, traced as it would run without micro-batches."""
+        request, clock = self.request, Clock()
+        progress = Progress(request.name, PHASES, enabled=False)
+        with clock.phase("tracing"):
+            traced = trace(request.step, *specs, name=request.name)
+        give_own_memory(traced.variables)
+        values = in_memory(batch, tf.nest.flatten(specs))
+        return PlanTask(
+            request, traced, specs, clock, progress, values, released_bytes, True,
+            self.budget_bytes, self.plain,
+        )  # fmt: skip
+
+    def _new(self, task: PlanTask, plain: PlainFigures) -> Planned:
+        count = self.request.options.micro_batches
+        if count == "auto":
+            return Choice(task, plain, lambda: _unsplit(task)).run()
+        slices = Slices.of(examples_of(task.specs), int(count))
+        return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
+
+    def _stored(self, task: PlanTask, plain: PlainFigures, path: Path | None) -> Planned | None:
+        """The step under the plan of a file that is for it; None without one."""
+        named = path or self.request.options.plan
+        if not named or not Path(named).exists():
+            return None
+        try:
+            if size := plan_files.slice_size(named):
+                return _in_slices(task, Slices(examples_of(task.specs), size), plain, named)
+            return _unsplit(task, named)
+        except (PlanFileError, PlanError):
+            if path is None:
+                raise
+            return None
+
+    def _smaller(self, specs: tuple[Any, ...], like: Planned, batch: Sequence[Any]) -> Planned:
+        """A smaller batch, in slices of the size of the larger one's."""
+        request, micro = self.request, like.report.micro_batches
+        options = replace(request.options, plan=None, budget=self.budget_bytes)
+        request = replace(request, options=options, has_output_buffers=False)
+        if micro is None:
+            return Planner(request, self.budget_bytes, self.plain).plan(
+                specs, like=like, batch=batch
+            )
+        task = replace(self, request=request)._task(specs, batch, 0)
+        slices = Slices(examples_of(specs), micro.size)
+        if slices.count == 1:
+            return _unsplit(task)
+        peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + task.other_bytes
+        step = PlainStep(why_not="only the step of the largest batch is")
+        return _in_slices(task, slices, PlainFigures(peak, step, None))
+
+
+def _measured(task: PlanTask) -> PlainFigures:
+    """What the plain step takes: measured where the budget is a share of that, or where the step
+    fits on the device; else predicted."""
+    traced, options, other = task.traced, task.request.options, task.other_bytes
+    peak = replay(traced.graph, traced.plain_plan()).peak_bytes + other
+    free = free_or_none(devices.training_device())
+    if is_share(options.budget) or (free is not None and safe_bytes(traced, peak, other) <= free):
+        step = measured_step(task)
+        return PlainFigures(step.predicted_bytes, step.plain, step.graph.total_cost)
+    if not task.budget_bytes:
+        task.budget_bytes = task.request.resolve(peak, other)
+    return PlainFigures(peak, PlainStep(why_not="it does not fit on the device"), None)
+
+
+def _unsplit(task: PlanTask, file: Any = None) -> Planned:
+    """The step without micro-batches; with a file, under the plan that is in it."""
+    options = replace(task.request.options, plan=file, micro_batches=1)
+    if options.budget != "auto":
+        options = replace(options, budget=task.budget_bytes)
+    planner = Planner(replace(task.request, options=options), task.budget_bytes, task.plain)
+    return planner.plan(task.specs, batch=task.batch or (), released_bytes=task.released_bytes)
+
+
+def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:
+    """The step in these slices; with a file, under the plan that is in it."""
+    request = task.request
+    step = SlicedStep(request.step, task.specs, request.name)
+    if binding := step.binding(slices):
+        raise TraceError(f"{request.name!r} cannot run in slices: {said(binding)}")
+    return joined(task, PiecePlanner(task, step).plan(slices, file), plain)

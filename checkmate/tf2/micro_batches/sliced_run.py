@@ -1,0 +1,44 @@
+"""SlicedRun: runs a planned step in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.execution.output_buffers import OutputBuffers
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.micro_batches.slices import Slices
+
+
+class SlicedRun:
+    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`.
+
+    Args:
+      slices: The slices.
+      before: What runs first.
+      each: What runs for a slice of each size.
+      after: What runs at last.
+    """
+
+    def __init__(
+        self,
+        slices: Slices,
+        before: Callable[..., Any],
+        each: Mapping[int, Callable[..., Any]],
+        after: Callable[..., Any],
+    ):
+        self._slices, self._before, self._each, self._after = slices, before, each, after
+
+    def __call__(self, *flat: tf.Tensor) -> Any:
+        """Runs the step."""
+        early = self._before(*flat)
+        for first, size in self._slices:
+            self._each[size](tf.constant(first), *flat, *early)
+        return self._after(*flat, *early)
+
+    @property
+    def buffers(self) -> OutputBuffers | None:
+        """The buffers of the step's results."""
+        return self._after.buffers if isinstance(self._after, Replayed) else None

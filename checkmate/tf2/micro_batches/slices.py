@@ -1,0 +1,90 @@
+"""Slices: how a batch is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The slices of a batch, of equal size but for the last, which may be smaller.
+
+    Attributes:
+      examples: How many examples the batch has.
+      size: How many a slice has.
+
+    Example:
+      >>> list(Slices(10, 4)), Slices.of(10, 3).sizes
+      ([(0, 4), (4, 4), (8, 2)], {4: 2, 2: 1})
+    """
+
+    examples: int
+    size: int
+
+    @classmethod
+    def of(cls, examples: int, count: int) -> Slices:
+        """Returns at most `count` slices.
+
+        Raises:
+          TraceError: There are fewer examples.
+        """
+        if count > examples:
+            raise TraceError(
+                f"A batch of {examples} cannot run in {count} micro-batches: each has one example"
+                " at least."
+            )
+        return cls(examples, -(-examples // count))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yields (first example, number of examples) of each."""
+        for first in range(0, self.examples, self.size):
+            yield first, min(self.size, self.examples - first)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return -(-self.examples // self.size)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The number of examples in a slice -> how many such slices there are."""
+        whole, left = divmod(self.examples, self.size)
+        return {self.size: whole} | ({left: 1} if left else {})
+
+
+def examples_of(specs: Any) -> int:
+    """Returns how many examples a step gets: the first dimension of its first argument that has
+    one.
+
+    Args:
+      specs: A nest of the arguments' specs.
+
+    Raises:
+      TraceError: No argument has a dimension.
+    """
+    for spec in tf.nest.flatten(specs):
+        if spec.shape.rank:
+            return spec.shape[0]
+    raise TraceError(
+        "Micro-batches are slices along the first dimension of a step's arguments, and this step has"
+        " no argument with a dimension. Train it with micro_batches=1."
+    )
+
+
+def sliced_specs(specs: Any, size: int) -> Any:
+    """Returns the specs for a slice of `size` examples. An argument whose first dimension is not
+    the number of examples is the same for each slice."""
+    examples = examples_of(specs)
+
+    def one(spec: tf.TensorSpec) -> tf.TensorSpec:
+        if not spec.shape.rank or spec.shape[0] != examples:
+            return spec
+        return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
+
+    return tf.nest.map_structure(one, specs)
