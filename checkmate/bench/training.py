@@ -87,15 +87,19 @@ def planned_loss_step(
     """Returns the step of `loss_step`, planned for the workload's batch."""
     import checkmate
 
-    options: Any = {} if micro_batches == 1 else {"micro_batches": micro_batches}
-    step = loss_step(work, optimizer)
-    return checkmate.tf2.function(step, work.inputs, work.labels, budget=budget, **options)
+    return checkmate.tf2.function(
+        loss_step(work, optimizer),
+        work.inputs,
+        work.labels,
+        budget=budget,
+        micro_batches=micro_batches,
+    )
 
 
 def slices_of(step: Any) -> dict[str, int] | None:
     """Returns how many slices of a batch a planned step runs, and how many examples each has; None
     where it runs the whole batch at once."""
-    found = getattr(step.report(), "micro_batches", None)
+    found = step.report().micro_batches
     return found and {"count": found.count, "size": found.size}
 
 
