@@ -6,10 +6,14 @@ crashes in a kernel that does not check its allocation. So each batch is tried i
 
 Both steps return the loss alone, as Keras's `fit` does: the predictions of a whole batch, such as
 the logits of a language model, would otherwise be kept by either.
+
+The two largest batches are then timed in turn in one process without the cap, the planned one
+within the budget that it had: other work of the machine slows both.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -19,6 +23,7 @@ from typing import Any
 
 from checkmate.bench.process import ProcessDiedError, fresh_process
 from checkmate.bench.training import slices_cell
+from checkmate.errors import CheckmateError
 
 COLUMNS = (
     "model",
@@ -40,7 +45,9 @@ def measure(
     name: str, cap_bytes: int, steps: int, micro_batches: int | str = 1, times: int | None = None
 ) -> dict[str, Any]:
     """Returns the row of a model: plain and planned are None if no batch fits, else objects with
-    batch, step_s (median), trained and micro_batches (None, or count and size of the slices).
+    batch, step_s (median), trained, micro_batches (None, or count and size of the slices) and
+    budget_bytes; in_turn has plain_s, step_s and ratio_quartiles of both timed in turn, None if
+    they were not.
 
     Args:
       micro_batches: The planned step's option, a number or "auto".
@@ -60,7 +67,25 @@ def measure(
     plain = _largest(trying("plain"), 1)
     batch = plain["batch"] if plain else 0
     planned = _largest(trying("planned"), (times or 2) * batch or 1, times and times * batch)
-    return {"model": name, "cap_bytes": cap_bytes, "plain": plain, "planned": planned}
+    in_turn = _in_turn(name, steps, plain, planned) if plain and planned else None
+    return {
+        "model": name,
+        "cap_bytes": cap_bytes,
+        "plain": plain,
+        "planned": planned,
+        "in_turn": in_turn,
+    }
+
+
+def _in_turn(
+    name: str, steps: int, plain: dict[str, Any], planned: dict[str, Any]
+) -> dict[str, Any] | None:
+    count = planned["micro_batches"]["count"] if planned["micro_batches"] else 1
+    numbers = (steps, plain["batch"], planned["batch"], planned["budget_bytes"], count)
+    try:
+        return fresh_process("checkmate.bench.cap", [name, "in turn", *map(str, numbers)])
+    except CheckmateError:
+        return None
 
 
 def _largest(
@@ -93,22 +118,27 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         *(str(each["batch"]) if each else "none" for each in (plain, planned)),
         slices_cell(planned["micro_batches"] if planned else None),
     )
-    times = [each["step_s"] / each["batch"] if each else 0.0 for each in (plain, planned)]
-    if not plain or not planned:
-        return (*start, "-", *(f"{each:.3f}" if each else "-" for each in times), "-")
+    timed = row["in_turn"]
+    if not timed:
+        return (*start, *("-" for _ in COLUMNS[len(start) :]))
+    batches = plain["batch"], planned["batch"]
+    times = batches[1] / batches[0]
     return (
         *start,
-        f"{planned['batch'] / plain['batch']:.2f}",
-        *(f"{each:.3f}" for each in times),
-        f"{times[1] / times[0]:.2f}",
+        f"{times:.2f}",
+        *(
+            f"{timed[kind] / batch:.3f}"
+            for kind, batch in zip(("plain_s", "step_s"), batches, strict=True)
+        ),
+        f"{timed['ratio_quartiles'][1] / times:.2f}",
     )
 
 
 def train(
-    name: str, kind: str, steps: int, batch: int, cap_bytes: int, micro_batches: int | str
+    name: str, steps: int, batch: int, cap_bytes: int, *, kind: str, micro_batches: int | str
 ) -> dict[str, Any]:
     """Trains a workload on a batch of this size in this process, in which TensorFlow has run
-    nothing, plain or planned with budget="auto" and this option `micro_batches`."""
+    nothing, "plain" or "planned" with budget="auto" and this option `micro_batches`."""
     import keras
     import tensorflow as tf
 
@@ -144,10 +174,38 @@ def train(
         "batch": batch,
         "step_s": statistics.median(seconds[1:] or seconds),
         "micro_batches": slices_of(step) if kind == "planned" else None,
+        "budget_bytes": step.budget_bytes if kind == "planned" else None,
     }
 
 
+def time_in_turn(
+    name: str, steps: int, plain_batch: int, batch: int, budget_bytes: int, micro_batches: int
+) -> dict[str, Any]:
+    """Times plain steps in turn with those of a larger batch, planned within a budget, in this
+    process."""
+    import keras
+    import tensorflow as tf
+
+    from checkmate.bench.models import workload
+    from checkmate.bench.training import loss_step, measured, planned_loss_step, timed_in_turn
+
+    keras.utils.set_random_seed(0)
+    optimizer = keras.optimizers.Adam(1e-4)
+    work = workload(name, batch)
+    few = work.inputs[:plain_batch], work.labels[:plain_batch]
+    beside = sum(each.dtype.size * each.shape.num_elements() for each in few)
+    planned = planned_loss_step(work, optimizer, budget_bytes + beside, micro_batches)
+    plain = tf.function(loss_step(work, optimizer))
+    return timed_in_turn(
+        steps,
+        lambda: measured(lambda: plain(*few)),
+        lambda: measured(lambda: planned(work.inputs, work.labels)),
+    )
+
+
 if __name__ == "__main__":
-    model, way, count, examples, most, asked = sys.argv[1:]
-    slices = asked if asked == "auto" else int(asked)
-    print(json.dumps(train(model, way, int(count), int(examples), int(most), slices)))
+    model, way, *numbers, slices = sys.argv[1:]
+    figures = [int(each) for each in numbers]
+    asked = slices if slices == "auto" else int(slices)
+    does: Any = time_in_turn if way == "in turn" else functools.partial(train, kind=way)
+    print(json.dumps(does(model, *figures, micro_batches=asked)))

@@ -90,7 +90,7 @@ def limits(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> 
     type=click.IntRange(1),
     help="The search ends when a batch of so many times the plain step's trains.",
 )
-@steps_option(3, "Training steps of each kind.")
+@steps_option(3, "Training steps of each kind.", minimum=2)
 @json_option
 def cap(
     models: tuple[str, ...],
@@ -105,7 +105,8 @@ def cap(
     Plain and planned, for MODELS (workloads of `checkmate demo --model`).
 
     JSON: model, cap_bytes, and in plain and planned (null if no batch fits): batch, step_s,
-    trained, micro_batches (null, or count and size).
+    trained, micro_batches (null, or count and size), budget_bytes; in_turn (null, or plain_s,
+    step_s and ratio_quartiles).
     """
     b, cap_bytes = cap_benchmark, parse_bytes(cap)
     rows = (b.measure(name, cap_bytes, steps, micro_batches, times) for name in models)
