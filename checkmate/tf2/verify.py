@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from checkmate.tf2.execution.observed import evaluations, not_in_place
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.graph.operations import draws
+from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.memory.confirm import kept_state
 from checkmate.tf2.memory.profiler import Observation, observe
+from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.planning.planned import Planned
 
 MORE_STEPS = 4
@@ -25,6 +28,12 @@ explain a difference."""
 
 MORE_OBSERVATIONS = 2
 """How often, at most, the profiler observes a step again if evaluations seem not to have run."""
+
+SUMS = 0.1
+"""A batch in slices adds its sums up in another order. A difference in a sum counts as rounding up
+to this share of what one slice more or less would make: a sum of float32 over many positions of one
+sign, such as the gradient of a convolution's bias, loses more digits in the plain step than moved
+weights show."""
 
 Values = list[np.ndarray]
 """The outputs of a step, then the variables after it."""
@@ -66,6 +75,9 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
 class _Verifier:
     def __init__(self, planned: Planned, flat: list[tf.Tensor], budget_bytes: int):
         self.planned, self.traced, self.flat = planned, planned.traced, flat
+        self.part = planned.part or planned  # what the plan is of
+        run = planned.run.one_slice if isinstance(planned.run, SlicedRun) else planned.run
+        self.run_part = partial(run, *flat)
         self.budget_bytes = budget_bytes
         self.device = devices.training_device()
         self.reports = devices.allocator_reports(self.device)
@@ -74,7 +86,7 @@ class _Verifier:
 
     def run(self) -> Verification:
         """Runs and compares the steps."""
-        planned = self.planned
+        planned, part = self.planned, self.part
         with kept_state(self.variables) as before:
             ours, peak, seen = self._planned_step()
         differences, plain_peak = self._compared(ours, before)
@@ -97,9 +109,7 @@ class _Verifier:
             lost_bytes=seen.lost_bytes if self.reports else None,
             notes=tuple(self.notes),
             not_in_place=(
-                not_in_place(self.traced, planned.graph, planned.plan, seen.asked)
-                if is_plan
-                else ()
+                not_in_place(part.traced, part.graph, part.plan, seen.asked) if is_plan else ()
             ),
         )
 
@@ -177,7 +187,7 @@ class _Verifier:
         with kept_state(self.variables):
             run(*self.flat)  # the first run finds other free memory than those of a loop
         with kept_state(self.variables):
-            seen = observe(lambda: run(*self.flat))
+            seen = observe(self.run_part)
         values, _ = self._values(lambda: run(*self.flat))
         return values, peak, seen
 
@@ -194,10 +204,17 @@ class _Verifier:
             results = run(*self.flat)
             results, _, peak = devices.peak_above(self.device, lambda: run(*self.flat))
         del results
-        resident = self._function_bytes() + output_buffers_bytes(run)
-        return (
-            peak - before + self.traced.before_bytes + self.planned.report.outside_bytes + resident
-        )
+        return peak - before + self._resident_bytes()
+
+    def _resident_bytes(self) -> int:
+        """What is in memory between two steps, in the terms of the budget."""
+        report, buffers = self.planned.report, output_buffers_bytes(self.planned.run)
+        if self.planned.part is None:
+            outside = self.traced.before_bytes + report.outside_bytes
+            return outside + self._function_bytes() + buffers
+        results = sum(tensor_bytes(tensor) or 0 for tensor in self.traced.flat.outputs)
+        resident = report.memory.resident_bytes + report.memory.next_batch_bytes
+        return resident + self.part.function_bytes + max(0, results - buffers)
 
     def _function_bytes(self) -> int:
         """Bytes that the planned step's function holds: constants of its graph, and those that
@@ -214,13 +231,13 @@ class _Verifier:
         """What `evaluations` returns, after further observations if something seems not to have
         run: TensorFlow's profiler may lose the last ops of a thread."""
         ran = seen.ran
-        found = evaluations(self.traced, self.planned.plan, ran)
+        found = evaluations(self.part.traced, self.part.plan, ran)
         for _ in range(MORE_OBSERVATIONS):
             if not found[1]:
                 break
             with kept_state(self.variables):
-                ran = ran | observe(lambda: self.planned.run(*self.flat)).ran
-            found = evaluations(self.traced, self.planned.plan, ran)
+                ran = ran | observe(self.run_part).ran
+            found = evaluations(self.part.traced, self.part.plan, ran)
         return found
 
     def _plain(self) -> Any:
@@ -244,11 +261,13 @@ class _Verifier:
         others: Sequence[Values],
         before: list[np.ndarray],
     ) -> tuple[Difference, ...]:
+        micro = self.planned.report.micro_batches
+        sums = SUMS / micro.count if micro else 0.0
         outputs = len(plain) - len(self.variables)
         names = [f"output {k}" for k in range(outputs)] + [each.name for each in self.variables]
         start = [0] * outputs + list(before)
         return tuple(
-            compare(names[k], plain[k], ours[k], [other[k] for other in others], start[k])
+            compare(names[k], plain[k], ours[k], [other[k] for other in others], start[k], sums)
             for k in range(len(plain))
         )
 

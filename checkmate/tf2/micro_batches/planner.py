@@ -139,7 +139,7 @@ def _measured(task: PlanTask) -> PlainFigures:
 
 def _unsplit(task: PlanTask, file: Any = None) -> Planned:
     """The step without micro-batches; with a file, under the plan that is in it."""
-    options = replace(task.request.options, plan=file, micro_batches=1)
+    options = replace(task.request.options, plan=file)
     if options.budget != "auto":
         options = replace(options, budget=task.budget_bytes)
     planner = Planner(replace(task.request, options=options), task.budget_bytes, task.plain)

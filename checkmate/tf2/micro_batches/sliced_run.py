@@ -38,6 +38,12 @@ class SlicedRun:
             self._each[size](tf.constant(first), *flat, *early)
         return self._after(*flat, *early)
 
+    def one_slice(self, *flat: tf.Tensor) -> None:
+        """Runs the first slice alone, with what comes before it."""
+        early = self._before(*flat)
+        first, size = next(iter(self._slices))
+        self._each[size](tf.constant(first), *flat, *early)
+
     @property
     def buffers(self) -> OutputBuffers | None:
         """The buffers of the step's results."""

@@ -194,6 +194,9 @@ class Refusal:
                 else f"as not even a batch of 1 would fit {budget}."
             )
         )
+        request = self.search.task.request
+        if batch != 0 and request.explains and request.options.micro_batches == 1:
+            smaller += ' Or have the batch run in slices: micro_batches="auto".'
         if self.smallest_bytes is None or self.smallest_bytes <= budget_bytes:
             return f"Raise the budget, {smaller}"
         return (
