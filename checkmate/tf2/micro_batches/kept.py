@@ -92,7 +92,7 @@ def _zeros(each: Handed) -> tf.Variable:
     dtype = each.whole.dtype
     if each.relation.kind is not Kind.BATCHED:
         dtype = _WIDE.get(dtype, dtype)
-    return tf.Variable(tf.zeros(each.whole.shape, dtype), trainable=False)
+    return tf.Variable(lambda: tf.zeros(each.whole.shape, dtype), trainable=False)
 
 
 def _write(variable: tf.Variable, value: tf.Tensor, begin: Sequence[Any], shape: Any) -> None:
