@@ -1,4 +1,4 @@
-"""analyse_same(): the same part of a step on another replica, refused where it has another graph."""
+"""analyse_same(): a step as another replica traced it, refused where it has another graph."""
 
 from __future__ import annotations
 

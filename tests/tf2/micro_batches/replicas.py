@@ -25,6 +25,8 @@ import checkmate
 from checkmate.tf2 import device as devices
 
 WIDTH, CLASSES = 128, 4
+peaks: list[int] = []
+"""The most bytes in use in a whole step, planned and plain."""
 
 
 def model_of(strategy, norm):
@@ -56,7 +58,7 @@ def fit(strategy, model, options, x, y, batch):
 
 
 def loop(strategy, model, options, x, y, batch):
-    """A loop of one's own in the scope of the strategy, each worker with its part of every batch."""
+    """A loop of one's own in the scope of the strategy, each worker with its part of each batch."""
     optimizer, replicas = model.optimizer, strategy.num_replicas_in_sync
     resolver = strategy.cluster_resolver
     workers, task = (1, 0)
@@ -83,6 +85,9 @@ def loop(strategy, model, options, x, y, batch):
             own = slice(k + task * batch // workers, k + (task + 1) * batch // workers)
             found = run(tf.constant(x[own]), tf.constant(y[own]))
             losses.append(float(strategy.reduce("SUM", found, axis=None)))
+        first = tf.constant(x[:batch]), tf.constant(y[:batch])
+        if workers == 1:
+            peaks.append(devices.peak_above("CPU:0", lambda: run(*first))[2])
     return losses, planned or None
 
 
@@ -96,8 +101,8 @@ def trained(train, strategy, norm, options, x, y, batch):
 
 def kept_on(step):
     """The devices on which each replica of the first step keeps sums."""
-    functions = step.steps[0].planned.run.pieces
-    return [
+    functions = getattr(step.steps[0].planned.run, "pieces", None)
+    return functions and [
         sorted({variable.device.rpartition("device:")[2] for variable in each.kept})
         for each in (functions.functions, *functions.others)
     ]
@@ -114,7 +119,7 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
     strategy = (
         tf.distribute.MultiWorkerMirroredStrategy()
         if kind == "workers"
-        else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        else tf.distribute.MirroredStrategy(["CPU:0"] if kind == "alone" else ["CPU:0", "CPU:1"])
     )
     chance = np.random.default_rng(0)
     x = chance.normal(size=(examples, WIDTH)).astype("float32")
@@ -145,11 +150,12 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
         "said": said,
         "peaks": [report.measured_peak_bytes, report.plain_measured_bytes, step.budget_bytes],
         "steps": [[type(each).__name__, each.op] for each in step.plan.steps],
-        "in_use": devices.bytes_in_use("CPU:0"),
+        "whole_steps": peaks,
     }
     print("FOUND " + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
+    # fit or loop on two devices, alone: a loop on one, workers: a loop of two processes
     kind, batch, examples, *rest = sys.argv[1:]
     main(kind, int(batch), int(examples), *rest)
