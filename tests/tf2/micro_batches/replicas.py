@@ -8,7 +8,6 @@ the tests' process.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -125,8 +124,6 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
     x = chance.normal(size=(examples, WIDTH)).astype("float32")
     y = chance.integers(0, CLASSES, examples)
     train = fit if kind == "fit" else loop
-    said: list[str] = []
-    logging.getLogger("checkmate").addFilter(lambda each: said.append(each.getMessage()) or True)
     options = {
         "budget": budget,
         "micro_batches": micro if micro == "auto" else int(micro),
@@ -147,7 +144,6 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
         "recomputed": len(step.plan.recomputed),
         "kept_on": kept_on(step),
         "notes": report.notes,
-        "said": said,
         "peaks": [report.measured_peak_bytes, report.plain_measured_bytes, step.budget_bytes],
         "steps": [[type(each).__name__, each.op] for each in step.plan.steps],
         "whole_steps": peaks,
