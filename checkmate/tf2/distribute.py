@@ -103,13 +103,9 @@ class ReplicatedFunction(PlannedFunction):
         """The step of all replicas, with the plan in that of each."""
         step = tf.autograph.to_graph(self._step) if self._autograph else self._step
         part = ReplicatedPart(step, self._optimizer, self._strategy, calls)
-        concretes = [
-            replica.get_concrete_function(*call.specs(None))
-            for replica, call in zip(part.replicas, calls, strict=True)
-        ]
-        self._give_own_memory(concretes, part.variables)
-        first = analyse(concretes[0], name=self._name)
-        traced = [first, *(analyse_same(each, first, self._name) for each in concretes[1:])]
+        self._give_own_memory(part.concretes, part.variables)
+        first = analyse(part.concretes[0], name=self._name)
+        traced = [first, *(analyse_same(each, first, self._name) for each in part.concretes[1:])]
         main = self._plan(part, first, calls[0])
         runs = on_replicas(main, traced)
 
@@ -121,12 +117,12 @@ class ReplicatedFunction(PlannedFunction):
             return result
 
         own_allocator = devices.training_device().startswith("GPU")
-        gradients, _ = concretes[0].structured_outputs
+        gradients, _ = part.concretes[0].structured_outputs
         return WholeStep(
             self._run(on_replica),
             main,
             self.budget_bytes,
-            replicas=1 if own_allocator else len(concretes),
+            replicas=1 if own_allocator else len(calls),
             exchange=exchange_bytes(gradients),
         )
 

@@ -3,7 +3,7 @@ process on its own variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,9 +21,10 @@ class ReplicatedPart:
       calls: What the step of each local replica is called with.
 
     Attributes:
-      variables: What the optimizer updates, once the part is traced.
-      replicas: The part on each local replica, to be traced.
-      others: That on all but the first, by device.
+      variables: What the optimizer updates.
+      concretes: The part as each local replica traced it for its call.
+      replicas: The part on each local replica, to be traced for other specs.
+      others: Those on all devices but the first.
     """
 
     def __init__(
@@ -34,18 +35,33 @@ class ReplicatedPart:
         calls: Sequence[Call],
     ):
         self._step, self._optimizer, self._strategy = step, optimizer, strategy
+        self._templates = [call.without_tensors() for call in calls]
         self.variables: list[Any] = []
+        specs = {number: call.specs(None) for number, call in enumerate(calls)}
+        self.concretes = [concrete for _, concrete in sorted(self.trace(specs).items())]
         self.replicas = [
-            OnReplica(self, number, call.without_tensors()) for number, call in enumerate(calls)
+            OnReplica(self, number, specs[number], concrete)
+            for number, concrete in enumerate(self.concretes)
         ]
         self.others = dict(
             zip(strategy.extended.worker_devices[1:], self.replicas[1:], strict=True)
         )
 
-    def trace(self, number: int, template: Call, specs: Sequence[tf.TensorSpec]) -> Any:
-        """Returns the `ConcreteFunction` of a local replica for some specs."""
-        found: list[Any] = []
+    def trace(self, specs: Mapping[int, Sequence[tf.TensorSpec]]) -> dict[int, Any]:
+        """Returns a `ConcreteFunction` of each local replica whose number has specs."""
+        found: dict[int, Any] = {}
 
+        @tf.autograph.experimental.do_not_convert
+        def on_replica() -> None:
+            number = local_number(self._strategy)
+            if number in specs:
+                part = tf.function(self._part(self._templates[number]), autograph=False)
+                found[number] = part.get_concrete_function(*specs[number])
+
+        self._strategy.run(on_replica)
+        return found
+
+    def _part(self, template: Call) -> Callable[..., Any]:
         def part(*tensors: tf.Tensor) -> Any:
             own, _ = template.with_tensors(tensors)
             with deferred_update(self._optimizer) as asked:
@@ -53,21 +69,23 @@ class ReplicatedPart:
             gradients, self.variables[:] = asked.only()
             return gradients, result
 
-        @tf.autograph.experimental.do_not_convert
-        def on_replica() -> None:
-            if local_number(self._strategy) == number:
-                found.append(tf.function(part, autograph=False).get_concrete_function(*specs))
-
-        self._strategy.run(on_replica)
-        return found[0]
+        return part
 
 
 class OnReplica:
-    """The part on one replica, to be traced for any specs, each once."""
+    """The part on one replica, which is traced once for any specs.
 
-    def __init__(self, part: ReplicatedPart, number: int, template: Call):
-        self._part, self._number, self._template = part, number, template
-        self._traced: dict[str, Any] = {}
+    Args:
+      number: That of the local replica.
+      specs: What it was traced for.
+      concrete: The traced function.
+    """
+
+    def __init__(
+        self, part: ReplicatedPart, number: int, specs: Sequence[tf.TensorSpec], concrete: Any
+    ):
+        self._part, self._number = part, number
+        self._traced = {str(tuple(specs)): concrete}
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
         """Runs the part."""
@@ -78,5 +96,5 @@ class OnReplica:
         """Returns the traced function for some specs."""
         key = str(specs)
         if key not in self._traced:
-            self._traced[key] = self._part.trace(self._number, self._template, specs)
+            self._traced[key] = self._part.trace({self._number: specs})[self._number]
         return self._traced[key]
