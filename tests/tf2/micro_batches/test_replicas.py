@@ -78,3 +78,58 @@ def test_examples_that_are_bound_together_are_refused():
     result = found(started(PROGRAM, "loop", 4096, 4096, "55%", 2, "BatchNormalization"))
     assert "cannot run in slices" in result["refused"]
     assert "'batch_normalization'" in result["refused"]
+
+
+def one_device():
+    """A strategy of a single replica, which needs no process of its own."""
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(["CPU:0"])
+
+
+def dense(strategy):
+    """(a step of one replica, its variables, its optimizer)"""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "gelu"),
+                                  keras.layers.Dense(4)])  # fmt: skip
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    def step(x, factor):
+        with tf.GradientTape() as tape:
+            loss = factor * tf.reduce_mean(model(x, training=True) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return step, model, optimizer
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize("micro", [1, 2])
+def test_python_numbers_of_a_call_are_its_own(micro):
+    """The graphs of two calls have equal sizes and other constants."""
+    import tensorflow as tf
+
+    import checkmate
+
+    found = []
+    for planned in (False, True):
+        strategy = one_device()
+        step, model, optimizer = dense(strategy)
+        options = {"cost_model": "roofline", "micro_batches": micro}
+        run = (
+            checkmate.tf2.function(
+                step, budget="1GiB", strategy=strategy, optimizer=optimizer, **options
+            )
+            if planned
+            else lambda *args, strategy=strategy, step=step: strategy.run(step, args=args)
+        )
+        batch = tf.random.stateless_normal([2048, 64], [0, 1])
+        losses = [float(run(batch, factor)) for factor in (1.0, 3.0)]
+        found.append([*losses, *(np.abs(each).sum() for each in model.get_weights())])
+        assert int(optimizer.iterations.numpy()) == 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
