@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-def largest_fitting(fits: Callable[[int], bool], largest: int, *, known: int = 0) -> int:
-    """Returns the largest number up to `largest` that fits, to about a hundredth, when all below it
-    do; `known` fits or is 0."""
+HUNDREDTH = 0.01
+"""Closer than predictions on paper are to the real allocator."""
+
+
+def largest_fitting(
+    fits: Callable[[int], bool], largest: int, *, known: int = 0, share: float = HUNDREDTH
+) -> int:
+    """Returns the largest number up to `largest` that fits, to about a share of it, when all below
+    it do; `known` fits or is 0."""
     low, high = known, max(1, 2 * known)
     while high <= largest and fits(high):
         low, high = high, 2 * high
     high = min(high, largest + 1)
-    return _bisected(fits, low, high)
+    return _bisected(fits, low, high, share)
 
 
-def largest_near(fits: Callable[[int], bool], guess: int, largest: int, *, known: int) -> int:
+def largest_near(
+    fits: Callable[[int], bool],
+    guess: int,
+    largest: int,
+    *,
+    known: int,
+    share: float = HUNDREDTH,
+) -> int:
     """Returns the same as `largest_fitting`, in few questions where it is near a guess."""
     step = max(1, guess // 64)
     if fits(guess):
@@ -29,13 +42,12 @@ def largest_near(fits: Callable[[int], bool], guess: int, largest: int, *, known
         while low > known and not fits(low):
             step *= 2
             low, high = max(known, low - step), low
-    return _bisected(fits, low, high)
+    return _bisected(fits, low, high, share)
 
 
-def _bisected(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number that fits, to about a hundredth; `low` does and `high` does not."""
-    # A hundredth is closer than predictions on paper are to the real allocator.
-    while high - low > max(1, low // 100):
+def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
+    """The largest number that fits, to about a share of it; `low` does and `high` does not."""
+    while high - low > max(1, int(low * share)):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

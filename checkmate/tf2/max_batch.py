@@ -31,6 +31,9 @@ from checkmate.units import format_bytes, is_share, parse_bytes
 MOST_ROUNDS = 3
 """How often the batch that was found is measured, and the search goes on from what was learnt."""
 
+STEP_IN_SLICES = 0.1
+"""The largest batch in slices, each of which is planned for real, is found to this share of it."""
+
 STEP_DOWN = 0.03
 """By which share the next batch is smaller when a real step refutes what was found on paper."""
 
@@ -90,7 +93,9 @@ def max_batch(
     and beyond, so that every other batch is planned on paper. The batch that is found is measured
     in the place of the second, and the search goes on from there, at most a few times. The answer
     is then compiled, which plans and confirms it; where that refuses, a slightly smaller batch is
-    tried.
+    tried. With `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
+    to one whose data and results leave too little memory, whose cost is above `max_overhead`, or
+    `largest`.
 
     Args:
       model: As for `compile`, as are loss and optimizer.
@@ -169,10 +174,12 @@ class _BatchSearch:
     def found(self, specs: Any, largest: int) -> MaxBatch:
         """Returns the largest batch whose step can be planned and confirmed."""
         plain, batch = self._on_paper(largest)
+        if self._request.options.micro_batches != 1:
+            batch = self._in_slices(specs, batch, largest)
         while batch:
             step, smaller = self._planned(specs, batch)
             if step is not None:
-                overhead = (step.result.overhead if step.result else None) or 1.0
+                overhead = step.report().predicted_slowdown
                 binding = step.graph.ops[floor(step.graph).op].name
                 return MaxBatch(
                     batch, plain, overhead, self._budget_bytes, binding, step, tuple(self.tried)
@@ -196,16 +203,30 @@ class _BatchSearch:
                 break
         return plain, batch
 
-    def _allowed(self, graph: DFGraph, result: SolveResult) -> bool:
-        """Whether a plan's cost is within the limit on the overhead."""
+    def _in_slices(self, specs: Any, whole: int, largest: int) -> int:
+        """The largest batch that trains in slices, each planned for real, where one of `whole`
+        trains without them."""
+        count = self._request.options.micro_batches
+
+        def fits(batch: int) -> bool:
+            return self._planned(specs, batch)[0] is not None
+
+        if count == "auto":
+            return largest_fitting(fits, largest, known=whole, share=STEP_IN_SLICES)
+        size, most = min(whole, largest // int(count)), largest // int(count)
+        return int(count) * largest_near(
+            lambda size: fits(int(count) * size), size, most, known=0, share=STEP_IN_SLICES
+        )
+
+    def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
+        """Whether a plan's cost over the plain step's is within the limit."""
         limit = self._max_overhead
-        if limit is None or result.cost is None:
+        if limit is None or overhead is None:
             return True
         if limit == "forward":
             extra = sum(op.cost for op in graph.ops if not op.is_backward)
-        else:
-            extra = float(limit) * graph.total_cost
-        return result.cost <= graph.total_cost + extra
+            return overhead <= 1 + extra / graph.total_cost
+        return overhead <= 1 + float(limit)
 
     def _plain_fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
@@ -227,7 +248,7 @@ class _BatchSearch:
             self.tried.append((batch, type(error).__name__))
             return False
         self.tried.append((batch, f"cost {_overhead(result)}"))
-        return self._allowed(graph, result)
+        return self._allowed(graph, result.overhead)
 
     def _planned(self, specs: Any, batch: int) -> tuple[PlannedStep | None, int]:
         """The planned step of a batch, None where it is refused; and a smaller batch to try
@@ -236,8 +257,9 @@ class _BatchSearch:
         options = replace(
             request.options,
             budget=self._budget_bytes,
-            cost_model=self._growth.cost_model(batch),
         )
+        if options.micro_batches == 1:
+            options = replace(options, cost_model=self._growth.cost_model(batch))
         try:
             step = PlannedStep(
                 replace(request, options=options, explains=False), sized(specs, batch)
@@ -249,9 +271,10 @@ class _BatchSearch:
             found = f"took {format_bytes(peak)}" if peak else type(error).__name__
             smaller = min(smaller, self._growth.scaled(batch, peak or 0, self._budget_bytes))
         else:
-            if step.result is None or self._allowed(step.graph, step.result):
+            overhead = step.report().predicted_slowdown
+            if self._allowed(step.graph, overhead):
                 return step, batch
-            found = f"cost {_overhead(step.result)}"
+            found = f"cost {overhead - 1:+.1%}"
         self.tried.append((batch, f"planned for real: {found}"))
         return None, smaller
 

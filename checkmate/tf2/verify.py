@@ -31,8 +31,9 @@ MORE_OBSERVATIONS = 2
 
 SUMS = 0.1
 """A batch in slices adds its sums up in another order. A difference in a sum counts as rounding up
-to this share of what one slice more or less would make. Sums of float32 over a million positions of
-one sign, such as the gradient of a convolution's bias, are no better than 1e-3 in the plain step."""
+to this share of what one slice more or less would make: a sum of float32 over many positions of one
+sign, such as the gradient of a convolution's bias, loses more digits in the plain step than moved
+weights show."""
 
 Values = list[np.ndarray]
 """The outputs of a step, then the variables after it."""

@@ -21,6 +21,8 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes
 from checkmate.tf2.axes.relation import SAME, Relation, batched
+from checkmate.tf2.graph.copying import copy_of
+from checkmate.tf2.graph.operations import can_be_copied, source_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
@@ -100,12 +102,17 @@ class Parts:
         axes = self.axes
         given = [*(h.whole for h in axes.handed_on), *self._early]
         copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
-        count = len(self.specs)
+        count, kept = len(self.specs), {source_of(h.whole).ref() for h in axes.handed_on}
+
+        def result(tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+            # A value that is returned must not lie where the next step writes.
+            is_kept = source_of(tensor).ref() in kept
+            return copy_of(value) if is_kept and can_be_copied(value.dtype) else value
 
         def after(*values: tf.Tensor) -> Any:
             batch, early = values[:count], values[count:]
             outputs = copies.make(batch, given=[*self.kept.values(), *early])
-            return self.whole.pack(outputs)
+            return self.whole.pack(list(map(result, self.whole.flat.outputs, outputs)))
 
         return _function(after, [*self.specs, *_specs(self._early)])
 

@@ -45,26 +45,6 @@ BOUND = {
 """Model -> part of the name of the layer that binds its examples together."""
 
 
-def step_and_batch(name, size=8):
-    import keras
-    import tensorflow as tf
-
-    from checkmate.bench.zoo import models
-    from checkmate.bench.zoo_models.batches import Task
-    from checkmate.tf2.training_step import training_step
-
-    keras.utils.set_random_seed(0)
-    made = models()[name]()
-    if isinstance(made, Task):
-        step, batch = made.step, made.batch
-    else:
-        batch = (made.inputs, made.labels)
-        step, _ = training_step(made.model, made.loss, made.optimizer, *batch)
-    return step, tf.nest.map_structure(
-        lambda leaf: tf.concat([leaf] * (-(-size // leaf.shape[0])), 0)[:size], batch
-    )
-
-
 def doubled(leaf):
     import tensorflow as tf
 
@@ -77,6 +57,7 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
     quotients of such a gradient has any result, so updates are not compared."""
     from oracle import in_slices
     from programs import double
+    from zoo_steps import step_and_batch
 
     in_float32 = name in (
         "regularized",
@@ -97,6 +78,7 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
 @pytest.mark.parametrize("name", BOUND)
 def test_a_model_names_what_binds_its_examples(tensorflow, name):
     from oracle import in_slices
+    from zoo_steps import step_and_batch
 
     found = in_slices(*step_and_batch(name), 2)
     assert BOUND[name] in found.axes.binding.layer

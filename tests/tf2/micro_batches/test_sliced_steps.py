@@ -1,0 +1,158 @@
+"""Steps in slices: the numbers of the whole batch, within the budget."""
+
+import numpy as np
+import pytest
+
+import checkmate
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
+
+
+def compiled(budget, micro_batches, examples=16, optimizer="sgd", **more):
+    import keras
+    from sliced_nets import batch, loss, net
+    from unhurried import UNHURRIED
+
+    made = {
+        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        "adam": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5, use_ema=True),
+    }
+    model = net(**more.pop("net", {}))
+    inputs, labels = batch(examples)
+    options = {"cost_model": "roofline", "solver": UNHURRIED, "verbose": False, **more}
+    step = checkmate.tf2.compile(
+        model,
+        loss(),
+        made[optimizer](),
+        inputs,
+        labels,
+        budget=budget,
+        micro_batches=micro_batches,
+        **options,
+    )
+    return model, step
+
+
+def trained(step, steps=3, examples=16):
+    from sliced_nets import batch
+
+    inputs, labels = batch(examples)
+    found = [step(inputs, labels) for _ in range(steps)]
+    return np.array([float(loss) for _, loss in found]), found[0][0].numpy()
+
+
+def assert_close(ours, plain, tolerance=2e-6):
+    """Equal but for rounding, in terms of the largest weight."""
+    most = max(float(np.max(np.abs(each.numpy()))) for each in plain.trainable_variables)
+    for one, other in zip(ours.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=tolerance * most)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_step_in_slices_computes_what_the_whole_one_does(optimizer):
+    plain, whole = compiled("2GiB", 1, optimizer=optimizer)
+    ours, step = compiled("30MiB", 4, optimizer=optimizer)
+    micro = step.report().micro_batches
+    assert (micro.count, micro.size) == (4, 4)
+    losses, prediction = trained(step)
+    expected, expected_prediction = trained(whole)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(prediction, expected_prediction, rtol=1e-5, atol=1e-6)
+    assert_close(ours, plain, 1e-5 if optimizer == "sgd" else 2e-5)
+
+
+def test_slices_and_recomputation_stay_within_the_budget_together():
+    _, step = compiled("9MiB", 4)
+    report = step.report()
+    assert step.plan.recomputed and report.micro_batches.count == 4
+    assert report.measured_peak_bytes <= step.budget_bytes
+    assert "in 4 micro-batches of 4 and with" in report.sentence()
+    assert "4 slices of 4 examples, of 16" in str(report)
+
+
+def test_verify_finds_the_whole_batch_s_numbers():
+    from sliced_nets import batch
+
+    _, step = compiled("9MiB", 4)
+    found = checkmate.tf2.verify(step, batch())
+    assert found.ok, found
+    assert found.planned_evaluations > len(step.graph)
+
+
+def test_verify_notices_a_slice_that_is_left_out(monkeypatch):
+    from sliced_nets import batch
+
+    _, step = compiled("9MiB", 4)
+    whole = list(step.planned.run._slices)
+    monkeypatch.setattr(step.planned.run, "_slices", whole[:-1])
+    assert not checkmate.tf2.verify(step, batch()).ok
+
+
+def test_auto_takes_the_cheapest_number_of_slices_and_bounds_all():
+    _, step = compiled("14MiB", "auto")
+    report = step.report()
+    tried = {each.count: each for each in report.tried_slices}
+    costs = [each.cost for each in tried.values() if each.cost is not None]
+    assert report.micro_batches.count in tried
+    assert report.micro_batches.cost == min(costs)
+    assert all(each.bound <= (each.cost or np.inf) for each in tried.values())
+    assert "micro-batches" in report.sentence() and "looked at" in str(report)
+
+
+def test_auto_leaves_alone_what_fits():
+    _, step = compiled("2GiB", "auto")
+    assert step.report().micro_batches is None and step.result is None
+
+
+def test_auto_does_not_split_what_is_bound_together_and_names_the_op():
+    import keras
+
+    norm = {"norm": keras.layers.BatchNormalization}
+    _, step = compiled("70%", "auto", net=norm)
+    report = step.report()
+    assert report.micro_batches is None and step.plan.recomputed
+    assert "batch_normalization" in report.notes[-1] and "not split" in report.notes[-1]
+    with pytest.raises(checkmate.CheckmateError, match="batch_normalization"):
+        compiled("10MiB", "auto", net=norm)
+
+
+def test_a_smaller_batch_runs_in_slices_of_the_same_size():
+    plain, whole = compiled("2GiB", 1)
+    ours, step = compiled("30MiB", 4)
+    for examples in (8, 3):
+        losses, _ = trained(step, 1, examples)
+        expected, _ = trained(whole, 1, examples)
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert_close(ours, plain)
+
+
+def test_one_op_does_not_set_the_least_budget():
+    with pytest.raises(checkmate.CheckmateError, match='micro_batches="auto"'):
+        compiled("12MiB", 1)
+    _, step = compiled("12MiB", "auto")
+    assert step.report().measured_peak_bytes <= step.budget_bytes
+
+
+def test_more_slices_than_examples_are_refused():
+    with pytest.raises(checkmate.TraceError, match="batch of 16 cannot run in 17"):
+        compiled("30MiB", 17)
+
+
+@pytest.mark.parametrize("count", [0, 1.5, "many", True])
+def test_a_number_that_is_none_is_refused(count):
+    with pytest.raises(checkmate.TraceError, match="micro_batches is the number of slices"):
+        checkmate.tf2.options.PlanOptions(micro_batches=count)
+
+
+@pytest.mark.parametrize(("name", "micro_batches"), [("plan.json", 4), ("folder", "auto")])
+def test_a_plan_in_slices_is_kept_in_a_file(tmp_path, name, micro_batches):
+    if name == "folder":
+        _, step = compiled("9MiB", micro_batches, plan=tmp_path / name)
+        assert step.kept_at.exists()
+    else:
+        _, step = compiled("9MiB", micro_batches)
+        step.save(tmp_path / name)
+    _, again = compiled("9MiB", micro_batches, plan=tmp_path / name)
+    assert again.plan == step.plan
+    assert again.report().micro_batches.count == step.report().micro_batches.count
+    assert any("The plan is from" in note for note in again.report().notes)
