@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,23 +24,39 @@ def application(name: str, *, batch: int, size: int = 224, classes: int = 1000) 
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
 
 
+def layer_normalized(name: str, *, batch: int, size: int = 224) -> Workload:
+    """A model of keras.applications with LayerNormalization over channels in the place of
+    BatchNormalization, so that no example changes another's values."""
+    work = application(name, batch=batch, size=size)
+
+    def replaced(layer: keras.Layer) -> keras.Layer:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            return keras.layers.LayerNormalization(name=layer.name.replace("bn", "ln"))
+        return type(layer).from_config(layer.get_config())
+
+    def called(layer: keras.Layer, *inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+        return layer(*inputs)  # without the mask that BatchNormalization takes
+
+    model = keras.models.clone_model(work.model, call_function=called, clone_function=replaced)
+    return replace(work, model=model)
+
+
 def unet(
     *,
     batch: int,
     size: int = 160,
     classes: int = 10,
     widths: tuple[int, ...] = (32, 64, 128, 256, 512),
+    normalized: bool = True,
 ) -> Workload:
-    """A U-Net (Ronneberger et al., 2015) with BatchNormalization and a prediction per pixel."""
+    """A U-Net (Ronneberger et al., 2015) with a prediction per pixel, and where `normalized` with
+    BatchNormalization after each convolution of 3 x 3."""
     layers = keras.layers
 
     def block(x, width):
         for _ in range(2):
-            x = layers.ReLU()(
-                layers.BatchNormalization()(
-                    layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
-                )
-            )
+            x = layers.Conv2D(width, 3, padding="same", use_bias=not normalized)(x)
+            x = layers.ReLU()(layers.BatchNormalization()(x) if normalized else x)
         return x
 
     inputs = keras.Input((size, size, 3))
@@ -60,6 +78,21 @@ def unet(
     return Workload(model, keras.losses.SparseCategoricalCrossentropy(), images, labels)
 
 
+def super_resolution(*, batch: int, size: int = 256, scale: int = 4) -> Workload:
+    """A net for images `scale` times as large (Shi et al., 2016), which ends in DepthToSpace: that
+    op and its gradient have the largest values."""
+    layers = keras.layers
+    inputs = keras.Input((size, size, 3))
+    x = layers.Conv2D(32, 5, padding="same", activation="tanh")(inputs)
+    x = layers.Conv2D(32, 3, padding="same", activation="tanh")(x)
+    x = layers.Conv2D(3 * scale**2, 3, padding="same")(x)
+    outputs = layers.Lambda(partial(tf.nn.depth_to_space, block_size=scale))(x)
+    model = keras.Model(inputs, outputs, name="super_resolution")
+    images = tf.random.stateless_normal((batch, size, size, 3), seed=(1, 2))
+    labels = tf.random.stateless_normal((batch, scale * size, scale * size, 3), seed=(3, 4))
+    return Workload(model, keras.losses.MeanSquaredError(), images, labels)
+
+
 def transformer(
     *,
     batch: int,
@@ -67,12 +100,14 @@ def transformer(
     width: int = 256,
     depth: int = 6,
     words: int = 1000,
+    classes: int | None = None,
     variant: str = "",
 ) -> Workload:
-    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention, dropout and a
-    prediction per token; each head has 32 dimensions.
+    """A pre-norm transformer encoder (Vaswani et al., 2017) with attention and dropout; each head
+    has 32 dimensions.
 
     Args:
+      classes: Of a prediction for the whole sequence; None for a prediction per token.
       variant: "tanh" for GELU by tanh; "causal" if a token attends to itself and those before it
         only, as in a decoder.
     """
@@ -89,11 +124,17 @@ def transformer(
         y = layers.LayerNormalization()(x)
         y = layers.Dense(4 * width, activation=gelu)(y)
         x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
-    model = keras.Model(
-        tokens, layers.Dense(words)(layers.LayerNormalization()(x)), name="transformer"
-    )
+    x = layers.LayerNormalization()(x)
+    if classes:
+        x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(tokens, layers.Dense(classes or words)(x), name="transformer")
     inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
-    labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
+    labels = tf.random.stateless_uniform(
+        (batch,) if classes else (batch, length),
+        seed=(3, 4),
+        maxval=classes or words,
+        dtype=tf.int32,
+    )
     return Workload(
         model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels
     )
@@ -132,6 +173,11 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
     "densenet121": (partial(application, "DenseNet121"), 4),
     "efficientnetb0": (partial(application, "EfficientNetB0"), 8),
     "lstm": (lstm, 64),
+    "mobilenet_ln": (partial(layer_normalized, "MobileNet"), 16),
+    "encoder": (partial(transformer, classes=10), 16),
+    "unet_without_norm": (partial(unet, normalized=False), 8),
+    "large_unet": (partial(unet, size=512, widths=(32, 64, 128), normalized=False), 2),
+    "super_resolution": (super_resolution, 4),
 }
 
 

@@ -13,4 +13,9 @@ WORKLOADS = (
     "densenet121",
     "efficientnetb0",
     "lstm",
+    "mobilenet_ln",
+    "encoder",
+    "unet_without_norm",
+    "large_unet",
+    "super_resolution",
 )

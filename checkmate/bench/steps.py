@@ -26,6 +26,7 @@ from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
 
 NAMES = ("mobilenet", "resnet50", "unet", "vgg16", "transformer")
+TITLE = "planned / plain training step; memory is the allocator's peak above the resting level"
 COLUMNS = (
     "model",
     "budget",

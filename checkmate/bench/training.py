@@ -55,6 +55,23 @@ def plain_step(
     return step
 
 
+def loss_step(work: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """Returns the usual training step of a workload as a Python function that returns the loss
+    alone, as Keras's `fit` does: the predictions of a whole batch need not be kept."""
+    import tensorflow as tf
+
+    variables = work.model.trainable_variables
+    optimizer.build(variables)
+
+    def step(inputs: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = work.loss(labels, work.model(inputs, training=True))
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    return step
+
+
 def planned_step(work: Any, optimizer: Any, budget: int | str, **options: Any) -> Any:
     """Returns the step of `checkmate.tf2.compile` for a workload."""
     import checkmate
@@ -62,6 +79,33 @@ def planned_step(work: Any, optimizer: Any, budget: int | str, **options: Any) -
     return checkmate.tf2.compile(
         work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget, **options
     )
+
+
+def planned_loss_step(
+    work: Any, optimizer: Any, budget: int | str, micro_batches: int | str
+) -> Any:
+    """Returns the step of `loss_step`, planned for the workload's batch."""
+    import checkmate
+
+    return checkmate.tf2.function(
+        loss_step(work, optimizer),
+        work.inputs,
+        work.labels,
+        budget=budget,
+        micro_batches=micro_batches,
+    )
+
+
+def slices_of(step: Any) -> dict[str, int] | None:
+    """Returns how many slices of a batch a planned step runs, and how many examples each has; None
+    where it runs the whole batch at once."""
+    found = step.report().micro_batches
+    return found and {"count": found.count, "size": found.size}
+
+
+def slices_cell(slices: dict[str, int] | None) -> str:
+    """What `slices_of` returns in a cell."""
+    return f"{slices['count']} of {slices['size']}" if slices else "-"
 
 
 def plain_prediction(report: Any) -> dict[str, int]:
@@ -87,13 +131,16 @@ class Timed(NamedTuple):
 
 
 def timed(step: Any, work: Any) -> Timed:
-    """Runs a step once."""
+    """Runs a step once that returns the prediction and the loss."""
+    return measured(lambda: step(work.inputs, work.labels)[1])
+
+
+def measured(call: Callable[[], Any]) -> Timed:
+    """Runs a step once that returns the loss."""
     from checkmate.tf2 import device as devices
 
     started = time.perf_counter()
-    loss, before, peak = devices.peak_above(
-        devices.training_device(), lambda: float(step(work.inputs, work.labels)[1])
-    )
+    loss, before, peak = devices.peak_above(devices.training_device(), lambda: float(call()))
     return Timed(time.perf_counter() - started, peak, before, loss)
 
 

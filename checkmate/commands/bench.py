@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from checkmate.commands import bench_accept, bench_planning, bench_training, bench_zoo
+from checkmate.commands import bench_accept, bench_eager, bench_planning, bench_training, bench_zoo
 
 
 @click.group()
@@ -20,6 +20,6 @@ def bench() -> None:
     """
 
 
-for group in (bench_training, bench_zoo, bench_planning, bench_accept):
+for group in (bench_training, bench_eager, bench_zoo, bench_planning, bench_accept):
     for command in group.COMMANDS:
         bench.add_command(command)

@@ -9,9 +9,9 @@ import click
 
 from checkmate.bench import cap as cap_benchmark
 from checkmate.bench import clients as clients_benchmark
-from checkmate.bench import eager, eager_ops
 from checkmate.bench import first_step as first_step_benchmark
 from checkmate.bench import limits as limits_benchmark
+from checkmate.bench import micro_batches as micro_batches_benchmark
 from checkmate.bench import rivals as rivals_benchmark
 from checkmate.bench import steps as steps_benchmark
 from checkmate.bench import workers as workers_benchmark
@@ -20,6 +20,7 @@ from checkmate.bench.names import WORKLOADS
 from checkmate.commands.options import (
     json_option,
     listed,
+    micro_batches_option,
     named,
     readable_budgets,
     steps_option,
@@ -83,18 +84,32 @@ def limits(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> 
     callback=readable_budgets,
     help="All the memory that training may use, such as 600MiB.",
 )
-@steps_option(3, "Training steps of each kind.")
+@micro_batches_option
+@click.option(
+    "--times",
+    type=click.IntRange(1),
+    help="The search ends when a batch of so many times the plain step's trains.",
+)
+@steps_option(3, "Training steps of each kind.", minimum=2)
 @json_option
-def cap(models: tuple[str, ...], cap: str, steps: int, as_json: bool) -> None:
+def cap(
+    models: tuple[str, ...],
+    cap: str,
+    micro_batches: int | str,
+    times: int | None,
+    steps: int,
+    as_json: bool,
+) -> None:
     """The largest batch that trains under a memory cap.
 
     Plain and planned, for MODELS (workloads of `checkmate demo --model`).
 
     JSON: model, cap_bytes, and in plain and planned (null if no batch fits): batch, step_s,
-    trained.
+    trained, micro_batches (null, or count and size), budget_bytes; in_turn (null, or plain_s,
+    step_s and ratio_quartiles).
     """
     b, cap_bytes = cap_benchmark, parse_bytes(cap)
-    rows = (b.measure(name, cap_bytes, steps) for name in models)
+    rows = (b.measure(name, cap_bytes, steps, micro_batches, times) for name in models)
     table = RowTable("largest batch under a cap of the allocator", b.COLUMNS, b.cells, ("model",))
     stream(rows, table, as_json=as_json)
 
@@ -116,21 +131,32 @@ def workers(budget: str, as_json: bool) -> None:
 @models_argument
 @budgets_option("60%,50%,40%")
 @steps_option(5, "Timed steps of each kind.", minimum=2)
+@click.option(
+    "--micro-batches",
+    is_flag=True,
+    help="Instead: recomputation, gradient accumulation, and both chosen together.",
+)
 @json_option
-def steps(models: tuple[str, ...], budgets: str, steps: int, as_json: bool) -> None:
+def steps(
+    models: tuple[str, ...], budgets: str, steps: int, micro_batches: bool, as_json: bool
+) -> None:
     """Memory and time of planned training steps, compared with plain ones.
 
     MODELS are workloads of `checkmate demo --model`; five of them by default. Memory is the
-    allocator's peak above the resting level.
+    allocator's peak above the resting level; with --micro-batches, everything resident included.
 
     JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes,
     plain_predicted_bytes, step_s, plain_s, ratio_quartiles, predicted_slowdown, overhead, gap,
-    recomputed, ops, planning_s, trace_s, phases; or error.
+    recomputed, ops, planning_s, trace_s, phases; or error. With --micro-batches: model, budget,
+    budget_bytes, way, batch, peak_bytes, step_s, plain_s, ratio_quartiles, ratio, of_better,
+    micro_batches (count and size of the slices), recomputed; or error.
     """
-    b = steps_benchmark
-    title = "planned / plain training step; memory is the allocator's peak above the resting level"
+    b: Any = micro_batches_benchmark if micro_batches else steps_benchmark
     rows = rows_of(b.measure, models or b.NAMES, budgets, steps)
-    stream(rows, RowTable(title, b.COLUMNS, b.cells, ("model",)), as_json=as_json)
+    table = RowTable(b.TITLE, b.COLUMNS, b.cells, ("model", "way"))
+    done = stream(rows, table, as_json=as_json)
+    if micro_batches and not as_json:
+        click.echo(micro_batches_benchmark.summary(done))
 
 
 @click.command("first-step")
@@ -231,48 +257,6 @@ def clients(programs: tuple[str, ...], budgets: str, steps: int, as_json: bool) 
         click.echo(b.summary(done))
 
 
-@click.command("dtr-eager")
-@click.argument("workloads", nargs=-1, callback=named(eager.NAMES, "eager workload"))
-@budgets_option("50%,40%", "Shares of the plain step's measured peak.")
-@steps_option(5, "Timed steps of each kind.")
-@click.option(
-    "--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within a memory cap."
-)
-@click.option("--ops", is_flag=True, help="Instead: the time of one op if nothing is evicted.")
-@json_option
-def dtr_eager(
-    workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, ops: bool, as_json: bool
-) -> None:
-    """Eager training steps under dtr(), compared with plain ones.
-
-    WORKLOADS are mlp, mlp32, cnn, lstm, treelstm, unrolled and attention; all by default.
-
-    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, slowdown,
-    cost, difference, state_equal; or error. With --trees: nodes, cap_bytes, plain, dtr. With --ops:
-    width, pass, plain_s, none_s, none, far_s, far.
-    """
-    if ops:
-        title = (
-            "an op of a taped chain of matrix products: a plain tape, and the time that dtr() adds"
-            " if nothing is evicted"
-        )
-        table = RowTable(title, eager_ops.COLUMNS, eager_ops.cells, ("width", "pass"))
-        stream(eager_ops.measure(), table, as_json=as_json)
-    elif trees:
-        title = f"seconds of a step on a random tree, within {eager.CAP_MIB} MiB"
-        stream(
-            eager.trees(), RowTable(title, eager.TREE_COLUMNS, eager.tree_cells), as_json=as_json
-        )
-    else:
-        title = (
-            "eager TensorFlow under dtr(); memory is the allocator's peak, variables and data"
-            " included"
-        )
-        rows = rows_of(eager.measure, workloads or eager.NAMES, budgets, steps)
-        table = RowTable(title, eager.COLUMNS, eager.cells, ("workload", "budget"))
-        stream(rows, table, as_json=as_json)
-
-
 COMMANDS = (
     limits,
     cap,
@@ -282,5 +266,4 @@ COMMANDS = (
     rivals,
     xla,
     clients,
-    dtr_eager,
 )

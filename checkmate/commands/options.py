@@ -31,6 +31,27 @@ class NumberFrom(click.FloatRange):
         return number
 
 
+class CountOrAuto(click.ParamType):
+    """A whole number of at least 1, or "auto"."""
+
+    name = "COUNT|auto"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int | str:
+        """Checks the number."""
+        if value == "auto":
+            return "auto"
+        try:
+            return click.IntRange(1).convert(value, parameter, context)
+        except click.BadParameter:
+            self.fail(
+                f"{value!r} is neither a whole number of at least 1 nor 'auto'.",
+                parameter,
+                context,
+            )
+
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line instead of a table."
 )
@@ -116,6 +137,13 @@ def search_options(command: Callable[..., None]) -> Callable[..., None]:
 
 batch_option = click.option(
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Examples in a batch."
+)
+micro_batches_option = click.option(
+    "--micro-batches",
+    default="1",
+    show_default=True,
+    type=CountOrAuto(),
+    help="Slices in which a batch runs, one after another; auto chooses them with the plan.",
 )
 size_option = click.option(
     "--size",

@@ -11,21 +11,46 @@ from checkmate.bench.process import ProcessDiedError
 from checkmate.errors import CheckmateError
 
 
-@pytest.mark.parametrize(("plain", "planned"), [(0, 0), (0, 3), (1, 1), (5, 4), (8, 21), (19, 100)])
-def test_the_largest_batches_are_found(monkeypatch, plain, planned):
-    def fresh_process(module, arguments):
-        _, kind, _, batch, cap_bytes = arguments
-        assert cap_bytes == str(400 << 20)
-        most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
-        if batch > most + 1:
-            raise ProcessDiedError("status -11")
-        return {
-            "trained": batch <= most,
-            "batch": batch,
-            "step_s": batch / {"plain": 20, "planned": 10}[kind],
-        }
+@pytest.fixture
+def processes(monkeypatch):
+    """Sets the largest batches that train, and returns the list of what is tried: kind, batch and
+    option `micro_batches`."""
+    asked = []
 
-    monkeypatch.setattr(cap, "fresh_process", fresh_process)
+    def of(plain, planned):
+        def fresh_process(module, arguments):
+            if arguments[1] == "in turn":
+                asked.append(tuple(arguments[1:]))
+                step_s = plain / 20, int(arguments[4]) / 10
+                ratio = step_s[1] / step_s[0]
+                return {
+                    "plain_s": step_s[0],
+                    "step_s": step_s[1],
+                    "ratio_quartiles": [0.0, ratio, 99.0],
+                }
+            _, kind, _, batch, cap_bytes, micro_batches = arguments
+            assert cap_bytes == str(400 << 20)
+            most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
+            asked.append((kind, batch, micro_batches))
+            if batch > most + 1:
+                raise ProcessDiedError("status -11")
+            return {
+                "trained": batch <= most,
+                "batch": batch,
+                "step_s": batch / {"plain": 20, "planned": 10}[kind],
+                "micro_batches": {"count": 2, "size": 7} if micro_batches == "auto" else None,
+                "budget_bytes": 333,
+            }
+
+        monkeypatch.setattr(cap, "fresh_process", fresh_process)
+        return asked
+
+    return of
+
+
+@pytest.mark.parametrize(("plain", "planned"), [(0, 0), (0, 3), (1, 1), (5, 4), (8, 21), (19, 100)])
+def test_the_largest_batches_are_found(processes, plain, planned):
+    processes(plain, planned)
     row = cap.measure("unet", 400 << 20, 3)
     found = [row[kind]["batch"] if row[kind] else 0 for kind in ("plain", "planned")]
     assert found[0] == plain
@@ -33,8 +58,43 @@ def test_the_largest_batches_are_found(monkeypatch, plain, planned):
     assert planned - max(0, planned // cap.CLOSE - 1) <= found[1] <= planned
     times, ratio = (f"{found[1] / plain:.2f}", "2.00") if plain and planned else ("-", "-")
     cells = cap.cells(row)
-    assert cells[2:5] == (str(plain or "none"), str(found[1] or "none"), times)
-    assert cells[5:] == ("0.050" if plain else "-", "0.100" if planned else "-", ratio)
+    assert cells[2:6] == (str(plain or "none"), str(found[1] or "none"), "-", times)
+    assert cells[6:] == (("0.050", "0.100", ratio) if plain and planned else ("-", "-", "-"))
+
+
+@pytest.mark.parametrize(
+    ("plain", "planned", "expected"), [(2, 100, 14), (2, 14, 14), (2, 9, 9), (2, 0, 0), (0, 5, 5)]
+)
+def test_the_search_ends_at_so_many_times_the_plain_batch(processes, plain, planned, expected):
+    asked = processes(plain, planned)
+    row = cap.measure("unet", 400 << 20, 3, "auto", 7)
+    assert (row["planned"]["batch"] if row["planned"] else 0) == expected
+    tried = [batch for kind, batch, *_ in asked if kind == "planned"]
+    assert not plain or max(tried) == 14
+    assert expected != 14 or tried == [14]
+
+
+def test_the_planned_step_gets_the_option_and_tells_its_slices(processes):
+    asked = processes(2, 15)
+    row = cap.measure("unet", 400 << 20, 3, "auto", 7)
+    assert {each for kind, _, each, *_ in asked if kind == "planned"} == {"auto"}
+    assert cap.cells(row)[4] == "2 of 7"
+    assert asked[-1] == ("in turn", "3", "2", "14", "333", "2")
+
+
+def test_batches_that_could_not_be_timed_in_turn_have_no_times(processes, monkeypatch):
+    processes(2, 15)
+    tried = cap.fresh_process
+
+    def fresh_process(module, arguments):
+        if arguments[1] == "in turn":
+            raise CheckmateError("No plan fits.")
+        return tried(module, arguments)
+
+    monkeypatch.setattr(cap, "fresh_process", fresh_process)
+    row = cap.measure("unet", 400 << 20, 3)
+    assert row["in_turn"] is None
+    assert cap.cells(row)[2:] == ("2", "15", "-", "-", "-", "-", "-")
 
 
 @pytest.mark.parametrize(("status", "kind"), [(-11, ProcessDiedError), (1, CheckmateError)])

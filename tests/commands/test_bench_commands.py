@@ -189,6 +189,14 @@ def test_bench_that_is_interrupted_shows_what_it_has(monkeypatch):
         (("bench", "dtr-eager", "nothing"), "There is no eager workload 'nothing'"),
         (("bench", "limits", "--budgets", "60"), "Did you mean '60%' or '60GiB'?"),
         (("bench", "workers", "--budget", "0.6"), "Did you mean '60%'?"),
+        (
+            ("bench", "cap", "unet", "--cap", "1GiB", "--micro-batches", "some"),
+            "'some' is neither a whole number of at least 1 nor 'auto'",
+        ),
+        (
+            ("bench", "cap", "unet", "--cap", "1GiB", "--micro-batches", "0"),
+            "'0' is neither a whole number of at least 1 nor 'auto'",
+        ),
         (("bench", "cap", "unet", "--cap", "60"), "Did you mean '60%' or '60GiB'?"),
     ],
 )

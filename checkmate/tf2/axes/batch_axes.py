@@ -14,11 +14,14 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.binding import Binding, binding_of
+from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Pair, arguments_of, paired
 from checkmate.tf2.axes.phases import Handed, Phase, Phases
 from checkmate.tf2.axes.random_draws import Draw
 from checkmate.tf2.axes.relation import SAME, Relation, batch_axis, batched
+from checkmate.tf2.axes.rows import Rows
 from checkmate.tf2.axes.walk import Walk
+from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.trace import TracedStep
 
 Input = tuple[tf.Operation, int]
@@ -106,14 +109,21 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
         (whole.function.graph, part.function.graph),
         examples,
         {Pair(*each): _of_argument(*each, count) for each in arguments.items()},
-        {tensor.ref() for tensor in whole.flat.outputs},
-        sum(v.shape.num_elements() * v.dtype.size for v in whole.variables),
+        _keeping(whole, size),
     )
     walk.run()
     phases = Phases(walk)
     if walk.binding is None:
         phases.find()
     return _result(walk, phases, binding_of(whole, walk))
+
+
+def _keeping(whole: TracedStep, examples: int) -> Keeping:
+    results = {tensor.ref() for tensor in whole.flat.outputs}
+    shapes = [tuple(variable.shape.as_list()) for variable in whole.variables]
+    size = sum(v.shape.num_elements() * v.dtype.size for v in whole.variables)
+    rows = Rows.of(reachable(whole.flat.graph), results, shapes)
+    return Keeping(examples, results, size, rows)
 
 
 def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:

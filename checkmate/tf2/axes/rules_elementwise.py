@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.call import Call, Relations, Rule
+from checkmate.tf2.axes.relation import WHOLE
 from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
 
 
@@ -55,9 +56,9 @@ def bias_add_grad(call: Call) -> Signature:
     return Signature((labels,), ((channel,),), summed=summed, linear=Linear.EACH)
 
 
-def same_as_input(call: Call) -> Relations:
+def same_as_input(call: Call) -> Relations | None:
     """Output k is input k."""
-    return list(call.inputs)
+    return None if WHOLE in call.inputs else list(call.inputs)
 
 
 def select(call: Call) -> Signature:

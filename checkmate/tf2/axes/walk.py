@@ -19,16 +19,14 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.inside import bodies_of, inside
+from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Graphs, Pair
 from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
 from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph.operations import is_argument, may_run_again
-from checkmate.tf2.graph.sizes import tensor_bytes
 
-KEPT_BYTES = 64
-"""Values of at most this many bytes per example are kept for the whole batch."""
 Read = tuple[Pair, int]
 """An op and the index of one of its inputs."""
 
@@ -75,9 +73,7 @@ class Walk:
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
       arguments: The relations of the step's arguments.
-      kept: References of the step's results, which are kept for the whole batch anyway.
-      variable_bytes: A value that is no larger is kept for the whole batch for a late op in which
-        the examples end, such as the update of an embedding with the gradient of each example.
+      keeping: What may be kept for the whole batch.
       relations: The relations of each op's outputs.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
@@ -93,8 +89,7 @@ class Walk:
     functions: tuple[Any, Any]
     examples: tuple[int, int]
     arguments: dict[Pair, Relation]
-    kept: set[Any]
-    variable_bytes: int
+    keeping: Keeping
     relations: dict[Pair, Relations] = field(default_factory=dict)
     early: dict[Pair, Of] = field(default_factory=dict)
     late: set[Pair] = field(default_factory=set)
@@ -189,7 +184,7 @@ class Walk:
         if (
             not draw.is_exact
             and may_run_again(pair.whole)
-            and self._is_small(pair.whole.outputs[0])
+            and self.keeping.is_small(pair.whole.outputs[0])
         ):
             return None
         self.draws[pair] = draw
@@ -212,30 +207,19 @@ class Walk:
             self.late.add(pair)
 
     def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
-        """Finds out whether a late op would need the whole batch's values of single examples.
-
-        Those of results of the step are there, and so are arguments. Others are kept if they are
-        small, or no larger than the variables and the op is their end, as an update is.
-        """
+        """Finds out whether a late op would need values of single examples that are not kept."""
         ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
-        results = all(tensor.ref() in self.kept for tensor in pair.whole.outputs)
-        for tensor, each in zip(pair.whole.inputs, inputs, strict=True):
+        last = ends or self.keeping.has_results_only(pair.whole)
+        for k, (tensor, each) in enumerate(zip(pair.whole.inputs, inputs, strict=True)):
             in_parts = each.relation.kind in (Kind.BATCHED, Kind.SUMMED)
             if tensor.dtype == tf.variant and in_parts:
                 self.binding = pair  # a list is not handed on
             uncut = each.relation == WHOLE and each.of is Of.EXAMPLES
             examples = each.relation.kind is Kind.BATCHED or uncut
-            there = tensor.ref() in self.kept or self._is_small(tensor)
-            if each.known is not None or not examples or there:
+            if each.known is not None or not examples or self.keeping.is_there(tensor):
                 continue
-            size = tensor_bytes(tensor)
-            affordable = size is not None and (each.early or size <= self.variable_bytes)
-            if not affordable or not (ends or results):
+            if not self.keeping.may_keep(pair.whole, k, early=each.early, last=last):
                 self.binding = pair
-
-    def _is_small(self, tensor: tf.Tensor) -> bool:
-        size = tensor_bytes(tensor)
-        return size is not None and size <= KEPT_BYTES * self.examples[0]
 
     def _input(self, pair: Pair, k: int) -> Input:
         whole, part = self.graphs.inputs(pair)[k]

@@ -22,8 +22,8 @@ class Kept:
     """What slices hand on, in memory of its own that stays between steps.
 
     Args:
-      handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added up;
-        of those that are the SAME any slice's will do.
+      handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added
+        up; of those that are the SAME any slice's will do.
       examples: How many examples a batch has.
       device: Where the memory is; None for the device that trains.
     """

@@ -1,4 +1,4 @@
-"""OpCopies: some ops of a function, made again in the graph that is being traced, on other values."""
+"""OpCopies: some ops of a function, made again on other values in the graph being traced."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class OpCopies:
           constants: Inputs of ops -> the array to read there.
           factors: Ops -> the factor for their first output.
         """
-        writer, names, copies = self._writer, self._names, {}
+        writer, names = self._writer, self._names
+        copies: dict[tf.Operation, str] = {}
         instead = dict(self._instead)
         for (operation, k), value in (constants or {}).items():
             instead[operation, k] = writer.constant(value, operation.inputs[k].dtype)

@@ -22,10 +22,11 @@ import tensorflow as tf
 from checkmate.tf2.axes.batch_axes import BatchAxes
 from checkmate.tf2.axes.relation import SAME, Relation, batched
 from checkmate.tf2.graph.copying import copy_of
-from checkmate.tf2.graph.operations import can_be_copied, source_of
+from checkmate.tf2.graph.operations import can_be_copied, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
+from checkmate.tf2.op_rule import Role
 
 
 @dataclass(slots=True, eq=False)
@@ -73,9 +74,9 @@ class Parts:
           part: The step on such a slice.
           axes: How the step on the batch follows from it.
         """
-        draws = {o: d for o, d in axes.random_ops.items() if d.input is not None}
-        moved = [(operation, draw.input) for operation, draw in draws.items()]
-        copies = OpCopies(part.flat, axes.in_each_slice, instead=list(axes.fed), added=moved)
+        draws = {(o, d.input): d for o, d in axes.random_ops.items() if d.input is not None}
+        read = {"instead": list(axes.fed), "added": list(draws)}
+        copies = OpCopies(part.flat, axes.in_each_slice, **read)
         handed_on = [handed.part for handed in axes.handed_on]
         copies.write(handed_on, axes.from_whole, axes.averages)
         arguments = self._arguments(part)
@@ -90,8 +91,8 @@ class Parts:
             slices = [own(value, *of) for value, of in zip(batch, arguments, strict=True)]
             fed = [own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()]
             counts = [
-                _counts(first, draw.counts, size, operation.inputs[draw.input])
-                for operation, draw in draws.items()
+                _counts(first, draw.counts, size, operation.inputs[k])
+                for (operation, k), draw in draws.items()
             ]
             self.kept.add(copies.make(slices, instead=fed, added=counts), first, size)
 
@@ -102,11 +103,11 @@ class Parts:
         axes = self.axes
         given = [*(h.whole for h in axes.handed_on), *self._early]
         copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
-        count, kept = len(self.specs), {source_of(h.whole).ref() for h in axes.handed_on}
+        count, kept = len(self.specs), {_viewed(h.whole).ref() for h in axes.handed_on}
 
         def result(tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
             # A value that is returned must not lie where the next step writes.
-            is_kept = source_of(tensor).ref() in kept
+            is_kept = _viewed(tensor).ref() in kept
             return copy_of(value) if is_kept and can_be_copied(value.dtype) else value
 
         def after(*values: tf.Tensor) -> Any:
@@ -133,9 +134,16 @@ def _relation(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
     return batched(unequal[0]) if unequal else SAME
 
 
+def _viewed(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in whose memory this one lies."""
+    while role_of(tensor.op) in (Role.ALIAS, Role.VIEW):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 def _counts(first: tf.Tensor, counts: int, size: int, like: tf.Tensor) -> tf.Tensor:
-    """What the slice that begins with example `first` adds to the count of a random generator, where
-    slices of `size` examples make `counts` numbers each."""
+    """What the slice that begins with example `first` adds to the count of a random generator,
+    where slices of `size` examples make `counts` numbers each."""
     moved = tf.cast(tf.cast(first, tf.int64) * counts // size, like.dtype)
     return tf.stack([moved, tf.zeros([], like.dtype)])
 
