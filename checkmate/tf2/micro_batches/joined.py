@@ -76,6 +76,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         pieces.functions.before,
         {size: each.run for size, each in pieces.each.items()},
         after.run,
+        pieces,
     )
     return Planned(
         task.traced,

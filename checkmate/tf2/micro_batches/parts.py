@@ -37,18 +37,20 @@ class Parts:
       whole: The step on the batch.
       axes: How it follows from the step on slices.
       examples: How many examples the batch has.
+      device: Where the step runs; None for the device that trains.
       kept: The variables in which slices leave what they hand on.
     """
 
     whole: TracedStep
     axes: BatchAxes
     examples: int
+    device: str | None = None
     kept: Kept = field(init=False)
     _early: list[tf.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         axes = self.axes
-        self.kept = Kept(axes.handed_on, self.examples)
+        self.kept = Kept(axes.handed_on, self.examples, self.device)
         made = set(axes.early_ops) - set(axes.whole_ops)
         read = [t for o in axes.whole_ops for t in o.inputs] + list(self.whole.flat.outputs)
         early = [handed.whole for handed in axes.fed.values()]
