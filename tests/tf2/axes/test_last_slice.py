@@ -201,3 +201,21 @@ def test_a_last_slice_of_one_example_is_taken_if_all_its_values_are_like_others(
 
     with pytest.raises(TraceError):
         check_last_slice(*axes_of(broadcasts, (4, 1), examples=9), examples=(4, 1))
+
+
+PROGRAMS = (
+    *("perceptron", "convolutional", "dilated", "recurrent", "transformer", "embedding", "unet"),
+    *("subpixels", "weighted", "regularized", "gradient_penalty", "two_batches_at_once"),
+    *("experts", "graph_network", "one_generator", "generator", "bidirectional"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(programs, name):
+    """Slices of 3, 3 and 2 examples."""
+    with programs.double():
+        (plain, trained), *found = in_slices(*getattr(programs, name)(), (3, 2))
+    for returned, variables in found:
+        for wanted, got in zip([*plain, *trained], [*returned, *variables], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
