@@ -80,7 +80,7 @@ def _way(relation: Relation, size: int) -> str:
 
 def _differ(examples: tuple[int, int], found: str) -> TraceError:
     return TraceError(
-        f"The last slice has {examples[1]} of the examples and the others have {examples[0]}, and the step"
-        f" does not run in both alike: {found} Use a number of micro-batches that divides the"
-        " number of examples."
+        f"The last slice has {examples[1]} of the examples and the others have {examples[0]}, and"
+        f" the step does not run in both alike: {found} Use a number of micro-batches that divides"
+        " the number of examples."
     )
