@@ -156,3 +156,30 @@ def test_a_plan_in_slices_is_kept_in_a_file(tmp_path, name, micro_batches):
     assert again.plan == step.plan
     assert again.report().micro_batches.count == step.report().micro_batches.count
     assert any("The plan is from" in note for note in again.report().notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "micro_batches"), [("45%", 4), ("75%", "auto")])
+def test_a_share_is_one_of_what_the_plain_step_took_when_the_plan_was_made(
+    tmp_path, monkeypatch, budget, micro_batches
+):
+    """What it is measured to take differs a little from process to process."""
+    from dataclasses import replace
+
+    from checkmate.tf2.planning import new_plan
+
+    _, step = compiled(budget, micro_batches)
+    assert step.plan.recomputed or step.report().micro_batches
+    step.save(tmp_path / "plan.json")
+    measured = new_plan.measured
+
+    def less(*arguments, **options):
+        found = measured(*arguments, **options)
+        return replace(found, peak_bytes=found.peak_bytes * 8 // 10)
+
+    monkeypatch.setattr(new_plan, "measured", less)
+    _, again = compiled(budget, micro_batches, plan=tmp_path / "plan.json")
+    assert again.plan == step.plan
+    assert again.budget_bytes == pytest.approx(step.budget_bytes, abs=2**16)
+    with pytest.raises(checkmate.PlanFileError):
+        compiled("20%", micro_batches, plan=tmp_path / "plan.json")
