@@ -193,3 +193,15 @@ def test_a_share_is_one_of_what_the_plain_step_took_when_the_plan_was_made(
     assert again.budget_bytes == pytest.approx(step.budget_bytes, abs=2**16)
     with pytest.raises(checkmate.PlanFileError):
         planned("20%", plan=tmp_path / "plan.json")
+
+
+def test_a_shorter_last_slice_counts_for_its_examples():
+    plain, whole = compiled("2GiB", 1, examples=14)
+    ours, step = compiled("30MiB", 4, examples=14)
+    micro = step.report().micro_batches
+    assert (micro.count, micro.size, micro.examples) == (4, 4, 14)
+    losses, prediction = trained(step, examples=14)
+    expected, expected_prediction = trained(whole, examples=14)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(prediction, expected_prediction, rtol=1e-5, atol=1e-6)
+    assert_close(ours, plain, 1e-5)
