@@ -26,6 +26,7 @@ class Functions:
       each: For each size of a slice.
       early: The specs of what `before` returns.
       kept: The variables in which slices leave what they hand on.
+      notes: Sentences for the report on what is not as in the step on the whole batch.
     """
 
     before: Any
@@ -33,6 +34,7 @@ class Functions:
     after: Any
     early: tuple[tf.TensorSpec, ...]
     kept: tuple[tf.Variable, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -85,7 +87,7 @@ class SlicedStep:
         parts, before, after = self._parts(axes)
         each = {size: parts.each(*found, size) for size, found in analysed.items()}
         early = tuple(tf.nest.flatten(before.structured_outputs))
-        return Functions(before, each, after, early, parts.kept.variables)
+        return Functions(before, each, after, early, parts.kept.variables, _notes(axes))
 
     def _of_each_size(self, slices: Slices) -> dict[int, tuple[TracedStep, BatchAxes]]:
         """The step on slices of each size, and how the whole follows from it."""
@@ -106,6 +108,18 @@ class SlicedStep:
             parts = Parts(self._whole, axes, self.examples, self._device)
             self._made = parts, parts.before(), parts.after()
         return self._made
+
+
+def _notes(axes: BatchAxes) -> tuple[str, ...]:
+    """What is not as in the step on the whole batch."""
+    others = [each.name for each, draw in axes.random_ops.items() if not draw.is_exact]
+    if not others:
+        return ()
+    more = f" and {len(others) - 1} more ops" if len(others) > 1 else ""
+    return (
+        f"The random numbers of {others[0]!r}{more} are drawn for each slice: they are not those"
+        " that the step on the whole batch draws.",
+    )
 
 
 def _handed_on(axes: BatchAxes) -> Any:

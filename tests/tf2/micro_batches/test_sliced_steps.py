@@ -205,3 +205,23 @@ def test_a_shorter_last_slice_counts_for_its_examples():
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     np.testing.assert_allclose(prediction, expected_prediction, rtol=1e-5, atol=1e-6)
     assert_close(ours, plain, 1e-5)
+
+
+def test_random_numbers_of_slices_are_said():
+    import tensorflow as tf
+
+    def step(x):
+        noise = tf.random.stateless_truncated_normal(x.shape, (1, 2))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.tanh(x) * noise)
+        return tape.gradient(loss, x)
+
+    function = checkmate.tf2.function(step, budget="1GiB", micro_batches=4, verbose=False)
+    function(tf.ones((16, 1 << 14)))
+    assert any("are drawn for each slice" in note for note in function.report().notes)
+
+
+def test_a_number_by_hand_is_refused_with_what_would_help():
+    with pytest.raises(checkmate.CheckmateError, match="More micro-batches"):
+        compiled("5MiB", 2)
