@@ -20,7 +20,15 @@ ROOT = Path(checkmate.__file__).parent
 
 DOORS = (
     *("compile", "training_step", "function", "planned_function", "call", "python_state", "fit"),
-    *("distribute", "replicas", "max_batch", "batch_growth", "batch_search", "verify"),
+    *(
+        "distribute",
+        "replicas",
+        "replicated_part",
+        "max_batch",
+        "batch_growth",
+        "batch_search",
+        "verify",
+    ),
     *("trainer", "keras2"),
 )
 """What people call of tf2, and the files that it consists of. They may import one another, in no

@@ -22,28 +22,28 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.core.files import fingerprint
-from checkmate.errors import TraceError
+from checkmate.core.replay import replay
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import TracedStep, analyse
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.micro_batches.on_replicas import on_replicas
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
-from checkmate.tf2.planning.already_traced import AlreadyTraced
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.planning.same_graph import analyse_same
 from checkmate.tf2.replicas import (
     WholeStep,
-    deferred_update,
     exchange_bytes,
     local_number,
     local_variables,
     planned_by_chief,
     refuse_unequal,
 )
+from checkmate.tf2.replicated_part import ReplicatedPart
 from checkmate.tf2.report import Report
 from checkmate.units import is_share, parse_bytes
 
@@ -78,7 +78,7 @@ class ReplicatedFunction(PlannedFunction):
             for call in calls
         )
         if key not in self._runs:
-            self._runs[key] = self._planned_on_replicas(calls, args)
+            self._runs[key] = self._planned_on_replicas(calls)
         return self._runs[key](*args)
 
     def report(self) -> Report:
@@ -99,28 +99,30 @@ class ReplicatedFunction(PlannedFunction):
         each = [[leaf[k] if len(leaf) > 1 else leaf[0] for leaf in leaves] for k in range(count)]
         return [tf.nest.pack_sequence_as(args, values) for values in each]
 
-    def _planned_on_replicas(self, calls: list[Call], args: Any) -> WholeStep:
+    def _planned_on_replicas(self, calls: list[Call]) -> WholeStep:
         """The step of all replicas, with the plan in that of each."""
-        parts, variables = self._trace(calls, args)
-        self._give_own_memory(parts, variables)
-        main = self._plan(parts[0], calls[0])
-        traced = [main.traced, *(self._same(part, main.traced) for part in parts[1:])]
-        plan = main.plan
+        step = tf.autograph.to_graph(self._step) if self._autograph else self._step
+        part = ReplicatedPart(step, self._optimizer, self._strategy, calls)
+        self._give_own_memory(part.concretes, part.variables)
+        first = analyse(part.concretes[0], name=self._name)
+        traced = [first, *(analyse_same(each, first, self._name) for each in part.concretes[1:])]
+        main = self._plan(part, first, calls[0])
+        runs = on_replicas(main, traced)
 
         @tf.autograph.experimental.do_not_convert
         def on_replica(*args: Any) -> Any:
             number = local_number(self._strategy)
-            gradients, result = Replayed(traced[number], plan)(*Call.of(args, {}).tensors)
-            self._optimizer.apply(gradients, variables)
+            gradients, result = runs[number](*Call.of(args, {}).tensors)
+            self._optimizer.apply(gradients, part.variables)
             return result
 
         own_allocator = devices.training_device().startswith("GPU")
-        gradients, _ = parts[0].structured_outputs
+        gradients, _ = part.concretes[0].structured_outputs
         return WholeStep(
             self._run(on_replica),
             main,
             self.budget_bytes,
-            replicas=1 if own_allocator else len(parts),
+            replicas=1 if own_allocator else len(calls),
             exchange=exchange_bytes(gradients),
         )
 
@@ -135,58 +137,39 @@ class ReplicatedFunction(PlannedFunction):
             [*local_variables(self._strategy, kept), *(v for part in parts for v in part.variables)]
         )
 
-    def _trace(self, calls: list[Call], args: Any) -> tuple[list[Any], list[Any]]:
-        """The part of the step that is planned, traced by each local replica on its own variables;
-        and what the optimizer updates."""
-        parts: dict[int, Any] = {}
-        variables: list[Any] = []
-
-        @tf.autograph.experimental.do_not_convert
-        def on_replica(*args: Any) -> None:
-            number = local_number(self._strategy)
-            template = calls[number].without_tensors()
-            step = tf.autograph.to_graph(self._step) if self._autograph else self._step
-
-            def part(*tensors: tf.Tensor) -> Any:
-                own, _ = template.with_tensors(tensors)
-                with deferred_update(self._optimizer) as asked:
-                    result = step(*own)
-                gradients, variables[:] = asked.only()
-                return gradients, result
-
-            parts[number] = tf.function(part, autograph=False).get_concrete_function(
-                *calls[number].specs(None)
-            )
-
-        self._strategy.run(on_replica, args=args)
-        return [parts[number] for number in range(len(calls))], variables
-
-    def _plan(self, part: Any, call: Call) -> Planned:
+    def _plan(self, part: ReplicatedPart, first: TracedStep, call: Call) -> Planned:
         """The plan of the first replica's part: made here by the chief, taken from its file by the
         other workers."""
         specs = call.specs(None)
         if self._steps:
             main = self.steps[0].planned
-            traced = analyse(part, name=self._name)
-            if fingerprint(traced.graph) == fingerprint(main.traced.graph):
+            same = fingerprint(first.graph) == fingerprint(main.traced.graph)
+            if same and main.part is None:  # slices are functions of the call that they are made of
                 return main
-        options = replace(self._options, budget=self._budget_of_a_part())
+        options = replace(self._options, budget=self._budget_of_a_part(first))
 
         def make(options: PlanOptions) -> PlannedStep:
-            step = AlreadyTraced(part, specs)
             request = PlanRequest(
-                step, self._name, options, has_output_buffers=False, next_batches=0
+                part.replicas[0],
+                self._name,
+                options,
+                has_output_buffers=False,
+                next_batches=0,
+                others=part.others,
             )
             return PlannedStep(request, specs)
 
         step = self._steps[call.kind, str(specs)] = planned_by_chief(self._strategy, make, options)
         return step.planned
 
-    def _budget_of_a_part(self) -> Any:
+    def _budget_of_a_part(self, first: TracedStep) -> Any:
         """The budget less the optimizer's variables, which are no part of what is planned, where
-        the allocator does not report them."""
+        the allocator does not report them. A share of what a smaller batch takes would be another
+        budget than that of the batch before it."""
         budget, device = self._options.budget, devices.training_device()
-        if devices.allocator_reports(device) or is_share(budget):
+        if is_share(budget):
+            return budget if self._is_largest(first) else self.budget_bytes
+        if devices.allocator_reports(device):
             return budget
         count = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         variables = sum(
@@ -195,16 +178,13 @@ class ReplicatedFunction(PlannedFunction):
         )
         return max(1, count - variables)
 
-    def _same(self, part: Any, main: TracedStep) -> TracedStep:
-        traced = analyse(part, name=self._name)
-        if fingerprint(traced.graph) != fingerprint(main.graph):
-            raise TraceError(
-                f"The replicas of {self._name!r} do not run the same graph ({len(main.graph)} and"
-                f" {len(traced.graph)} ops, or other sizes), so one plan cannot serve them. Use"
-                " batches that are a multiple of the number of replicas; drop_remainder=True drops"
-                " the last."
-            )
-        return traced
+    def _is_largest(self, traced: TracedStep) -> bool:
+        """True where a step is the first one, or takes more than that."""
+
+        def peak(traced: TracedStep) -> int:
+            return replay(traced.graph, traced.plain_plan()).peak_bytes
+
+        return not self._steps or peak(traced) > peak(self.steps[0].planned.traced)
 
 
 class ReplicatedFit(ReplicatedFunction):

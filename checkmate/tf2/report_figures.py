@@ -29,6 +29,7 @@ class MicroBatches:
       bound: No plan in these slices takes less.
       once_cost: What the slices take with nothing recomputed.
       plain_cost: Predicted seconds of the plain step's kernels; None where they were not measured.
+      plain_bytes: What the plain step takes itself, of which a budget can be a share.
     """
 
     count: int
@@ -40,6 +41,7 @@ class MicroBatches:
     bound: float
     once_cost: float
     plain_cost: float | None
+    plain_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
     found["recomputed"] = len(step.plan.recomputed)
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
     found["notes"] = step.report().notes
-    found["rooms"] = [each.planned.run.buffers is not None for each in getattr(step, "steps", ())]
+    runs = [each.planned.run for each in getattr(step, "steps", ())]
+    found["rooms"] = [getattr(run, "buffers", None) is not None for run in runs]
     found["peaks"] = [step.report().measured_peak_bytes, step.budget_bytes]
     print("FOUND " + json.dumps(found), flush=True)
 

@@ -1,13 +1,11 @@
 """Several replicas: the same losses as plain training under the same strategy, one plan for all."""
 
-import json
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from processes import found, started
+from processes import found, found_by_workers, started
 
 PROGRAM = Path(__file__).with_name("distributed.py")
 MEMORY_PROGRAM = Path(__file__).with_name("replica_memory.py")
@@ -122,37 +120,9 @@ def test_strategies_that_one_plan_cannot_serve():
             checkmate.tf2.function(tf.reduce_sum, budget="1GiB", strategy=strategy)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.mark.slow
 def test_two_workers():
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    workers = [
-        started(
-            PROGRAM,
-            "workers",
-            1024,
-            1024 * 10,
-            2,
-            TF_CONFIG=json.dumps(
-                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}}
-            ),
-        )
-        for k in range(2)
-    ]
-    try:
-        results = [found(worker) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
+    results = found_by_workers(PROGRAM, "workers", 1024, 1024 * 10, 2)
     for result in results:
         check(result)
         assert len(result["plain"]["losses"]) == 20

@@ -19,11 +19,13 @@ class PlainFigures:
 
     Attributes:
       peak_bytes: Its predicted peak.
+      own_bytes: What it takes itself, of which a budget can be a share.
       step: What it was measured to take.
       cost: Seconds of its kernels; None where they were not measured.
     """
 
     peak_bytes: int
+    own_bytes: int
     step: PlainStep
     cost: float | None
 
@@ -69,6 +71,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
             bound=_in_all(pieces, bound_of),
             once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
             plain_cost=plain.cost,
+            plain_bytes=plain.own_bytes,
         ),
     )
     run = SlicedRun(
@@ -76,6 +79,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         pieces.functions.before,
         {size: each.run for size, each in pieces.each.items()},
         after.run,
+        pieces,
     )
     return Planned(
         task.traced,

@@ -4,6 +4,7 @@ in a row."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.axes.phases import Handed
 from checkmate.tf2.axes.relation import Kind, Relation
+from checkmate.tf2.memory.own_memory import give_own_memory
 
 _WIDE = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 """The type of totals of values in whose own type small parts of a sum would be lost."""
@@ -23,12 +25,18 @@ class Kept:
       handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added
         up; of those that are the SAME any slice's will do.
       examples: How many examples a batch has.
+      device: Where the memory is; None for the device that trains.
     """
 
-    def __init__(self, handed_on: Sequence[Handed], examples: int):
+    def __init__(self, handed_on: Sequence[Handed], examples: int, device: str | None = None):
         self.handed_on, self._examples = tuple(handed_on), examples
-        with tf.init_scope(), tf.device(devices.training_device()):
-            self.variables = tuple(map(_zeros, handed_on))
+        # In the scope of a strategy, which is that of a thread, each would be a variable of all
+        # replicas.
+        with ThreadPoolExecutor(1) as thread:
+            self.variables = thread.submit(
+                _all_zeros, self.handed_on, device or devices.training_device()
+            ).result()
+        give_own_memory(self.variables)
 
     def reset(self) -> None:
         """Writes zeros to the totals, without a change of their memory."""
@@ -37,9 +45,16 @@ class Kept:
                 zero = tf.zeros([], variable.dtype)
                 _write(variable, zero, [0] * variable.shape.rank, variable.shape)
 
-    def add(self, values: Sequence[tf.Tensor], first: tf.Tensor, size: int) -> None:
-        """Adds what the slice of `size` examples hands on that begins with example `first`."""
-        for each, variable, value in zip(self.handed_on, self.variables, values, strict=True):
+    def add(
+        self, values: Sequence[tf.Tensor], handed_on: Sequence[Handed], first: tf.Tensor, size: int
+    ) -> None:
+        """Adds what the slice of `size` examples hands on that begins with example `first`.
+
+        Args:
+          values: The values.
+          handed_on: What they are, in the order of the constructor's, for a slice of that size.
+        """
+        for each, variable, value in zip(handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
                 if each.relation.offset:
                     value += tf.cast(first * each.relation.offset // size, value.dtype)
@@ -88,11 +103,16 @@ def part_of(
     return tf.slice(value, tf.stack(begin), like.shape.as_list())
 
 
+def _all_zeros(handed_on: Sequence[Handed], device: str) -> tuple[tf.Variable, ...]:
+    with tf.device(device):
+        return tuple(map(_zeros, handed_on))
+
+
 def _zeros(each: Handed) -> tf.Variable:
     dtype = each.whole.dtype
     if each.relation.kind is not Kind.BATCHED:
         dtype = _WIDE.get(dtype, dtype)
-    return tf.Variable(tf.zeros(each.whole.shape, dtype), trainable=False)
+    return tf.Variable(lambda: tf.zeros(each.whole.shape, dtype), trainable=False)
 
 
 def _write(variable: tf.Variable, value: tf.Tensor, begin: Sequence[Any], shape: Any) -> None:

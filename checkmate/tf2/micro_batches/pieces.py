@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +29,7 @@ class Pieces:
     """The planned functions of a step in slices.
 
     Attributes:
+      others: Its functions on the other devices of the request.
       each: For each size of a slice.
       results_bytes: What of the step's results is in memory until the next step ends, beyond their
         buffers: the slices must leave it.
@@ -36,6 +37,7 @@ class Pieces:
 
     slices: Slices
     functions: Functions
+    others: tuple[Functions, ...]
     each: dict[int, Planned]
     after: Planned
     results_bytes: int
@@ -53,6 +55,7 @@ class PiecePlanner:
     step: SlicedStep
     _after: Planned | None = None
     _after_of: Any = None
+    _others: list[SlicedStep] = field(default_factory=list)
 
     def plan(self, slices: Slices, file: Any = None) -> Pieces:
         """Plans the update of the optimizer first, whose buffers for results are then in memory,
@@ -66,6 +69,7 @@ class PiecePlanner:
           NoPlanFoundError: None was found.
         """
         functions = self.step.functions(slices)
+        others = self._on_other_devices(slices)  # before what is in use is counted
         after = self.after(functions)
         results = sum(tensor_bytes(tensor) or 0 for tensor in after.traced.flat.outputs)
         beyond = max(0, results - output_buffers_bytes(after.run))
@@ -79,7 +83,7 @@ class PiecePlanner:
                 functions,
                 of_slice=True,
             )
-        return Pieces(slices, functions, each, after, beyond)
+        return Pieces(slices, functions, others, each, after, beyond)
 
     def after(self, functions: Functions) -> Planned:
         """Returns what runs after the slices. It is replayed in order even where it needs no plan,
@@ -105,6 +109,16 @@ class PiecePlanner:
         graph = with_costs(traced, task.request.options.cost_model)
         return slices.examples / slices.size * graph.total_cost
 
+    def _on_other_devices(self, slices: Slices) -> tuple[Functions, ...]:
+        """The functions of the same step on the other devices."""
+        if not self._others:
+            task = self.task
+            self._others = [
+                SlicedStep(step, task.specs, task.request.name, device)
+                for device, step in task.request.others.items()
+            ]
+        return tuple(each.functions(slices) for each in self._others)
+
     def _in_buffers(self, planned: Planned) -> Planned:
         if not self.task.request.has_output_buffers:
             return planned
@@ -125,7 +139,7 @@ class PiecePlanner:
         return replace(self.task.request.options, budget=budget, micro_batches=1, plan=None)
 
     def _request(self, name: str, options: PlanOptions) -> PlanRequest:
-        return replace(self.task.request, name=name, options=options, explains=False)
+        return replace(self.task.request, name=name, options=options, explains=False, others={})
 
     def _planned(
         self, request: PlanRequest, concrete: Any, functions: Functions, *, of_slice: bool

@@ -23,11 +23,12 @@ from checkmate.tf2.memory.confirm import in_memory
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
-from checkmate.tf2.micro_batches.choice import Choice, said
+from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.micro_batches.stored_slices import slices_of
 from checkmate.tf2.planning import plan_files
 from checkmate.tf2.planning.new_plan import measured_step
 from checkmate.tf2.planning.planned import Clock, Planned
@@ -64,9 +65,9 @@ class MicroBatchPlanner(Planner):
                 plan_files.prepare(options.plan)
             task = self._task(specs, batch, released_bytes)
             plain = _measured(task)
-            self.budget_bytes, self.plain = task.budget_bytes, task.plain
             path = self.path_of(task.traced)
             planned = self._stored(task, plain, path) or self._new(task, plain)
+            self.budget_bytes, self.plain = task.budget_bytes, task.plain
             if path:
                 store(path, planned)
             return planned
@@ -92,17 +93,24 @@ class MicroBatchPlanner(Planner):
         return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
 
     def _stored(self, task: PlanTask, plain: PlainFigures, path: Path | None) -> Planned | None:
-        """The step under the plan of a file that is for it; None without one."""
+        """The step under the plan of a file that is for it; None without one. A budget that is a
+        share is one of what the plain step took when the plan was made, since that differs a little
+        from process to process."""
         named = path or self.request.options.plan
         if not named or not Path(named).exists():
             return None
+        budget, other = task.budget_bytes, task.other_bytes
         try:
-            if size := plan_files.slice_size(named):
-                return _in_slices(task, Slices(examples_of(task.specs), size), plain, named)
-            return _unsplit(task, named)
+            found = slices_of(named)
+            if found is None:
+                return _unsplit(task, named)
+            if is_share(self.request.options.budget):
+                task.budget_bytes = self.request.resolve(found.plain_bytes + other, other)
+            return _in_slices(task, Slices(examples_of(task.specs), found.size), plain, named)
         except (PlanFileError, PlanError):
             if path is None:
                 raise
+            task.budget_bytes = budget
             return None
 
     def _smaller(self, specs: tuple[Any, ...], like: Planned, batch: Sequence[Any]) -> Planned:
@@ -120,7 +128,7 @@ class MicroBatchPlanner(Planner):
             return _unsplit(task)
         peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + task.other_bytes
         step = PlainStep(why_not="only the step of the largest batch is")
-        return _in_slices(task, slices, PlainFigures(peak, step, None))
+        return _in_slices(task, slices, PlainFigures(peak, peak - task.other_bytes, step, None))
 
 
 def _measured(task: PlanTask) -> PlainFigures:
@@ -131,19 +139,23 @@ def _measured(task: PlanTask) -> PlainFigures:
     free = free_or_none(devices.training_device())
     if is_share(options.budget) or (free is not None and safe_bytes(traced, peak, other) <= free):
         step = measured_step(task)
-        return PlainFigures(step.predicted_bytes, step.plain, step.graph.total_cost)
+        own = step.whole_bytes(other) - other
+        return PlainFigures(step.predicted_bytes, own, step.plain, step.graph.total_cost)
     if not task.budget_bytes:
         task.budget_bytes = task.request.resolve(peak, other)
-    return PlainFigures(peak, PlainStep(why_not="it does not fit on the device"), None)
+    unmeasured = PlainStep(why_not="it does not fit on the device")
+    return PlainFigures(peak, peak - other, unmeasured, None)
 
 
 def _unsplit(task: PlanTask, file: Any = None) -> Planned:
     """The step without micro-batches; with a file, under the plan that is in it."""
     options = replace(task.request.options, plan=file)
-    if options.budget != "auto":
+    if options.budget != "auto" and file is None:
         options = replace(options, budget=task.budget_bytes)
     planner = Planner(replace(task.request, options=options), task.budget_bytes, task.plain)
-    return planner.plan(task.specs, batch=task.batch or (), released_bytes=task.released_bytes)
+    planned = planner.plan(task.specs, batch=task.batch or (), released_bytes=task.released_bytes)
+    task.budget_bytes = planner.budget_bytes
+    return planned
 
 
 def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:
@@ -151,5 +163,5 @@ def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = 
     request = task.request
     step = SlicedStep(request.step, task.specs, request.name)
     if binding := step.binding(slices):
-        raise TraceError(f"{request.name!r} cannot run in slices: {said(binding)}")
+        raise TraceError(f"{request.name!r} cannot run in slices: {binding.sentence}")
     return joined(task, PiecePlanner(task, step).plan(slices, file), plain)

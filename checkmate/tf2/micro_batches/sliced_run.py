@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.micro_batches.pieces import Pieces
 from checkmate.tf2.micro_batches.slices import Slices
 
 
@@ -20,6 +21,7 @@ class SlicedRun:
       before: What runs first.
       each: What runs for a slice of each size.
       after: What runs at last.
+      pieces: What was planned, with the functions of other devices.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class SlicedRun:
         before: Callable[..., Any],
         each: Mapping[int, Callable[..., Any]],
         after: Callable[..., Any],
+        pieces: Pieces,
     ):
         self._slices, self._before, self._each, self._after = slices, before, each, after
+        self.pieces = pieces
 
     def __call__(self, *flat: tf.Tensor) -> Any:
         """Runs the step."""

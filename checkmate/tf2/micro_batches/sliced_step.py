@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
 from checkmate.tf2.axes.binding import Binding
+from checkmate.tf2.axes.last_slice import check_last_slice
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.micro_batches.parts import Parts
@@ -24,14 +25,19 @@ class Functions:
       before, after: As concrete functions.
       each: For each size of a slice.
       early: The specs of what `before` returns.
-      kept_bytes: Bytes of the variables in which slices leave what they hand on.
+      kept: The variables in which slices leave what they hand on.
     """
 
     before: Any
     each: dict[int, Any]
     after: Any
     early: tuple[tf.TensorSpec, ...]
-    kept_bytes: int
+    kept: tuple[tf.Variable, ...]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the variables."""
+        return sum(tensor_bytes(variable) or 0 for variable in self.kept)
 
 
 class SlicedStep:
@@ -41,14 +47,15 @@ class SlicedStep:
       step: The step.
       specs: The specs of its arguments, for the whole batch.
       name: Its name.
+      device: Where it runs; None for the device that trains.
 
     Attributes:
       examples: How many examples the batch has.
     """
 
-    def __init__(self, step: Callable[..., Any], specs: Any, name: str):
+    def __init__(self, step: Callable[..., Any], specs: Any, name: str, device: str | None = None):
         self._step = step if hasattr(step, "get_concrete_function") else tf.function(step)
-        self._specs, self._name = specs, name
+        self._specs, self._name, self._device = specs, name, device
         self.examples = examples_of(specs)
         # Without the graph optimizer, which folds other ops for other sizes.
         self._whole = trace(self._step, *specs, name=name, as_written=True)
@@ -68,13 +75,16 @@ class SlicedStep:
         """Returns the functions of the step in slices to which nothing binds its examples.
 
         Raises:
-          TraceError: The step has other ops for slices of this size.
+          TraceError: The step has other ops for slices of this size, or a smaller last slice does
+            not go together with the others.
         """
-        parts, before, after = self._parts(self._slice(slices.size)[1])
+        main, *last = map(self._slice, slices.sizes)
+        for _, axes in last:
+            check_last_slice(main[1], axes, examples=tuple(slices.sizes))
+        parts, before, after = self._parts(main[1])
         each = {size: parts.each(*self._slice(size), size) for size in slices.sizes}
         early = tuple(tf.nest.flatten(before.structured_outputs))
-        kept = sum(tensor_bytes(variable) or 0 for variable in parts.kept.variables)
-        return Functions(before, each, after, early, kept)
+        return Functions(before, each, after, early, parts.kept.variables)
 
     def _slice(self, size: int) -> tuple[TracedStep, BatchAxes]:
         if size not in self._slices:
@@ -87,7 +97,7 @@ class SlicedStep:
     def _parts(self, axes: BatchAxes) -> tuple[Parts, Any, Any]:
         """What does not depend on the size of slices: made once where it is the same."""
         if self._made is None or _handed_on(self._made[0].axes) != _handed_on(axes):
-            parts = Parts(self._whole, axes, self.examples)
+            parts = Parts(self._whole, axes, self.examples, self._device)
             self._made = parts, parts.before(), parts.after()
         return self._made
 

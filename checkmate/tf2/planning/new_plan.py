@@ -46,6 +46,16 @@ class MeasuredStep:
         measured."""
         return None if self.plain.peak_bytes is None else self.plain.peak_bytes + other_bytes
 
+    def whole_bytes(self, other_bytes: int) -> int:
+        """Returns the plain step's peak with other bytes in use, of which a budget can be a share.
+        An allocator that does not count everything may count too little."""
+        measured = self.measured_bytes(other_bytes)
+        if measured is None:
+            return self.predicted_bytes
+        if devices.counts_everything(devices.training_device()):
+            return measured
+        return max(measured, self.predicted_bytes)
+
 
 def measured_step(task: PlanTask) -> MeasuredStep:
     """Measures a step's ops, and the plain step; then the budget is known."""
@@ -62,8 +72,7 @@ def measured_step(task: PlanTask) -> MeasuredStep:
         graph = without_disproved(traced, graph, plain.peak_bytes)
     step = MeasuredStep(graph, piece, plain_peak, plain, known)
     if not task.budget_bytes:
-        whole = _whole(step.measured_bytes(other), plain_peak)
-        task.budget_bytes = task.request.resolve(whole, other)
+        task.budget_bytes = task.request.resolve(step.whole_bytes(other), other)
     return step
 
 
@@ -88,16 +97,6 @@ def new_plan(task: PlanTask) -> Planned:
         plain = step.plain if step.plain.measured else None
         known_steps.save(task.traced, known_steps.KnownStep(plain, search.footprints))
     return planned
-
-
-def _whole(measured_peak: int | None, predicted_peak: int) -> int:
-    """The plain step's peak, of which a budget can be a share. An allocator that does not count
-    everything may count too little."""
-    if measured_peak is None:
-        return predicted_peak
-    if devices.counts_everything(devices.training_device()):
-        return measured_peak
-    return max(measured_peak, predicted_peak)
 
 
 def _plain_step(task: PlanTask, predicted_bytes: int, known: PlainStep | None) -> PlainStep:

@@ -223,22 +223,6 @@ def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) ->
     return Path(named) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
-def slice_size(path: str | os.PathLike) -> int | None:
-    """Returns how many examples a slice has where the plan of a file is for slices of a batch; else
-    None.
-
-    Raises:
-      PlanFileError: The file cannot be read, or holds no plan.
-    """
-    size = read_plan(path).get("slice_size")
-    if size is not None and (type(size) is not int or size < 1):
-        raise PlanFileError(
-            f"{path} is no file of a planned step: the size of a slice is {size!r}. Make the plan"
-            " again."
-        )
-    return size
-
-
 def prepare(named: str | os.PathLike) -> None:
     """Makes the folder for plans before any work is done for one; a file, whose name ends in .json,
     must be one that holds a plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class PlanRequest:
       next_batches: How many further batches may be in memory while the step runs, as an input
         pipeline makes them or the program keeps them: memory is set aside for them. From one on,
         the step is planned anew where more comes to be in use; see `planning.in_use`.
+      others: Device -> the same step there, for other devices of this process that run the plan.
     """
 
     step: Callable[..., Any]
@@ -49,6 +50,7 @@ class PlanRequest:
     explains: bool = True
     has_output_buffers: bool = True
     next_batches: int = BATCHES_MADE
+    others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
         """Returns the budget in bytes. A share is one of what the step itself takes; the other

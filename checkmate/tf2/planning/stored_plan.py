@@ -119,6 +119,6 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "plain_measured_bytes": plain and plain - other,
             "plain_seconds": report.plain_seconds,
             "step_seconds": report.step_seconds,
-            "slice_size": micro.size if micro else None,
+            "slices": {"size": micro.size, "plain_bytes": micro.plain_bytes} if micro else None,
         },
     )

@@ -156,3 +156,40 @@ def test_a_plan_in_slices_is_kept_in_a_file(tmp_path, name, micro_batches):
     assert again.plan == step.plan
     assert again.report().micro_batches.count == step.report().micro_batches.count
     assert any("The plan is from" in note for note in again.report().notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "micro_batches", "norm"),
+    [("45%", 4, "LayerNormalization"), ("70%", "auto", "BatchNormalization")],
+)
+def test_a_share_is_one_of_what_the_plain_step_took_when_the_plan_was_made(
+    tmp_path, monkeypatch, budget, micro_batches, norm
+):
+    """What it is measured to take differs a little from process to process. Batches of the second
+    net are not split."""
+    from dataclasses import replace
+
+    import keras
+
+    from checkmate.tf2.planning import new_plan
+
+    def planned(budget, **more):
+        net = {"norm": getattr(keras.layers, norm)}
+        return compiled(budget, micro_batches, net=net, **more)[1]
+
+    step = planned(budget)
+    assert (step.report().micro_batches is None) == (micro_batches == "auto")
+    step.save(tmp_path / "plan.json")
+    measured = new_plan.measured
+
+    def less(*arguments, **options):
+        found = measured(*arguments, **options)
+        return replace(found, peak_bytes=found.peak_bytes * 8 // 10)
+
+    monkeypatch.setattr(new_plan, "measured", less)
+    again = planned(budget, plan=tmp_path / "plan.json")
+    assert again.plan == step.plan
+    assert again.budget_bytes == pytest.approx(step.budget_bytes, abs=2**16)
+    with pytest.raises(checkmate.PlanFileError):
+        planned("20%", plan=tmp_path / "plan.json")
