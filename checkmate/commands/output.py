@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,19 @@ def solve_each(
     folder: Path | None,
     graph_file: str,
     save: Callable[..., None] = save_plan,
+    percent_of: int | None = None,
 ) -> list[Found]:
     """Solves `graph` for each budget. If there is a folder, each plan is written to it by
     `save(plan, path, graph=, **facts)`.
+
+    Args:
+      percent_of: The bytes that 100% stands for; by default the plain step's peak.
 
     Ctrl-C ends the search for a budget with the best plan so far; later budgets are left out.
     """
     found = []
     plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-    asked = each_budget(budgets, percent_of=plain_peak)
+    asked = each_budget(budgets, percent_of=percent_of or plain_peak)
     phases = {f"solving for {budget}": number for number, (budget, _) in enumerate(asked, 1)}
     for budget, budget_bytes in asked:
         with (
@@ -97,15 +101,26 @@ def solve_each(
             progress.phase(f"solving for {budget}", limit_s=search.time_limit_s),
         ):
             one = _solve_one(graph, budget, budget_bytes, search, progress)
-        if one.plan is not None and folder is not None:
-            amount = re.sub("[^0-9A-Za-z.]", "", budget.replace("%", "pct"))
-            file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{amount}.plan.json"
-            save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
-            one = Found(one.budget, one.facts, one.plan, one.message, file)
-        found.append(one)
+        found.append(one if folder is None else written(one, graph, folder, graph_file, save))
         if one.facts["status"] == SolveStatus.INTERRUPTED.name:
             break
     return found
+
+
+def written(
+    one: Found,
+    graph: DFGraph,
+    folder: Path,
+    graph_file: str,
+    save: Callable[..., None] = save_plan,
+) -> Found:
+    """Writes a plan to a folder, if there is one; see `solve_each`."""
+    if one.plan is None:
+        return one
+    amount = re.sub("[^0-9A-Za-z.]", "", one.budget.replace("%", "pct"))
+    file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{amount}.plan.json"
+    save(one.plan, file, graph=graph, graph_file=graph_file, **one.facts)
+    return replace(one, file=file)
 
 
 def _solve_one(

@@ -14,15 +14,14 @@ from checkmate.commands.options import (
     batch_option,
     budget_option,
     json_option,
+    micro_batches_option,
     optimizer_option,
     output_option,
     search_options,
     size_option,
 )
-from checkmate.commands.output import Found, print_found, solve_each, status_of
+from checkmate.commands.output import Found, print_found, status_of, written
 from checkmate.commands.quiet import quietly
-from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
 from checkmate.progress import Progress
 
 
@@ -42,6 +41,7 @@ from checkmate.progress import Progress
     type=click.Choice(["profile", "roofline", "unit"]),
     help="Costs of ops: measured here, estimated from sizes and arithmetic, or all equal.",
 )
+@micro_batches_option
 @search_options
 @output_option("Folder for the files.", default=".")
 @json_option
@@ -49,6 +49,7 @@ def plan_command(
     model: str,
     budgets: tuple[str, ...],
     costs: str,
+    micro_batches: int | str,
     search: SearchOptions,
     output: Path,
     as_json: bool,
@@ -63,6 +64,9 @@ def plan_command(
     not run; peaks are predicted. `checkmate show` draws the files, and `checkmate.tf2.compile(...,
     plan=FILE)` runs a plan.
 
+    With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
+    slice does; give the same to `compile`.
+
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
     not valid, 130 after Ctrl-C, which keeps the best plan so far.
 
@@ -74,32 +78,31 @@ def plan_command(
     phases = {"loading TensorFlow": 1, "tracing": 2, "measuring ops": 3}
     with Progress(name, phases) as progress:
         with progress.phase("loading TensorFlow"), quietly():
-            from checkmate.tf2.costs.measured import with_costs
-            from checkmate.tf2.models import traced_step
-            from checkmate.tf2.planning import plan_files
+            from checkmate.commands.plan_slices import Cuts
+            from checkmate.tf2.models import step_on_paper
         with progress.phase("tracing"):
-            traced = traced_step(model, **training)
+            step = step_on_paper(model, **training)
+        cuts = Cuts(step, costs)
         with progress.phase("measuring ops"):
-            graph = with_costs(traced, costs, on_progress=progress.advance)
-    graph_file = output / f"{name}.graph.json"
-    graph.save(graph_file)
-
-    def save(plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
-        facts |= {"unchanged": False, "measured_peak_bytes": None}
-        plan_files.save(path, traced, graph, plan, facts)
-
-    found = solve_each(graph, budgets, search, folder=output, graph_file=graph_file.name, save=save)
-    more = (f"Written: {graph_file}", *_next(found))
-    print_found(graph, found, as_json=as_json, graph_file=str(graph_file), more=more)
-    sys.exit(status_of(found))
+            cuts.at(1, on_progress=progress.advance)
+    status = 0
+    for cut, found in cuts.plans(budgets, search, micro_batches):
+        graph_file = output / f"{name}{cut.suffix}.graph.json"
+        cut.graph.save(graph_file)
+        done = [written(one, cut.graph, output, graph_file.name, cut.save) for one in found]
+        more = (f"Written: {graph_file}", *_next(done, cut.suffix and cut.slices.count))
+        print_found(cut.graph, done, as_json=as_json, graph_file=str(graph_file), more=more)
+        status = max(status, status_of(done))
+    sys.exit(status)
 
 
-def _next(found: list[Found]) -> tuple[str, ...]:
+def _next(found: list[Found], micro_batches: Any) -> tuple[str, ...]:
     """Commands that use the plan of the last budget."""
+    more = f", micro_batches={micro_batches}" if micro_batches else ""
     files = [str(one.file) for one in found if one.file]
     if not files:
         return ()
     return (
         f"See one:  checkmate show {files[-1]} --html plan.html",
-        f'Run one:  checkmate.tf2.compile(..., plan="{files[-1]}")',
+        f'Run one:  checkmate.tf2.compile(..., plan="{files[-1]}"{more})',
     )

@@ -13,6 +13,7 @@ from checkmate.bench.zoo import APPLICATIONS
 from checkmate.commands.options import (
     batch_option,
     json_option,
+    micro_batches_option,
     optimizer_option,
     output_option,
     readable_budgets,
@@ -40,6 +41,7 @@ COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made i
     help="The budget that the script will give: 6GiB, or a share.",
 )
 @optimizer_option
+@micro_batches_option
 @click.option(
     "--for",
     "door",
@@ -61,7 +63,8 @@ def zoo_command(
 
     checkmate.tf2.compile(model, loss, "adam", images, labels, budget="60%", plan="plans")
 
-    The script must give the same text as budget, and the same shapes and type of optimizer. Metrics
+    The script must give the same text as budget, the same number of micro-batches, and the same
+    shapes and type of optimizer. Metrics
     are part of a step: plans for `fit` are for models compiled with a loss and an optimizer only.
     Existing plans are kept. If the allocator reports its memory, each plan is run a few times on
     made-up data, and the measured peak is written to its file.
@@ -98,7 +101,9 @@ def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> di
     row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
     try:
         budget = training.pop("budget")
+        micro_batches = training.pop("micro_batches")
         keywords: PlanKeywords = {"budget": budget, "plan": folder, "verbose": False}
+        keywords["micro_batches"] = micro_batches
         step = plan_into(name, keywords, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}
@@ -107,7 +112,7 @@ def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> di
         "budget_bytes": step.budget_bytes,
         "predicted_bytes": report.peak_bytes,
         "peak_bytes": report.measured_peak_bytes,
-        "overhead": report.result.overhead if report.result else 1.0,
+        "overhead": report.predicted_slowdown,
         "recomputed": sum(step.plan.recomputed.values()),
         "seconds": time.perf_counter() - started,
         "file": str(step.kept_at),

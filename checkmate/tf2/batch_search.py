@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-
 HUNDREDTH = 0.01
 """Closer than predictions on paper are to the real allocator."""
 

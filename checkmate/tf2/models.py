@@ -19,7 +19,7 @@ from checkmate.errors import TraceError
 from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.error_text import said
 from checkmate.tf2.fit import planned, rematerialize
-from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.micro_batches.on_paper import StepOnPaper
 from checkmate.tf2.options import PlanKeywords
 from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import NoValueError, uninitialized_variables
@@ -44,9 +44,9 @@ class Workload:
     optimizer: Any = "adam"
 
 
-def traced_step(
+def step_on_paper(
     model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
-) -> TracedStep:
+) -> StepOnPaper:
     """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
     batch and no weights are made.
 
@@ -64,10 +64,10 @@ def traced_step(
       TraceError: There is no such model, or it cannot be had.
     """
 
-    def traced() -> TracedStep:
+    def traced() -> StepOnPaper:
         work = workload(model, batch=batch, size=size, loss=loss)
         step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
-        return trace(step, *specs, name=work.model.name)
+        return StepOnPaper(step, specs, work.model.name)
 
     try:
         with uninitialized_variables():
@@ -93,7 +93,7 @@ def _reads_a_value(error: BaseException | None) -> bool:
 def workload(
     model: str, *, batch: int, size: int | None = None, loss: str | None = None
 ) -> Workload:
-    """Returns the model with its loss and the specs of a batch; see `traced_step`."""
+    """Returns the model with its loss and the specs of a batch; see `step_on_paper`."""
     if ":" in model and not os.path.exists(model):
         return _from_function(model, batch, size, loss)
     return _from_keras(model, batch, size, loss)
@@ -111,7 +111,7 @@ def plan_into(
     """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
     `compile`, or where `fit` is set of `rematerialize`, with the same options.
 
-    Args: See `traced_step`.
+    Args: See `step_on_paper`.
     """
     keras.backend.clear_session()
     work = workload(model, batch=batch, size=size)

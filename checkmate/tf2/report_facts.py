@@ -171,8 +171,8 @@ class ReportFacts(ReportFigures):
 
 def _split(micro: MicroBatches) -> str:
     return (
-        f"{micro.count} slices of {micro.size} examples, of {micro.examples}; their sums and results"
-        f" take {format_bytes(micro.kept_bytes)}"
+        f"{micro.count} slices of {micro.size} examples, of {micro.examples}; sums and results take"
+        f" {format_bytes(micro.kept_bytes)}"
     )
 
 

@@ -65,6 +65,27 @@ def test_plan_says_what_it_wrote_and_what_to_do_next(models):
 
 
 @pytest.mark.own_process
+@pytest.mark.parametrize("count", ["4", "auto"])
+def test_compile_runs_what_plan_wrote_in_slices(models, count):
+    import keras
+
+    found = invoke("plan", "some_models:small", "-b", "60%", "--micro-batches", count, *QUICK)
+    (facts,) = lines_of_json(found.stdout)
+    assert facts["plan_file"].startswith("some-models-small-b512-in-"), found.output
+    number = int(facts["plan_file"].split("-in-")[1].split("-")[0])
+    assert number == 4 or count == "auto"
+    from some_models import small
+
+    model, loss = small()
+    specs = [keras.KerasTensor((512, size), "float32") for size in (16, 4)]
+    step = checkmate.tf2.compile(
+        model, loss, "adam", *specs, plan=facts["plan_file"], micro_batches=number, verbose=False
+    )
+    assert step.report().micro_batches.count == number
+    assert any(facts["plan_file"] in note for note in step.report().notes)
+
+
+@pytest.mark.own_process
 def test_compile_runs_what_plan_wrote(models):
     import keras
 
@@ -143,7 +164,7 @@ def test_unknown_names_are_status_2_before_anything_is_planned(
         raise AssertionError("it was planned")
 
     monkeypatch.setattr("checkmate.tf2.models.plan_into", planned)
-    monkeypatch.setattr("checkmate.tf2.models.trace", planned)
+    monkeypatch.setattr("checkmate.tf2.models.StepOnPaper", planned)
     found = invoke(*arguments)
     assert found.exit_code == 2, found.output
     assert said in found.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Pair, arguments_of, paired
 from checkmate.tf2.axes.phases import Handed, Phase, Phases
 from checkmate.tf2.axes.random_draws import Draw
-from checkmate.tf2.axes.relation import SAME, Relation, batch_axis, batched
+from checkmate.tf2.axes.relation import SAME, Count, Relation, batch_axis, batched
 from checkmate.tf2.axes.rows import Rows
 from checkmate.tf2.axes.walk import Walk
 from checkmate.tf2.graph.graph_writer import reachable
@@ -69,16 +70,21 @@ class BatchAxes:
     binding: Binding | None
 
 
-def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]) -> BatchAxes:
+def batch_axes(
+    whole: TracedStep, part: TracedStep, *, examples: tuple[int, int], every: int | None = None
+) -> BatchAxes:
     """Finds how the values of a step on a batch follow from those of the step on slices.
 
-    The analysis runs nothing. It holds for slices of equal size, of at least two examples: along an
-    axis of length one an op may broadcast.
+    The analysis runs nothing. It holds for slices of at least two examples: along an axis of length
+    one an op may broadcast. If the last slice has fewer examples, it is another `part`, and
+    `check_last_slice` tells whether both analyses fit together.
 
     Args:
       whole: The step, traced for the whole batch.
       part: The same step, traced for a slice.
       examples: The number of examples of the whole and of a slice.
+      every: The slices begin at multiples of this number of examples: for a shorter last slice the
+        number that the others have. By default the number that this one has.
 
     Returns:
       With `binding`, if the step cannot run in slices.
@@ -86,7 +92,7 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
     Raises:
       TraceError: The two traces differ in more than the number of examples. The graph optimizer
         folds constants up to a size, and may do so for a slice only; traces that leave it out, by
-        `as_written`, then have the same ops.
+        `as_written`, then have the same ops. Or a slice has not fewer examples than the whole.
 
     Example:
       >>> from checkmate.tf2.graph.trace import trace
@@ -97,17 +103,18 @@ def batch_axes(whole: TracedStep, part: TracedStep, *, examples: tuple[int, int]
       (True, ['summed'])
     """
     size, each = examples
-    count, left = divmod(size, each)
-    if left or count < 2:
+    if not 0 < each < size:
         raise TraceError(
-            f"A batch of {size} examples cannot run in slices of {each}. Use a number"
-            " of micro-batches that divides the number of examples."
+            f"A batch of {size} examples cannot run in slices of {each}. Use at least two"
+            " micro-batches, and no more than there are examples."
         )
+    count = Fraction(size, each)
     arguments = arguments_of(whole.flat, part.flat)
     walk = Walk(
         paired(whole.flat.graph, part.flat.graph, arguments),
         (whole.function.graph, part.function.graph),
         examples,
+        every or each,
         {Pair(*each): _of_argument(*each, count) for each in arguments.items()},
         _keeping(whole, size),
     )
@@ -145,7 +152,7 @@ def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:
             for read, value in walk.from_whole.items()
             if read[0] in inside
         },
-        averages={pair.part: 1 / walk.count for pair in walk.averages & inside},
+        averages={pair.part: float(1 / walk.count) for pair in walk.averages & inside},
         random_ops={pair.part: draw for pair, draw in walk.draws.items() if pair in inside},
         handed_on=tuple(phases.handed_on.values()),
         binding=binding,
@@ -168,14 +175,14 @@ def _check_unique(walk: Walk, pairs: list[Pair]) -> None:
             )
 
 
-def _of_argument(whole: tf.Operation, part: tf.Operation, count: int) -> Relation:
+def _of_argument(whole: tf.Operation, part: tf.Operation, count: Count) -> Relation:
     shapes = [each.outputs[0].shape for each in (whole, part)]
     if shapes[0].rank is None or shapes[0] == shapes[1]:
         return SAME
     axis = batch_axis(tuple(shapes[0]), tuple(shapes[1]), count)
     if axis is None:
         raise TraceError(
-            f"An argument has the shape {shapes[0]} for the whole batch and {shapes[1]} for one of"
-            f" {count} slices. Only the number of examples may differ."
+            f"An argument has the shape {shapes[0]} for the whole batch and {shapes[1]} for a"
+            " slice. Only the number of examples may differ, by the same factor in each argument."
         )
     return batched(axis)

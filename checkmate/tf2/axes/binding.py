@@ -29,6 +29,12 @@ class Binding:
     layer: str
     reason: str
 
+    @property
+    def sentence(self) -> str:
+        """The reason with the layer."""
+        layer = f" Layer {self.layer!r}:" if self.layer else ""
+        return f"The examples of its batch are bound together.{layer} {self.reason}"
+
 
 def binding_of(whole: TracedStep, walk: Walk) -> Binding | None:
     """Returns the first op that binds the examples together, or None if none does."""

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Kind, Relation
+from checkmate.tf2.axes.relation import Count, Kind, Relation
 
 Relations = list[Relation]
 
@@ -24,7 +24,7 @@ class Call:
       tensors: Its inputs, for the whole and for a slice.
       inputs: The relation of each input.
       known: Each input's value for the whole and for a slice, if known before the step runs.
-      count: The number of slices.
+      count: How many times as many examples the whole has as a slice.
       inside: Returns the relations of what functions return that the op runs, given the graphs of
         a function for the whole and for a slice, and the relations of its arguments; None if that
         needs the whole.
@@ -35,7 +35,7 @@ class Call:
     tensors: Sequence[tuple[tf.Tensor, tf.Tensor]]
     inputs: Sequence[Relation]
     known: Sequence[tuple[Any, Any] | None]
-    count: int
+    count: Count
     inside: Callable[[Any, Any, Sequence[Relation]], Relations | None]
     bodies: Callable[[], Sequence[tuple[Any, Any]]]
 

@@ -14,7 +14,7 @@ from checkmate.errors import TraceError
 from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.pairing import Graphs, Pair, paired
 from checkmate.tf2.axes.random_draws import is_random
-from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation
+from checkmate.tf2.axes.relation import SAME, WHOLE, Count, Kind, Relation
 from checkmate.tf2.axes.rules import outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
@@ -31,11 +31,11 @@ def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
     return list(zip(*found, strict=True))
 
 
-def inside(count: int, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
+def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
     """Returns the relations of what a function returns, or None if it needs the whole batch.
 
     Args:
-      count: The number of slices.
+      count: How many times as many examples the whole has as a slice.
       whole, part: The function's graphs.
       arguments: The relations of its arguments.
     """
@@ -58,7 +58,7 @@ def inside(count: int, whole: Any, part: Any, arguments: Sequence[Relation]) -> 
     return [_read(graphs, *each, found, count)[0] for each in results]
 
 
-def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: int) -> Relations:
+def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: Count) -> Relations:
     read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
     tensors = graphs.inputs(pair)
     answer = outputs_of(
@@ -79,7 +79,7 @@ def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: in
 
 
 def _read(
-    graphs: Graphs, whole: Any, part: Any, found: dict[Pair, Relations], count: int
+    graphs: Graphs, whole: Any, part: Any, found: dict[Pair, Relations], count: Count
 ) -> tuple[Relation, bool]:
     """The relation of a value, and whether a slice would have to read another one instead."""
     known = graphs.known(whole, part)

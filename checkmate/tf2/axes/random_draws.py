@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -26,14 +27,15 @@ class Draw(NamedTuple):
     """How a slice draws its random numbers.
 
     Attributes:
-      input: Index of the input with the generator's count, if slice s draws exactly its part of the
-        whole's numbers when s * `counts` is added to that count (to the first of its two numbers);
-        None if the numbers of a step in slices are others than those of the whole.
-      counts: What each slice adds to the count.
+      input: Index of the input with the generator's count, if a slice draws exactly its part of the
+        whole's numbers when `counts` times the number of its first example is added to that count
+        (to the first of its two numbers); None if the numbers of a step in slices are others than
+        those of the whole.
+      counts: By how much the count grows with each example.
     """
 
     input: int | None
-    counts: int = 0
+    counts: Fraction = Fraction(0)
 
     @property
     def is_exact(self) -> bool:
@@ -48,8 +50,9 @@ def is_random(operation: tf.Operation) -> bool:
     return named and "GetKeyCounter" not in name
 
 
-def draw_of(pair: Pair, relation: Relation, count: int) -> Draw:
-    """Returns how each of `count` slices draws its part of the numbers of the op `pair`."""
+def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
+    """Returns how a slice of `size` examples, which begins at a multiple of `every`, draws its part
+    of the numbers of the op `pair`."""
     operation = pair.part
     if operation.type not in _COUNTED or relation.blocks != 1:
         return Draw(None)
@@ -57,6 +60,7 @@ def draw_of(pair: Pair, relation: Relation, count: int) -> Draw:
     shape = operation.outputs[0].shape.as_list()
     group = _BYTES // max(4, operation.outputs[0].dtype.size)
     contiguous = math.prod(shape[: relation.axis]) == 1
-    if algorithm not in _PHILOX or not contiguous or math.prod(shape) % group:
+    counts = Fraction(math.prod(shape), size * group)
+    if algorithm not in _PHILOX or not contiguous or (every * counts).denominator > 1:
         return Draw(None)
-    return Draw(_COUNTER, math.prod(shape) // group)
+    return Draw(_COUNTER, counts)

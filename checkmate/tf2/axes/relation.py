@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from fractions import Fraction
 
 Shape = tuple[int, ...]
+
+Count = int | Fraction
+"""How many times as many examples the whole has as a slice: the number of slices, if all are
+equal."""
 
 
 class Kind(Enum):
@@ -65,7 +70,7 @@ def batched(axis: int, blocks: int = 1, offset: int = 0) -> Relation:
     return Relation(Kind.BATCHED, axis, blocks, offset)
 
 
-def batch_axis(whole: Shape, part: Shape, count: int) -> int | None:
+def batch_axis(whole: Shape, part: Shape, count: Count) -> int | None:
     """Returns the only axis along which two shapes differ, if the whole is `count` times as long
     there; None for any other pair of shapes."""
     if len(whole) != len(part):
@@ -76,13 +81,14 @@ def batch_axis(whole: Shape, part: Shape, count: int) -> int | None:
     return unequal[0]
 
 
-def fits(relation: Relation, whole: Shape, part: Shape, count: int) -> bool:
+def fits(relation: Relation, whole: Shape, part: Shape, count: Count) -> bool:
     """True if values of these shapes may be in that relation."""
     if relation.kind in (Kind.SAME, Kind.SUMMED, Kind.SIZE):
         return whole == part
     if relation.kind is Kind.BATCHED:
         along = batch_axis(whole, part, count)
-        return along == relation.axis and part[along] % max(relation.blocks, 1) == 0
+        blocks = max(relation.blocks, 1)
+        return along == relation.axis and not (part[along] % blocks or whole[along] % blocks)
     return True
 
 

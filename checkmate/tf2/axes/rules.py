@@ -3,6 +3,7 @@ shapes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from checkmate.tf2.axes.relation import (
     SIZE,
     WHOLE,
     ZERO,
+    Count,
     Kind,
     Relation,
     batch_axis,
@@ -33,7 +35,7 @@ class Found(NamedTuple):
     Attributes:
       outputs: Their relations.
       read: Indices of the inputs whose values are read as numbers, and not as shapes or the like.
-      average: The outputs are sums of those of the slices, each divided by the number of slices.
+      average: The outputs are sums of those of the slices, each divided by `Call.count`.
     """
 
     outputs: Relations
@@ -97,13 +99,13 @@ def _fit(outputs: Relations, call: Call) -> bool:
     return True
 
 
-def _offset(parts: list[np.ndarray], part: np.ndarray) -> int:
-    """By how much each part of whole numbers exceeds the one before, the first being that of a
-    slice; 0 if they are no such numbers."""
-    if part.dtype.kind not in "iu" or not part.size:
+def _offset(parts: list[np.ndarray]) -> int:
+    """By how much each part of whole numbers exceeds the one before; 0 if they are no such
+    numbers."""
+    if parts[0].dtype.kind not in "iu" or not parts[0].size:
         return 0
     offset = int(parts[1].flat[0]) - int(parts[0].flat[0])
-    counts = all(np.array_equal(part + k * offset, each) for k, each in enumerate(parts))
+    counts = all(np.array_equal(parts[0] + k * offset, each) for k, each in enumerate(parts))
     return offset if counts else 0
 
 
@@ -119,7 +121,7 @@ class Known(NamedTuple):
     instead: Any = None
 
 
-def relation_of_known(whole: np.ndarray, part: np.ndarray, count: int) -> Known:
+def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> Known:
     """Returns the relation of a known value, with what each slice has to read instead.
 
     The relation is WHOLE for a value of which each slice needs another part.
@@ -136,10 +138,12 @@ def relation_of_known(whole: np.ndarray, part: np.ndarray, count: int) -> Known:
         if number == part.flat[0]:
             return Known(batched(axis, 0) if number else ZERO)
         return Known(batched(axis, 0), np.broadcast_to(number, part.shape))
-    parts = np.split(whole, count, axis)
-    if any(not np.array_equal(parts[0], each) for each in parts[1:]):
-        offset = _offset(parts, part)
+    unit = math.gcd(whole.shape[axis], part.shape[axis])  # any slice begins at a multiple of it
+    units = np.split(whole, whole.shape[axis] // unit, axis)
+    first = np.take(whole, range(part.shape[axis]), axis)
+    if any(not np.array_equal(units[0], each) for each in units[1:]):
+        offset = _offset(units) * (part.shape[axis] // unit) if (first == part).all() else 0
         return Known(batched(axis, 1, offset) if offset else WHOLE)
     constant = (whole == np.take(whole, [0], axis)).all()
-    instead = None if np.array_equal(parts[0], part) else parts[0]
+    instead = None if np.array_equal(first, part) else first
     return Known(batched(axis, 0 if constant else 1), instead)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
+from fractions import Fraction
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -72,6 +73,7 @@ class Walk:
       graphs: The graphs, paired.
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
+      every: Slices begin at multiples of this number of examples.
       arguments: The relations of the step's arguments.
       keeping: What may be kept for the whole batch.
       relations: The relations of each op's outputs.
@@ -80,7 +82,7 @@ class Walk:
       late: Ops that are computed after the slices.
       from_whole: What a slice reads instead of the value that its graph has.
       fed: Inputs that a slice takes from what is computed early.
-      averages: Ops whose results in a slice are divided by the number of slices.
+      averages: Ops whose results in a slice are divided by `count`.
       draws: Ops that draw random numbers for each example.
       binding: The first op that binds the examples together.
     """
@@ -88,6 +90,7 @@ class Walk:
     graphs: Graphs
     functions: tuple[Any, Any]
     examples: tuple[int, int]
+    every: int
     arguments: dict[Pair, Relation]
     keeping: Keeping
     relations: dict[Pair, Relations] = field(default_factory=dict)
@@ -101,9 +104,9 @@ class Walk:
     binding: Pair | None = None
 
     @property
-    def count(self) -> int:
-        """The number of slices."""
-        return self.examples[0] // self.examples[1]
+    def count(self) -> Fraction:
+        """How many times as many examples the whole has as a slice."""
+        return Fraction(*self.examples)
 
     def run(self) -> None:
         """Goes through the graph, up to the first op that binds the examples together."""
@@ -180,7 +183,7 @@ class Walk:
             if not may_run_again(pair.whole):
                 self.accesses.once.add(pair)
             return found
-        draw = draw_of(pair, found.outputs[0], self.count)
+        draw = draw_of(pair, found.outputs[0], self.examples[1], self.every)
         if (
             not draw.is_exact
             and may_run_again(pair.whole)

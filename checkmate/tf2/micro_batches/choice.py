@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
-from checkmate.tf2.axes.binding import Binding
 from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
@@ -88,7 +87,7 @@ class Choice:
         slices = Slices.of(step.examples, 2)
         while slices.size >= SMALLEST:
             if binding := step.binding(slices):
-                return said(binding)
+                return binding.sentence
             if not self._look_at(planner, slices):
                 break
             slices = Slices(step.examples, -(-slices.size // 2))
@@ -150,9 +149,3 @@ NOT_SPLIT = 'The batch is not split (micro_batches="auto"): {}'
 SMALLER_DO_NOT_FIT = (
     'Nor does the batch fit in slices (micro_batches="auto"), down to slices of two examples.'
 )
-
-
-def said(binding: Binding) -> str:
-    """Returns what binds the examples of a batch together, in a sentence."""
-    layer = f" Layer {binding.layer!r}:" if binding.layer else ""
-    return f"its examples are bound together.{layer} {binding.reason}"

@@ -45,9 +45,16 @@ class Kept:
                 zero = tf.zeros([], variable.dtype)
                 _write(variable, zero, [0] * variable.shape.rank, variable.shape)
 
-    def add(self, values: Sequence[tf.Tensor], first: tf.Tensor, size: int) -> None:
-        """Adds what the slice of `size` examples hands on that begins with example `first`."""
-        for each, variable, value in zip(self.handed_on, self.variables, values, strict=True):
+    def add(
+        self, values: Sequence[tf.Tensor], handed_on: Sequence[Handed], first: tf.Tensor, size: int
+    ) -> None:
+        """Adds what the slice of `size` examples hands on that begins with example `first`.
+
+        Args:
+          values: The values.
+          handed_on: What they are, in the order of the constructor's, for a slice of that size.
+        """
+        for each, variable, value in zip(handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
                 if each.relation.offset:
                     value += tf.cast(first * each.relation.offset // size, value.dtype)
@@ -105,7 +112,7 @@ def _zeros(each: Handed) -> tf.Variable:
     dtype = each.whole.dtype
     if each.relation.kind is not Kind.BATCHED:
         dtype = _WIDE.get(dtype, dtype)
-    return tf.Variable(tf.zeros(each.whole.shape, dtype), trainable=False)
+    return tf.Variable(lambda: tf.zeros(each.whole.shape, dtype), trainable=False)
 
 
 def _write(variable: tf.Variable, value: tf.Tensor, begin: Sequence[Any], shape: Any) -> None:

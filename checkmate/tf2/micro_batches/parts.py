@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import tensorflow as tf
@@ -72,13 +73,15 @@ class Parts:
 
         Args:
           part: The step on such a slice.
-          axes: How the step on the batch follows from it.
+          axes: How the step on the batch follows from it. For a shorter last slice it must fit to
+            the axes of the others (`check_last_slice`).
         """
         draws = {(o, d.input): d for o, d in axes.random_ops.items() if d.input is not None}
         read = {"instead": list(axes.fed), "added": list(draws)}
         copies = OpCopies(part.flat, axes.in_each_slice, **read)
-        handed_on = [handed.part for handed in axes.handed_on]
-        copies.write(handed_on, axes.from_whole, axes.averages)
+        made = {handed.whole.ref(): handed for handed in axes.handed_on}
+        handed_on = [made[handed.whole.ref()] for handed in self.kept.handed_on]
+        copies.write([h.part for h in handed_on], axes.from_whole, axes.averages)
         arguments = self._arguments(part)
         place = {tensor.ref(): k for k, tensor in enumerate(self._early)}
 
@@ -91,10 +94,11 @@ class Parts:
             slices = [own(value, *of) for value, of in zip(batch, arguments, strict=True)]
             fed = [own(early[place[h.whole.ref()]], h.relation, h.part) for h in axes.fed.values()]
             counts = [
-                _counts(first, draw.counts, size, operation.inputs[k])
+                _counts(first, draw.counts, operation.inputs[k])
                 for (operation, k), draw in draws.items()
             ]
-            self.kept.add(copies.make(slices, instead=fed, added=counts), first, size)
+            values = copies.make(slices, instead=fed, added=counts)
+            self.kept.add(values, handed_on, first, size)
 
         return _function(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
 
@@ -141,10 +145,11 @@ def _viewed(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _counts(first: tf.Tensor, counts: int, size: int, like: tf.Tensor) -> tf.Tensor:
+def _counts(first: tf.Tensor, counts: Fraction, like: tf.Tensor) -> tf.Tensor:
     """What the slice that begins with example `first` adds to the count of a random generator,
-    where slices of `size` examples make `counts` numbers each."""
-    moved = tf.cast(tf.cast(first, tf.int64) * counts // size, like.dtype)
+    which grows by `counts` with each example."""
+    moved = tf.cast(first, tf.int64) * counts.numerator // counts.denominator
+    moved = tf.cast(moved, like.dtype)
     return tf.stack([moved, tf.zeros([], like.dtype)])
 
 

@@ -23,7 +23,7 @@ from checkmate.tf2.memory.confirm import in_memory
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
-from checkmate.tf2.micro_batches.choice import Choice, said
+from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
@@ -163,5 +163,5 @@ def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = 
     request = task.request
     step = SlicedStep(request.step, task.specs, request.name)
     if binding := step.binding(slices):
-        raise TraceError(f"{request.name!r} cannot run in slices: {said(binding)}")
+        raise TraceError(f"{request.name!r} cannot run in slices: {binding.sentence}")
     return joined(task, PiecePlanner(task, step).plan(slices, file), plain)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
 from checkmate.tf2.axes.binding import Binding
+from checkmate.tf2.axes.last_slice import check_last_slice
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.micro_batches.parts import Parts
@@ -74,9 +75,13 @@ class SlicedStep:
         """Returns the functions of the step in slices to which nothing binds its examples.
 
         Raises:
-          TraceError: The step has other ops for slices of this size.
+          TraceError: The step has other ops for slices of this size, or a smaller last slice does
+            not go together with the others.
         """
-        parts, before, after = self._parts(self._slice(slices.size)[1])
+        main, *last = map(self._slice, slices.sizes)
+        for _, axes in last:
+            check_last_slice(main[1], axes, examples=tuple(slices.sizes))
+        parts, before, after = self._parts(main[1])
         each = {size: parts.each(*self._slice(size), size) for size in slices.sizes}
         early = tuple(tf.nest.flatten(before.structured_outputs))
         return Functions(before, each, after, early, parts.kept.variables)

@@ -72,8 +72,8 @@ def examples_of(specs: Any) -> int:
         if spec.shape.rank:
             return spec.shape[0]
     raise TraceError(
-        "Micro-batches are slices along the first dimension of a step's arguments, and this step has"
-        " no argument with a dimension. Train it with micro_batches=1."
+        "Micro-batches are slices along the first dimension of a step's arguments, and this step"
+        " has no argument with a dimension. Train it with micro_batches=1."
     )
 
 

@@ -98,7 +98,7 @@ class _Comparison:
             instead=instead,
             factors=self.axes.averages,
             added={
-                (operation, draw.input): np.array([s * draw.counts, 0], np.uint64)
+                (operation, draw.input): np.array([s * length * draw.counts, 0], np.uint64)
                 for operation, draw in self.axes.random_ops.items()
                 if draw.is_exact
             },

@@ -1,0 +1,125 @@
+"""Cuts: a step on paper, planned in slices of its batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checkmate.commands.options import SearchOptions, each_budget
+from checkmate.commands.output import Found, solve_each
+from checkmate.commands.table import complain
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
+from checkmate.core.replay import replay
+from checkmate.errors import TraceError
+from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.micro_batches.on_paper import StepOnPaper
+from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.planning import plan_files
+
+SMALLEST = 2
+"""The smallest slice that is looked at where the number is to be chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is planned of a batch that is cut in slices.
+
+    Attributes:
+      traced: What runs for a slice; for a single one the step.
+      graph: Its graph, with costs.
+    """
+
+    slices: Slices
+    traced: TracedStep
+    graph: DFGraph
+
+    @property
+    def suffix(self) -> str:
+        """What the names of files have more than those of the batch that is not cut."""
+        return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
+
+    @property
+    def times(self) -> float:
+        """How often a slice runs."""
+        return self.slices.examples / self.slices.size
+
+    def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
+        """Writes a plan as a file for `compile`."""
+        facts |= {"unchanged": False, "measured_peak_bytes": None}
+        if self.slices.count > 1:
+            facts["slice_size"] = self.slices.size
+        plan_files.save(path, self.traced, graph, plan, facts)
+
+
+@dataclass(slots=True)
+class Cuts:
+    """The cuts of a step's batch, each traced and measured once.
+
+    Attributes:
+      costs: The cost model.
+    """
+
+    step: StepOnPaper
+    costs: str
+    _made: dict[int, Cut] = field(default_factory=dict)
+
+    def at(self, count: int, on_progress: Callable[[int, int], None] | None = None) -> Cut:
+        """Returns the cut into so many slices."""
+        slices = Slices.of(self.step.examples, count)
+        if slices.size not in self._made:
+            traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
+            graph = with_costs(traced, self.costs, on_progress=on_progress)
+            if slices.count > 1:
+                graph = self.step.with_all_variables(traced, graph)
+            self._made[slices.size] = Cut(slices, traced, graph)
+        return self._made[slices.size]
+
+    def plans(
+        self, budgets: tuple[str, ...], search: SearchOptions, count: int | str
+    ) -> Iterator[tuple[Cut, list[Found]]]:
+        """Yields the cuts and what was found with each; budgets are shares of the plain step's
+        peak."""
+        whole = self.at(1)
+        plain = replay(whole.graph, Plan.keep_all(whole.graph)).peak_bytes
+
+        def found(budgets: Sequence[str], cut: Cut) -> list[Found]:
+            return solve_each(
+                cut.graph, budgets, search, folder=None, graph_file="", percent_of=plain
+            )
+
+        if count != "auto":
+            cut = self.at(int(count))
+            yield cut, found(budgets, cut)
+            return
+        for budget, _ in each_budget(budgets, percent_of=plain):
+            yield self._cheapest(partial(found, [budget]))
+
+    def _cheapest(self, plan: Callable[[Cut], list[Found]]) -> tuple[Cut, list[Found]]:
+        """The cut into 1, 2, 4, ... slices whose plan costs least."""
+        cut = self.at(1)
+        best = cut, plan(cut)
+        cost = math.inf if best[1][0].plan is None else best[1][0].facts["cost"]
+        for count in self._numbers():
+            try:
+                cut = self.at(count)
+            except TraceError as error:
+                complain(str(error))
+                break
+            if cut.times * cut.graph.total_cost >= cost:
+                break
+            (found,) = plan(cut)
+            if found.plan is not None and cut.times * found.facts["cost"] < cost:
+                best, cost = (cut, [found]), cut.times * found.facts["cost"]
+        return best
+
+    def _numbers(self) -> Iterator[int]:
+        count = 2
+        while self.step.examples // count >= SMALLEST:
+            yield count
+            count *= 2

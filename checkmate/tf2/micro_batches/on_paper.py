@@ -1,0 +1,60 @@
+"""StepOnPaper: a training step that is planned and not run, whole and in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.errors import TraceError
+from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.micro_batches.sliced_step import SlicedStep
+from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.planning.already_traced import AlreadyTraced
+
+
+class StepOnPaper:
+    """The traced step, and what runs for a slice of its batch.
+
+    Args:
+      step: The step.
+      specs: The specs of its arguments.
+      name: Its name.
+
+    Attributes:
+      traced: The step on the whole batch.
+      examples: How many examples the batch has.
+    """
+
+    def __init__(self, step: Callable[..., Any], specs: Any, name: str):
+        self._step, self._specs, self._name = step, specs, name
+        self.traced = trace(step, *specs, name=name)
+        self.examples = examples_of(specs)
+        self._sliced: SlicedStep | None = None
+
+    def slice(self, slices: Slices) -> TracedStep:
+        """Returns what runs for a slice.
+
+        Raises:
+          TraceError: The examples of the batch are bound together; it names the op.
+        """
+        sliced = self._sliced = self._sliced or SlicedStep(self._step, self._specs, self._name)
+        if binding := sliced.binding(slices):
+            raise TraceError(f"{self._name!r} is not split: {binding.sentence}")
+        functions = sliced.functions(slices)
+        flat = tf.nest.flatten(self._specs)
+        specs = (tf.TensorSpec([], tf.int32), *flat, *functions.early)
+        step = AlreadyTraced(functions.each[slices.size], specs)
+        return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
+
+    def with_all_variables(self, part: TracedStep, graph: DFGraph) -> DFGraph:
+        """Returns the graph of a slice with the bytes of the variables that only the update of the
+        optimizer reads, which are in memory meanwhile."""
+        seen = {id(variable) for variable in part.variables}
+        others = [each for each in self.traced.variables if id(each) not in seen]
+        more = sum(tensor_bytes(variable) or 0 for variable in others)
+        return replace(graph, fixed_bytes=graph.fixed_bytes + more)
