@@ -155,6 +155,7 @@ class ReplicatedFunction(PlannedFunction):
                 options,
                 has_output_buffers=False,
                 next_batches=0,
+                scratch=self._scratch,
                 others=part.others,
             )
             return PlannedStep(request, specs)

@@ -161,7 +161,7 @@ def _unsplit(task: PlanTask, file: Any = None) -> Planned:
 def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:
     """The step in these slices; with a file, under the plan that is in it."""
     request = task.request
-    step = SlicedStep(request.step, task.specs, request.name)
+    step = SlicedStep(request.step, task.specs, request.name, request.scratch)
     if binding := step.binding(slices):
         raise TraceError(f"{request.name!r} cannot run in slices: {binding.sentence}")
     return joined(task, PiecePlanner(task, step).plan(slices, file), plain)

@@ -29,6 +29,8 @@ def test_fit_on_two_devices_with_a_smaller_last_batch():
     result = found(started(PROGRAM, "fit", 4096, 2 * 4096 + 200, "55%", 2, NORM))
     check(result, updates=2 * 3)
     assert result["slices"] == [[2, 1024], [2, 50]]
+    assert len(result["first_kept"]) == 2
+    assert len(set(result["first_kept"])) == 1, "sums of both lie in the same memory"
     assert result["kept_on"] == [["CPU:0"], ["CPU:1"]], "on the device of each replica"
 
 
