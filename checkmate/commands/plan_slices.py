@@ -33,11 +33,13 @@ class Cut:
     Attributes:
       traced: What runs for a slice; for a single one the step.
       graph: Its graph, with costs.
+      plain_bytes: The plain step's peak, on the whole batch.
     """
 
     slices: Slices
     traced: TracedStep
     graph: DFGraph
+    plain_bytes: int
 
     @property
     def suffix(self) -> str:
@@ -53,7 +55,7 @@ class Cut:
         """Writes a plan as a file for `compile`."""
         facts |= {"unchanged": False, "measured_peak_bytes": None}
         if self.slices.count > 1:
-            facts["slice_size"] = self.slices.size
+            facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
         plan_files.save(path, self.traced, graph, plan, facts)
 
 
@@ -75,9 +77,12 @@ class Cuts:
         if slices.size not in self._made:
             traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
             graph = with_costs(traced, self.costs, on_progress=on_progress)
-            if slices.count > 1:
+            if slices.count == 1:
+                plain = replay(graph, Plan.keep_all(graph)).peak_bytes
+            else:
+                plain = self.at(1).plain_bytes
                 graph = self.step.with_all_variables(traced, graph)
-            self._made[slices.size] = Cut(slices, traced, graph)
+            self._made[slices.size] = Cut(slices, traced, graph, plain)
         return self._made[slices.size]
 
     def plans(
@@ -85,8 +90,7 @@ class Cuts:
     ) -> Iterator[tuple[Cut, list[Found]]]:
         """Yields the cuts and what was found with each; budgets are shares of the plain step's
         peak."""
-        whole = self.at(1)
-        plain = replay(whole.graph, Plan.keep_all(whole.graph)).peak_bytes
+        plain = self.at(1).plain_bytes
 
         def found(budgets: Sequence[str], cut: Cut) -> list[Found]:
             return solve_each(

@@ -58,7 +58,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         measured_slowdown=None,
         step_seconds=None,
         steps_before=sum(each.report.steps_before for each in parts),
-        notes=tuple(dict.fromkeys(note for each in parts for note in each.report.notes)),
+        notes=_notes(pieces, parts),
         seconds=_added(each.report.seconds for each in parts),
         cpu_seconds=_added(each.report.cpu_seconds for each in parts),
         micro_batches=MicroBatches(
@@ -125,6 +125,12 @@ def _seconds(pieces: Pieces) -> float | None:
             return None
         found += many * seconds
     return found
+
+
+def _notes(pieces: Pieces, parts: Iterable[Planned]) -> tuple[str, ...]:
+    """What the functions' reports say, each once, and what is not as in the whole."""
+    notes = [note for each in parts for note in each.report.notes]
+    return tuple(dict.fromkeys([*notes, *pieces.functions.notes]))
 
 
 def _highest(peaks: Iterable[int | None], beyond: int) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.replay import floor
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.isolated import some_value
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
@@ -77,12 +78,12 @@ class PiecePlanner:
         each = {}
         for size in slices.sizes:
             options = replace(self._options(beyond), plan=file if size == slices.size else None)
-            each[size] = self._planned(
-                replace(self._request(name, options), has_output_buffers=False),
-                functions.each[size],
-                functions,
-                of_slice=True,
-            )
+            request = replace(self._request(name, options), has_output_buffers=False)
+            try:
+                each[size] = self._planned(request, functions.each[size], functions, of_slice=True)
+            except (InfeasibleBudgetError, NoPlanFoundError) as error:
+                error.args = (f"{error} More micro-batches have smaller slices.",)
+                raise
         return Pieces(slices, functions, others, each, after, beyond)
 
     def after(self, functions: Functions) -> Planned:

@@ -27,6 +27,7 @@ class Functions:
       each: For each size of a slice.
       early: The specs of what `before` returns.
       kept: The variables in which slices leave what they hand on.
+      notes: Sentences for the report on what is not as in the step on the whole batch.
     """
 
     before: Any
@@ -34,6 +35,7 @@ class Functions:
     after: Any
     early: tuple[tf.TensorSpec, ...]
     kept: tuple[tf.Variable, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -69,7 +71,7 @@ class SlicedStep:
         self.examples = examples_of(specs)
         # Without the graph optimizer, which folds other ops for other sizes.
         self._whole = trace(self._step, *specs, name=name, as_written=True)
-        self._slices: dict[int, tuple[TracedStep, BatchAxes]] = {}
+        self._slices: dict[tuple[int, int], tuple[TracedStep, BatchAxes]] = {}
         self._made: tuple[Parts, Any, Any] | None = None
 
     def binding(self, slices: Slices) -> Binding | None:
@@ -78,8 +80,8 @@ class SlicedStep:
         Raises:
           TraceError: The step has other ops for slices of this size.
         """
-        return next((axes.binding for _, axes in map(self._slice, slices.sizes)
-                     if axes.binding), None)  # fmt: skip
+        found = (axes.binding for _, axes in self._of_each_size(slices).values())
+        return next((each for each in found if each), None)
 
     def functions(self, slices: Slices) -> Functions:
         """Returns the functions of the step in slices to which nothing binds its examples.
@@ -88,22 +90,27 @@ class SlicedStep:
           TraceError: The step has other ops for slices of this size, or a smaller last slice does
             not go together with the others.
         """
-        main, *last = map(self._slice, slices.sizes)
-        for _, axes in last:
-            size, rest = slices.sizes
-            check_last_slice(main[1], axes, examples=(size, rest))
-        parts, before, after = self._parts(main[1])
-        each = {size: parts.each(*self._slice(size), size) for size in slices.sizes}
+        analysed = self._of_each_size(slices)
+        axes = analysed[slices.size][1]
+        for size in [size for size in analysed if size != slices.size]:
+            check_last_slice(axes, analysed[size][1], examples=(slices.size, size))
+        parts, before, after = self._parts(axes)
+        each = {size: parts.each(*found, size) for size, found in analysed.items()}
         early = tuple(tf.nest.flatten(before.structured_outputs))
-        return Functions(before, each, after, early, parts.kept.variables)
+        return Functions(before, each, after, early, parts.kept.variables, _notes(axes))
 
-    def _slice(self, size: int) -> tuple[TracedStep, BatchAxes]:
-        if size not in self._slices:
+    def _of_each_size(self, slices: Slices) -> dict[int, tuple[TracedStep, BatchAxes]]:
+        """The step on slices of each size, and how the whole follows from it."""
+        return {size: self._slice(size, slices.size) for size in slices.sizes}
+
+    def _slice(self, size: int, every: int) -> tuple[TracedStep, BatchAxes]:
+        """The step on a slice, where a slice begins every `every` examples."""
+        if (size, every) not in self._slices:
             specs = sliced_specs(self._specs, size)
             part = trace(self._step, *specs, name=self._name, as_written=True)
-            axes = batch_axes(self._whole, part, examples=(self.examples, size))
-            self._slices[size] = part, axes
-        return self._slices[size]
+            axes = batch_axes(self._whole, part, examples=(self.examples, size), every=every)
+            self._slices[size, every] = part, axes
+        return self._slices[size, every]
 
     def _parts(self, axes: BatchAxes) -> tuple[Parts, Any, Any]:
         """What does not depend on the size of slices: made once where it is the same."""
@@ -111,6 +118,18 @@ class SlicedStep:
             parts = Parts(self._whole, axes, self.examples, self._scratch, self._device)
             self._made = parts, parts.before(), parts.after()
         return self._made
+
+
+def _notes(axes: BatchAxes) -> tuple[str, ...]:
+    """What is not as in the step on the whole batch."""
+    others = [each.name for each, draw in axes.random_ops.items() if not draw.is_exact]
+    if not others:
+        return ()
+    more = f" and {len(others) - 1} more ops" if len(others) > 1 else ""
+    return (
+        f"The random numbers of {others[0]!r}{more} are drawn for each slice: they are not those"
+        " that the step on the whole batch draws.",
+    )
 
 
 def _handed_on(axes: BatchAxes) -> Any:

@@ -48,7 +48,7 @@ def assert_close(ours, plain, tolerance=2e-6):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=tolerance * most)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_step_in_slices_computes_what_the_whole_one_does(optimizer):
     plain, whole = compiled("2GiB", 1, optimizer=optimizer)
     ours, step = compiled("30MiB", 4, optimizer=optimizer)
@@ -79,6 +79,7 @@ def test_verify_finds_the_whole_batch_s_numbers():
     assert found.planned_evaluations > len(step.graph)
 
 
+@pytest.mark.slow
 def test_verify_notices_a_slice_that_is_left_out(monkeypatch):
     from sliced_nets import batch
 
@@ -116,6 +117,7 @@ def test_auto_does_not_split_what_is_bound_together_and_names_the_op():
         compiled("10MiB", "auto", net=norm)
 
 
+@pytest.mark.slow
 def test_a_smaller_batch_runs_in_slices_of_the_same_size():
     plain, whole = compiled("2GiB", 1)
     ours, step = compiled("30MiB", 4)
@@ -126,6 +128,7 @@ def test_a_smaller_batch_runs_in_slices_of_the_same_size():
     assert_close(ours, plain)
 
 
+@pytest.mark.slow
 def test_one_op_does_not_set_the_least_budget():
     with pytest.raises(checkmate.CheckmateError, match='micro_batches="auto"'):
         compiled("12MiB", 1)
@@ -144,6 +147,7 @@ def test_a_number_that_is_none_is_refused(count):
         checkmate.tf2.options.PlanOptions(micro_batches=count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "micro_batches"), [("plan.json", 4), ("folder", "auto")])
 def test_a_plan_in_slices_is_kept_in_a_file(tmp_path, name, micro_batches):
     if name == "folder":
@@ -193,3 +197,36 @@ def test_a_share_is_one_of_what_the_plain_step_took_when_the_plan_was_made(
     assert again.budget_bytes == pytest.approx(step.budget_bytes, abs=2**16)
     with pytest.raises(checkmate.PlanFileError):
         planned("20%", plan=tmp_path / "plan.json")
+
+
+def test_a_shorter_last_slice_counts_for_its_examples():
+    plain, whole = compiled("2GiB", 1, examples=14)
+    ours, step = compiled("30MiB", 4, examples=14)
+    micro = step.report().micro_batches
+    assert (micro.count, micro.size, micro.examples) == (4, 4, 14)
+    losses, prediction = trained(step, examples=14)
+    expected, expected_prediction = trained(whole, examples=14)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(prediction, expected_prediction, rtol=1e-5, atol=1e-6)
+    assert_close(ours, plain, 1e-5)
+
+
+@pytest.mark.slow
+def test_random_numbers_of_slices_are_said():
+    import tensorflow as tf
+
+    def step(x):
+        noise = tf.random.stateless_truncated_normal(x.shape, (1, 2))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.tanh(x) * noise)
+        return tape.gradient(loss, x)
+
+    function = checkmate.tf2.function(step, budget="1GiB", micro_batches=4, verbose=False)
+    function(tf.ones((16, 1 << 14)))
+    assert any("are drawn for each slice" in note for note in function.report().notes)
+
+
+def test_a_number_by_hand_is_refused_with_what_would_help():
+    with pytest.raises(checkmate.CheckmateError, match="More micro-batches"):
+        compiled("5MiB", 2)
