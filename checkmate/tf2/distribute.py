@@ -8,12 +8,13 @@ train function, made once for each set of shapes with the planned step in the pl
 `model.train_step`.
 
 The budget is for each replica's device. Replicas have the same graph, so one plan serves all of
-them; with several workers the chief plans, and the others are sent its file.
+them; with several workers the chief plans, and the others are sent its file. Micro-batches are
+slices of each replica's share of a batch, and gradients are exchanged once, after all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from checkmate.tf2.graph.trace import TracedStep, analyse
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.micro_batches.on_replicas import on_replicas
+from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.planned import Planned
@@ -146,7 +148,7 @@ class ReplicatedFunction(PlannedFunction):
             same = fingerprint(first.graph) == fingerprint(main.traced.graph)
             if same and main.part is None:  # slices are functions of the call that they are made of
                 return main
-        options = replace(self._options, budget=self._budget_of_a_part(first))
+        options = self._options_of_a_part(first, specs)
 
         def make(options: PlanOptions) -> PlannedStep:
             request = PlanRequest(
@@ -155,6 +157,7 @@ class ReplicatedFunction(PlannedFunction):
                 options,
                 has_output_buffers=False,
                 next_batches=0,
+                scratch=self._scratch,
                 others=part.others,
             )
             return PlannedStep(request, specs)
@@ -162,14 +165,22 @@ class ReplicatedFunction(PlannedFunction):
         step = self._steps[call.kind, str(specs)] = planned_by_chief(self._strategy, make, options)
         return step.planned
 
-    def _budget_of_a_part(self, first: TracedStep) -> Any:
+    def _options_of_a_part(self, first: TracedStep, specs: Sequence[tf.TensorSpec]) -> PlanOptions:
+        """What is asked for the part. A smaller batch than the first has its budget, of which it
+        takes another share, and slices of no more examples."""
+        options = replace(self._options, budget=self._budget_of_a_part())
+        if self._is_largest(first):
+            return options
+        micro = self.report().micro_batches
+        count = Slices(examples_of(specs), micro.size).count if micro else 1
+        budget = self.budget_bytes if is_share(options.budget) else options.budget
+        return replace(options, budget=budget, micro_batches=count)
+
+    def _budget_of_a_part(self) -> Any:
         """The budget less the optimizer's variables, which are no part of what is planned, where
-        the allocator does not report them. A share of what a smaller batch takes would be another
-        budget than that of the batch before it."""
+        the allocator does not report them."""
         budget, device = self._options.budget, devices.training_device()
-        if is_share(budget):
-            return budget if self._is_largest(first) else self.budget_bytes
-        if devices.allocator_reports(device):
+        if devices.allocator_reports(device) or is_share(budget):
             return budget
         count = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         variables = sum(

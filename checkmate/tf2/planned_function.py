@@ -18,6 +18,7 @@ from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.python_state import python_state, tell_changes
@@ -61,6 +62,7 @@ class PlannedFunction:
         self._step, self._options, self._name, self._autograph = step, options, name, autograph
         self._on_lost = on_lost
         self._steps: dict[Any, PlannedStep] = {}
+        self._scratch = Scratch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step, planned now where no call of this kind was met before."""
@@ -153,7 +155,7 @@ class PlannedFunction:
                     MANY_PLANS + 1,
                 )
             step = tf.function(self._flat(call), autograph=self._autograph)
-            request = PlanRequest(step, self._name, self._options)
+            request = PlanRequest(step, self._name, self._options, scratch=self._scratch)
             specs = call.specs(self._options.batch_size)
             self._steps[key] = PlannedStep(request, specs, call.tensors)
         return self._steps[key]

@@ -17,6 +17,7 @@ from checkmate.tf2.deferred_update import Update, deferred_updates
 from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.operations import can_be_copied, source_of
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
@@ -52,6 +53,7 @@ class AccumulatedStep:
       specs: The specs of its arguments, for the whole batch.
       name: Its name.
       reason: Why it is not split exactly, as a sentence.
+      scratch: The memory in which slices leave what they hand on; None for memory of its own.
 
     Attributes:
       examples: How many examples the batch has.
@@ -61,7 +63,15 @@ class AccumulatedStep:
       TraceError: The step updates not once, or reads its weights after that.
     """
 
-    def __init__(self, step: Callable[..., Any], specs: Any, name: str, reason: str):
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        specs: Any,
+        name: str,
+        reason: str,
+        scratch: Scratch | None = None,
+    ):
+        self._scratch = scratch or Scratch()
         self._step, self._specs, self._name = step, specs, name
         self.examples = examples_of(specs)
         self._whole = self._traced(self.examples)
@@ -78,7 +88,7 @@ class AccumulatedStep:
             )
             for k, (whole, part) in enumerate(zip(self._outputs, main.flat.outputs, strict=True))
         ]
-        kept = Kept(handed_on, self.examples)
+        kept = Kept(handed_on, self.examples, self._scratch)
         specs = [
             tf.TensorSpec(each.shape, each.dtype) for each in self._whole.step.argument_tensors()
         ]

@@ -58,7 +58,8 @@ class Choice:
         if self.best is not None and self.best.result is None:
             return self.best
         try:
-            step = SlicedStep(self.task.request.step, self.task.specs, self.task.request.name)
+            request = self.task.request
+            step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
             reason = self._in_slices(step)
         except TraceError as error:
             reason = str(error)

@@ -4,15 +4,13 @@ in a row."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2 import device as devices
 from checkmate.tf2.axes.phases import Handed
 from checkmate.tf2.axes.relation import Kind, Relation
-from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.memory.scratch import Scratch
 
 _WIDE = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 """The type of totals of values in whose own type small parts of a sum would be lost."""
@@ -25,18 +23,19 @@ class Kept:
       handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added
         up; of those that are the SAME any slice's will do.
       examples: How many examples a batch has.
-      device: Where the memory is; None for the device that trains.
+      scratch: What has the memory.
+      device: Where it is; None for the device that trains.
     """
 
-    def __init__(self, handed_on: Sequence[Handed], examples: int, device: str | None = None):
+    def __init__(
+        self,
+        handed_on: Sequence[Handed],
+        examples: int,
+        scratch: Scratch,
+        device: str | None = None,
+    ):
         self.handed_on, self._examples = tuple(handed_on), examples
-        # In the scope of a strategy, which is that of a thread, each would be a variable of all
-        # replicas.
-        with ThreadPoolExecutor(1) as thread:
-            self.variables = thread.submit(
-                _all_zeros, self.handed_on, device or devices.training_device()
-            ).result()
-        give_own_memory(self.variables)
+        self.variables = scratch.variables(list(map(_spec, handed_on)), device)
 
     def reset(self) -> None:
         """Writes zeros to the totals, without a change of their memory."""
@@ -103,16 +102,11 @@ def part_of(
     return tf.slice(value, tf.stack(begin), like.shape.as_list())
 
 
-def _all_zeros(handed_on: Sequence[Handed], device: str) -> tuple[tf.Variable, ...]:
-    with tf.device(device):
-        return tuple(map(_zeros, handed_on))
-
-
-def _zeros(each: Handed) -> tf.Variable:
+def _spec(each: Handed) -> tf.TensorSpec:
     dtype = each.whole.dtype
     if each.relation.kind is not Kind.BATCHED:
         dtype = _WIDE.get(dtype, dtype)
-    return tf.Variable(lambda: tf.zeros(each.whole.shape, dtype), trainable=False)
+    return tf.TensorSpec(each.whole.shape, dtype)
 
 
 def _write(variable: tf.Variable, value: tf.Tensor, begin: Sequence[Any], shape: Any) -> None:

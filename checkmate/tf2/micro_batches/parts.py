@@ -25,6 +25,7 @@ from checkmate.tf2.axes.relation import SAME, Relation, batched
 from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.operations import can_be_copied, role_of
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
 from checkmate.tf2.op_rule import Role
@@ -38,6 +39,7 @@ class Parts:
       whole: The step on the batch.
       axes: How it follows from the step on slices.
       examples: How many examples the batch has.
+      scratch: The memory of `kept`.
       device: Where the step runs; None for the device that trains.
       kept: The variables in which slices leave what they hand on.
     """
@@ -45,13 +47,14 @@ class Parts:
     whole: TracedStep
     axes: BatchAxes
     examples: int
+    scratch: Scratch
     device: str | None = None
     kept: Kept = field(init=False)
     _early: list[tf.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         axes = self.axes
-        self.kept = Kept(axes.handed_on, self.examples, self.device)
+        self.kept = Kept(axes.handed_on, self.examples, self.scratch, self.device)
         made = set(axes.early_ops) - set(axes.whole_ops)
         read = [t for o in axes.whole_ops for t in o.inputs] + list(self.whole.flat.outputs)
         early = [handed.whole for handed in axes.fed.values()]

@@ -116,7 +116,7 @@ class PiecePlanner:
         if not self._others:
             task = self.task
             self._others = [
-                SlicedStep(step, task.specs, task.request.name, device)
+                SlicedStep(step, task.specs, task.request.name, task.request.scratch, device)
                 for device, step in task.request.others.items()
             ]
         return tuple(each.functions(slices) for each in self._others)

@@ -171,7 +171,7 @@ def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = 
 def _sliced(request: PlanRequest, specs: Any, slices: Slices) -> SlicedStep | AccumulatedStep:
     """The step, whose slices are batches of their own where it cannot be split exactly."""
     try:
-        step = SlicedStep(request.step, specs, request.name)
+        step = SlicedStep(request.step, specs, request.name, request.scratch)
         binding = step.binding(slices)
         if binding is None:
             step.functions(slices)  # asks whether a smaller last slice goes with the others
@@ -180,7 +180,7 @@ def _sliced(request: PlanRequest, specs: Any, slices: Slices) -> SlicedStep | Ac
     except TraceError as error:
         reason = str(error)
     try:
-        accumulated = AccumulatedStep(request.step, specs, request.name, reason)
+        accumulated = AccumulatedStep(request.step, specs, request.name, reason, request.scratch)
     except TraceError as error:
         raise TraceError(
             f"{request.name!r} cannot run in slices: {reason} Nor can each slice be a batch of its"

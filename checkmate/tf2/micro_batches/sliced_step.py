@@ -13,6 +13,7 @@ from checkmate.tf2.axes.binding import Binding
 from checkmate.tf2.axes.last_slice import check_last_slice
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.parts import Parts
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
 
@@ -49,15 +50,24 @@ class SlicedStep:
       step: The step.
       specs: The specs of its arguments, for the whole batch.
       name: Its name.
+      scratch: The memory in which slices leave what they hand on; None for memory of its own.
       device: Where it runs; None for the device that trains.
 
     Attributes:
       examples: How many examples the batch has.
     """
 
-    def __init__(self, step: Callable[..., Any], specs: Any, name: str, device: str | None = None):
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        specs: Any,
+        name: str,
+        scratch: Scratch | None = None,
+        device: str | None = None,
+    ):
         self._step = step if hasattr(step, "get_concrete_function") else tf.function(step)
-        self._specs, self._name, self._device = specs, name, device
+        self._specs, self._name = specs, name
+        self._scratch, self._device = scratch or Scratch(), device
         self.examples = examples_of(specs)
         # Without the graph optimizer, which folds other ops for other sizes.
         self._whole = trace(self._step, *specs, name=name, as_written=True)
@@ -105,7 +115,7 @@ class SlicedStep:
     def _parts(self, axes: BatchAxes) -> tuple[Parts, Any, Any]:
         """What does not depend on the size of slices: made once where it is the same."""
         if self._made is None or _handed_on(self._made[0].axes) != _handed_on(axes):
-            parts = Parts(self._whole, axes, self.examples, self._device)
+            parts = Parts(self._whole, axes, self.examples, self._scratch, self._device)
             self._made = parts, parts.before(), parts.after()
         return self._made
 

@@ -19,6 +19,7 @@ from checkmate.tf2.memory.available import auto_budget, free_or_none
 from checkmate.tf2.memory.budget import MemoryBudget, StartState
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
 from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning import plan_files
 from checkmate.tf2.planning.planned import Clock
@@ -41,6 +42,7 @@ class PlanRequest:
       next_batches: How many further batches may be in memory while the step runs, as an input
         pipeline makes them or the program keeps them: memory is set aside for them. From one on,
         the step is planned anew where more comes to be in use; see `planning.in_use`.
+      scratch: What a step leaves in memory between its functions.
       others: Device -> the same step there, for other devices of this process that run the plan.
     """
 
@@ -50,6 +52,7 @@ class PlanRequest:
     explains: bool = True
     has_output_buffers: bool = True
     next_batches: int = BATCHES_MADE
+    scratch: Scratch = field(default_factory=Scratch)
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:

@@ -61,13 +61,14 @@ def in_slices(step, batch, sizes):
     import tensorflow as tf
 
     from checkmate.tf2.axes.last_slice import check_last_slice
+    from checkmate.tf2.memory.scratch import Scratch
     from checkmate.tf2.micro_batches.parts import Parts
 
     whole, slices, axes = analysed(step, batch, sizes)
     check_last_slice(*axes, examples=sizes)
     batch = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
     examples, (size, last) = len(batch[0]), sizes
-    parts = Parts(whole, axes[0], examples)
+    parts = Parts(whole, axes[0], examples, Scratch())
     before, after = parts.before(), parts.after()
     each = {n: parts.each(part, of, n) for n, part, of in zip(sizes, slices, axes, strict=True)}
     state = [variable.numpy() for variable in whole.variables]

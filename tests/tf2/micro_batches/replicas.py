@@ -107,6 +107,13 @@ def kept_on(step):
     ]
 
 
+def shared(step):
+    """How many variables of the second replica all sizes of a batch have in common."""
+    runs = [each.planned.run for each in step.steps]
+    kept = [{id(each) for each in r.pieces.others[0].kept} for r in runs if hasattr(r, "pieces")]
+    return len(set.intersection(*kept)) if kept else 0
+
+
 def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: str) -> None:
     if kind != "workers":
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -143,6 +150,7 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
         "slices": [[m.count, m.size] for m in (s.report().micro_batches for s in step.steps) if m],
         "recomputed": len(step.plan.recomputed),
         "kept_on": kept_on(step),
+        "shared": shared(step) if len(strategy.extended.worker_devices) > 1 else 0,
         "notes": report.notes,
         "peaks": [report.measured_peak_bytes, report.plain_measured_bytes, step.budget_bytes],
         "steps": [[type(each).__name__, each.op] for each in step.plan.steps],

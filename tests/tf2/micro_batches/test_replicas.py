@@ -25,11 +25,11 @@ def check(result, updates):
 
 @pytest.mark.slow
 def test_fit_on_two_devices_with_a_smaller_last_batch():
-    """The share of each replica of the last batch is 100 of 200 examples, in slices as well."""
-    result = found(started(PROGRAM, "fit", 4096, 2 * 4096 + 200, "55%", 2, NORM))
+    """The share of each replica of the last batch is 1400 of 2800 examples."""
+    result = found(started(PROGRAM, "fit", 4096, 2 * 4096 + 2800, "55%", 3, NORM))
     check(result, updates=2 * 3)
-    assert result["slices"] == [[2, 1024], [2, 50]]
-    assert result["kept_on"] == [["CPU:0"], ["CPU:1"]], "on the device of each replica"
+    assert result["slices"] == [[3, 683], [3, 467]], "the last of each is shorter"
+    assert result["shared"] >= len(result["plain"]["weights"]), "sums lie in the same memory"
 
 
 @pytest.mark.slow
@@ -133,3 +133,26 @@ def test_python_numbers_of_a_call_are_its_own(micro):
         found.append([*losses, *(np.abs(each).sum() for each in model.get_weights())])
         assert int(optimizer.iterations.numpy()) == 2
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("tensorflow", "alone")
+def test_a_smaller_batch_has_the_budget_of_the_first_and_slices_of_no_more_examples():
+    import tensorflow as tf
+
+    import checkmate
+
+    strategy = one_device()
+    step, _, optimizer = dense(strategy)
+    options = {"cost_model": "roofline", "micro_batches": 8, "strategy": strategy}
+    run = checkmate.tf2.function(step, budget="80%", optimizer=optimizer, **options)
+    for examples in (2048, 600, 5, 4096):
+        run(tf.zeros([examples, 64]), 1.0)
+    found = [each.report().micro_batches for each in run.steps]
+    assert [micro and (micro.count, micro.size) for micro in found] == [
+        (8, 256),
+        (3, 200),
+        None,
+        (8, 512),
+    ]
+    first, *smaller, larger = [each.budget_bytes for each in run.steps]
+    assert smaller == [first, first] and larger > first
