@@ -1,4 +1,4 @@
-"""cheapest(): the number of micro-batches and the plan that together cost least within a budget."""
+"""Choice: the number of micro-batches and the plan that together cost least within a budget."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
 from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
-from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.planning.in_use import function_bytes
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanTask
 from checkmate.tf2.report_figures import TriedSlices
+from checkmate.units import Bytes
 
 log = logging.getLogger("checkmate")
 
@@ -37,15 +40,22 @@ class Choice:
     Attributes:
       task: The planning of the whole step, whose budget is known.
       plain: What is known of the plain step.
-      unsplit: Plans the step without micro-batches.
+      why_not: Why the batch is not split, as a sentence.
+      released_bytes: Those of `task` when the search begins.
+      unsplit: Plans the step without micro-batches, for a budget.
     """
 
     task: PlanTask
     plain: PlainFigures
-    unsplit: Callable[[], Planned]
+    unsplit: Callable[[Bytes], Planned]
     best: Planned | None = None
     tried: list[TriedSlices] = field(default_factory=list)
+    why_not: str = ""
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
+    released_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.released_bytes = self.task.released_bytes
 
     def run(self) -> Planned:
         """Returns the cheapest step found.
@@ -57,16 +67,11 @@ class Choice:
         self._try_unsplit()
         if self.best is not None and self.best.result is None:
             return self.best
-        try:
-            request = self.task.request
-            step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
-            reason = self._in_slices(step)
-        except TraceError as error:
-            reason = str(error)
+        self._try_slices()
         if self.best is None:
-            self._refuse(reason)
+            self._refuse()
         assert self.best is not None
-        return self._said(self.best, reason)
+        return self._said(self.best)
 
     def _try_unsplit(self) -> None:
         task = self.task
@@ -74,7 +79,7 @@ class Choice:
         if least > task.budget_bytes:
             return
         try:
-            self.best = self.unsplit()
+            self.best = self.unsplit(task.budget_bytes)
         except Refused as refusal:
             self.refusal = refusal
         if self.best is not None:
@@ -82,20 +87,27 @@ class Choice:
         elif self.plain.cost is not None and isinstance(self.refusal, NoPlanFoundError):
             self.tried.append(TriedSlices(1, self.plain.cost))
 
-    def _in_slices(self, step: SlicedStep) -> str:
-        """Looks at slices; returns why the batch is not split, "" if it may be."""
-        planner = PiecePlanner(self.task, step)
-        slices = Slices.of(step.examples, 2)
-        while slices.size >= SMALLEST:
-            if binding := step.binding(slices):
-                return binding.sentence
-            if not self._look_at(planner, slices):
-                break
+    def _try_slices(self) -> None:
+        """Looks at slices, smaller and smaller."""
+        request, slices = self.task.request, Slices.of(examples_of(self.task.specs), 2)
+        try:
+            step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
+        except TraceError as error:
+            self.why_not = str(error)
+            return
+        planner, goes_on = PiecePlanner(self.task, step), True
+        while goes_on and slices.size >= SMALLEST:
+            try:
+                binding = step.binding(slices)
+                self.why_not = binding.sentence if binding else ""
+                goes_on = not binding and self._look_at(planner, slices)
+            except TraceError as error:  # slices of this size have other ops
+                self.why_not = str(error)
             slices = Slices(step.examples, -(-slices.size // 2))
-        return ""
 
     def _look_at(self, planner: PiecePlanner, slices: Slices) -> bool:
         """Plans slices if they may be best; False if smaller ones cannot be."""
+        self.task.released_bytes = self.released_bytes + self._held_bytes()
         bound = planner.bound(slices)
         if bound is None:
             return True
@@ -116,6 +128,15 @@ class Choice:
         gc.collect()  # the functions of the other one
         return True
 
+    def _held_bytes(self) -> int:
+        """What the functions of the best step have in memory, which are released where another one
+        is taken."""
+        if self.best is None:
+            return 0
+        if isinstance(self.best.run, SlicedRun):
+            return sum(each.function_bytes for each in self.best.run.pieces.each.values())
+        return function_bytes(self.best)
+
     def _note(self, count: int, found: Planned) -> None:
         micro = found.report.micro_batches
         bound = micro.bound if micro else bound_of(found)
@@ -125,23 +146,26 @@ class Choice:
         micro = planned.report.micro_batches
         return micro.cost if micro else cost_of(planned)
 
-    def _said(self, planned: Planned, reason: str) -> Planned:
+    def _said(self, planned: Planned) -> Planned:
         """The step with a report that says what else was looked at."""
         report = planned.report
-        if reason:
-            report = replace(report, notes=(*report.notes, NOT_SPLIT.format(reason)))
+        if self.why_not and report.micro_batches is None:
+            report = replace(report, notes=(*report.notes, NOT_SPLIT.format(self.why_not)))
         return replace(planned, report=replace(report, tried_slices=tuple(self.tried)))
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self) -> None:
         """Raises the refusal of the last slices, or where the batch cannot be split, that of the
         step without them."""
-        more = NOT_SPLIT.format(reason) if reason else SMALLER_DO_NOT_FIT
-        if self.refusal is None or self.task.request.options.budget == "auto":
+        self.task.released_bytes = self.released_bytes
+        budget = self.task.request.options.budget
+        if self.refusal is None or budget == "auto":
             try:
-                self.best = self.unsplit()  # the step may run unchanged where it might not fit
+                # Where memory is what is free, the step may run unchanged.
+                self.best = self.unsplit("auto" if budget == "auto" else self.task.budget_bytes)
                 return
             except Refused as refusal:
                 self.refusal = refusal
+        more = NOT_SPLIT.format(self.why_not) if self.why_not else SMALLER_DO_NOT_FIT
         self.refusal.args = (f"{self.refusal} {more}",)
         raise self.refusal
 

@@ -37,7 +37,7 @@ from checkmate.tf2.planning.planned import Clock, Planned
 from checkmate.tf2.planning.planner import PHASES, Planner
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.planning.stored_plan import store
-from checkmate.units import is_share
+from checkmate.units import Bytes, is_share
 
 log = logging.getLogger("checkmate")
 
@@ -92,7 +92,7 @@ class MicroBatchPlanner(Planner):
     def _new(self, task: PlanTask, plain: PlainFigures) -> Planned:
         count = self.request.options.micro_batches
         if count == "auto":
-            return Choice(task, plain, lambda: _unsplit(task)).run()
+            return Choice(task, plain, lambda budget: _unsplit(task, budget=budget)).run()
         slices = Slices.of(examples_of(task.specs), int(count))
         return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
 
@@ -151,11 +151,13 @@ def _measured(task: PlanTask) -> PlainFigures:
     return PlainFigures(peak, peak - other, unmeasured, None)
 
 
-def _unsplit(task: PlanTask, file: Any = None) -> Planned:
+def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> Planned:
     """The step without micro-batches; with a file, under the plan that is in it."""
     options = replace(task.request.options, plan=file)
-    if options.budget != "auto" and file is None:
-        options = replace(options, budget=task.budget_bytes)
+    if budget is None and file is None and options.budget != "auto":
+        budget = task.budget_bytes
+    if budget is not None:
+        options = replace(options, budget=budget)
     planner = Planner(replace(task.request, options=options), task.budget_bytes, task.plain)
     planned = planner.plan(task.specs, batch=task.batch or (), released_bytes=task.released_bytes)
     task.budget_bytes = planner.budget_bytes

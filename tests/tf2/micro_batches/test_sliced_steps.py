@@ -230,3 +230,12 @@ def test_random_numbers_of_slices_are_said():
 def test_a_number_by_hand_is_refused_with_what_would_help():
     with pytest.raises(checkmate.CheckmateError, match="More micro-batches"):
         compiled("5MiB", 2)
+
+
+def test_what_is_free_is_a_budget_too(monkeypatch):
+    """The step that is not split would run unchanged, whatever it takes."""
+    monkeypatch.setattr("checkmate.tf2.planning.request.auto_budget", lambda device: 14 << 20)
+    _, step = compiled("auto", "auto")
+    report = step.report()
+    assert report.micro_batches.count > 1
+    assert report.measured_peak_bytes <= step.budget_bytes == 14 << 20
