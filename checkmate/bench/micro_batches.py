@@ -5,30 +5,33 @@ Recomputation is a plan of this library for the whole batch. Accumulation is Ker
 optimizer's `gradient_accumulation_steps`, without this library: the batch comes in equal parts, as
 few as keep the measured peak within the budget. Both is the option `micro_batches="auto"`.
 
-Each way trains in a process of its own, in which plain steps on the whole batch are timed in turn
-with it. Memory is the allocator's peak, everything resident included (variables, optimizer slots,
-accumulated gradients, the batch). All steps return the loss alone.
+Each way trains in a process of its own, and so do plain steps on the whole batch; the steps of all
+are timed in turn. Memory is the allocator's peak, everything resident included (variables,
+optimizer slots, accumulated gradients, the batch). All steps return the loss alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from checkmate.bench.process import fresh_process, last_line
+from checkmate.bench.process import StepProcess, fresh_process, last_line, take_steps
 from checkmate.bench.training import (
     MIB,
+    in_turn,
     loss_step,
     measured,
     plain_prediction,
     planned_loss_step,
+    ratios,
     slices_cell,
     slices_of,
-    timed_in_turn,
 )
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes, parse_bytes
@@ -36,6 +39,7 @@ from checkmate.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from checkmate.tf2.models import Workload
 
+MODULE = "checkmate.bench.micro_batches"
 NAMES = ("mobilenet_ln", "encoder", "decoder", "unet_without_norm")
 RECOMPUTATION, ACCUMULATION, BOTH = "recomputation", "accumulation", "both"
 TITLE = (
@@ -58,63 +62,91 @@ COLUMNS = (
 def measure(name: str, budgets: str, steps: int) -> Iterator[dict[str, Any]]:
     """Yields a row per budget and way.
 
-    `ratio` is the median step time divided by the plain step's; `of_better` that of both divided
-    by the lower one of the others, None if neither has one. A way without a step within the budget
-    has `error` instead of figures.
+    `ratio_quartiles` are those of a way's step times divided by the plain step's; `of_better` is
+    the median of those of both divided by the better one's of the others, None if neither has one.
+    A way without a step within the budget has `error` instead of figures.
     """
-    process = functools.partial(_process, name, steps)
-    plain = process("plain")
-    accumulated = functools.cache(lambda parts: process("accumulation", parts))
-    for budget in budgets.split(","):
-        above = parse_bytes(budget, percent_of=plain["predicted_bytes"])
-        budget_bytes = plain["fixed_bytes"] + above
-        ways: dict[str, Callable[[], dict[str, Any]]] = {
-            RECOMPUTATION: functools.partial(process, "planned", 1, budget_bytes),
-            ACCUMULATION: functools.partial(
-                fewest_parts, accumulated, plain["batch"], budget_bytes
-            ),
-            BOTH: functools.partial(process, "planned", "auto", budget_bytes),
-        }
-        ratios: list[float] = []
-        for way, trained in ways.items():
-            row = {"model": name, "budget": budget, "budget_bytes": budget_bytes, "way": way}
-            row["batch"] = plain["batch"]
+    figures = fresh_process(MODULE, [name, str(steps), "figures"])
+    accumulation = Accumulation(functools.partial(_process, name, steps), figures["batch"])
+    with contextlib.closing(_process(name, steps, ACCUMULATION, 1)) as plain:
+        for budget in budgets.split(","):
+            above = parse_bytes(budget, percent_of=figures["predicted_bytes"])
+            budget_bytes = figures["fixed_bytes"] + above
+            asked = {"model": name, "budget": budget, "budget_bytes": budget_bytes}
+            asked["batch"] = figures["batch"]
+            makes = {
+                RECOMPUTATION: functools.partial(_process, name, steps, "planned", 1, budget_bytes),
+                ACCUMULATION: functools.partial(accumulation.within, budget_bytes),
+                BOTH: functools.partial(_process, name, steps, "planned", "auto", budget_bytes),
+            }
+            yield from ({**asked, **row} for row in _rows(makes, steps, plain))
+
+
+def _process(name: str, steps: int, *way: Any) -> StepProcess:
+    return StepProcess(MODULE, [name, str(steps), *map(str, way)])
+
+
+def _rows(
+    makes: Mapping[str, Callable[[], StepProcess]], steps: int, plain: StepProcess
+) -> Iterator[dict[str, Any]]:
+    """The rows of one budget, from what makes the process of each way."""
+    with contextlib.ExitStack() as running:
+        ways, refused = {}, {}
+        for way, make in makes.items():
             try:
-                found = trained()
+                ways[way] = running.enter_context(contextlib.closing(make()))
             except CheckmateError as error:
-                yield {**row, "error": last_line(error)}
-                continue
-            better = found["ratio"] / min(ratios) if way == BOTH and ratios else None
-            ratios.append(found["ratio"])
-            yield {**row, **found, "of_better": better}
+                refused[way] = last_line(error)
+        plain_s, *seconds = in_turn(steps, (plain.step, *(each.step for each in ways.values())))
+        taken = dict(zip(ways, seconds, strict=True))
+    for way in makes:
+        if way in refused:
+            yield {"way": way, "error": refused[way]}
+            continue
+        others = [taken[each] for each in taken if each != BOTH] if way == BOTH else []
+        better = min(others, key=statistics.median, default=None)
+        yield {
+            "way": way,
+            **ways[way].facts,
+            "plain_s": statistics.median(plain_s),
+            "step_s": statistics.median(taken[way]),
+            "ratio_quartiles": ratios(taken[way], plain_s),
+            "of_better": ratios(taken[way], better)[1] if better else None,
+        }
 
 
-def _process(name: str, steps: int, *way: Any) -> dict[str, Any]:
-    return fresh_process("checkmate.bench.micro_batches", [name, str(steps), *map(str, way)])
-
-
-def fewest_parts(
-    accumulated: Callable[[int], dict[str, Any]], batch: int, budget_bytes: int
-) -> dict[str, Any]:
-    """Returns the figures of the fewest equal parts of a batch whose peak is within the budget.
+class Accumulation:
+    """Finds the fewest equal parts of a batch that are within a budget.
 
     Args:
-      accumulated: Number of parts -> figures.
-
-    Raises:
-      CheckmateError: One example at a time takes more.
+      process: Makes the process of a number of parts.
+      batch: Examples in the batch.
     """
-    least = 0
-    for parts in (each for each in range(1, batch + 1) if batch % each == 0):
-        found = accumulated(parts)
-        if found["peak_bytes"] <= budget_bytes:
-            return found
-        least = min(least or found["peak_bytes"], found["peak_bytes"])
-    raise CheckmateError(
-        f"Gradient accumulation takes {format_bytes(least)} at least, in parts of a batch of"
-        f" {batch}: {format_bytes(least - budget_bytes)} more than the budget of"
-        f" {format_bytes(budget_bytes)}."
-    )
+
+    def __init__(self, process: Callable[..., StepProcess], batch: int):
+        self._process, self._batch = process, batch
+        self._peaks: dict[int, int] = {}
+
+    def within(self, budget_bytes: int) -> StepProcess:
+        """Returns the process of the fewest parts whose peak is within the budget.
+
+        Raises:
+          CheckmateError: One example at a time takes more.
+        """
+        for parts in (each for each in range(1, self._batch + 1) if self._batch % each == 0):
+            if self._peaks.get(parts, 0) > budget_bytes:
+                continue
+            found = self._process(ACCUMULATION, parts)
+            self._peaks[parts] = found.facts["peak_bytes"]
+            if self._peaks[parts] <= budget_bytes:
+                return found
+            found.close()
+        least = min(self._peaks.values())
+        raise CheckmateError(
+            f"Gradient accumulation takes {format_bytes(least)} at least, in parts of a batch of"
+            f" {self._batch}: {format_bytes(least - budget_bytes)} more than the budget of"
+            f" {format_bytes(budget_bytes)}."
+        )
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -129,7 +161,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['peak_bytes'] / MIB:.0f}",
         f"{row['budget_bytes'] / MIB:.0f}",
         f"{row['step_s'] / row['batch']:.4f}",
-        f"{row['ratio']:.3f}",
+        f"{row['ratio_quartiles'][1]:.3f}",
         f"{better:.3f}" if better else "-",
     )
 
@@ -153,11 +185,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def run(name: str, steps: int, way: str, *numbers: str) -> dict[str, Any]:
-    """Trains a workload one way in this process, and returns the figures.
+def run(name: str, steps: int, way: str, *numbers: str) -> None:
+    """Trains a workload one way in this process, which is a `StepProcess`, after some steps in
+    which its peak is measured; or says the figures of the plain step.
 
     Args:
-      way: "plain", "accumulation" or "planned".
+      way: "figures", "accumulation" or "planned".
       numbers: Of accumulation the parts; of a planned step the option `micro_batches`, and the
         budget in bytes.
     """
@@ -167,62 +200,49 @@ def run(name: str, steps: int, way: str, *numbers: str) -> dict[str, Any]:
 
     keras.utils.set_random_seed(0)
     work = workload(name)
-    if way == "plain":
+    if way == "figures":
         report = planned_loss_step(work, keras.optimizers.Adam(1e-4), "1000%", 1).report()
-        return {"batch": len(work.labels), **plain_prediction(report)}
-    if way == "accumulation":
-        return _accumulated(work, steps, int(numbers[0]))
-    slices, budget_bytes = numbers
-    return _planned(work, steps, slices if slices == "auto" else int(slices), int(budget_bytes))
+        print(json.dumps({"batch": len(work.labels), **plain_prediction(report)}))
+        return
+    if way == ACCUMULATION:
+        facts, step = accumulated(work, int(numbers[0]))
+    else:
+        slices, budget_bytes = numbers
+        facts, step = planned(work, slices if slices == "auto" else int(slices), int(budget_bytes))
+    del work
+    peak_bytes = max(measured(step).peak_bytes for _ in range(steps))
+    take_steps({**facts, "peak_bytes": peak_bytes}, lambda: measured(step).seconds)
 
 
-def _planned(
-    work: Workload, steps: int, micro_batches: int | str, budget_bytes: int
-) -> dict[str, Any]:
+def planned(
+    work: Workload, micro_batches: int | str, budget_bytes: int
+) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """Returns the slices and recomputations of a planned step, and the step on the whole batch."""
     import keras
-    import tensorflow as tf
 
-    optimizer = keras.optimizers.Adam(1e-4)
-    step = planned_loss_step(work, optimizer, budget_bytes, micro_batches)
-    plain = tf.function(loss_step(work, optimizer))
-    found = _figures(
-        steps,
-        lambda: step(work.inputs, work.labels),
-        lambda: lambda: plain(work.inputs, work.labels),
-    )
-    slices = slices_of(step) or {"count": 1, "size": len(work.labels)}
-    return {**found, "micro_batches": slices, "recomputed": len(step.plan.recomputed)}
+    step = planned_loss_step(work, keras.optimizers.Adam(1e-4), budget_bytes, micro_batches)
+    facts = {
+        "micro_batches": slices_of(step) or {"count": 1, "size": len(work.labels)},
+        "recomputed": len(step.plan.recomputed),
+    }
+    return facts, lambda: step(work.inputs, work.labels)
 
 
-def _accumulated(work: Workload, steps: int, parts: int) -> dict[str, Any]:
+def accumulated(work: Workload, parts: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """Returns the same of Keras's gradient accumulation; in one part, the plain step."""
     import keras
     import tensorflow as tf
 
     more = {"gradient_accumulation_steps": parts} if parts > 1 else {}
-    step = tf.function(loss_step(work, keras.optimizers.Adam(1e-4, **more)))
     batch = list(zip(tf.split(work.inputs, parts), tf.split(work.labels, parts), strict=True))
-    slices = {"count": parts, "size": len(work.labels) // parts}
+    facts = {
+        "micro_batches": {"count": parts, "size": len(work.labels) // parts},
+        "recomputed": 0,
+    }
     work = replace(work, inputs=None, labels=None)  # the parts alone stay in memory
-
-    def plain() -> Callable[[], Any]:
-        whole = [tf.concat(each, 0) for each in zip(*batch, strict=True)]
-        step = tf.function(loss_step(work, keras.optimizers.Adam(1e-4)))
-        return lambda: step(*whole)
-
-    found = _figures(steps, lambda: tf.reduce_mean([step(*each) for each in batch]), plain)
-    return {**found, "micro_batches": slices, "recomputed": 0}
-
-
-def _figures(
-    steps: int, step: Callable[[], Any], make_plain: Callable[[], Callable[[], Any]]
-) -> dict[str, Any]:
-    """Measures a step, then times it in turn with the plain one, which is made after the peak was
-    measured."""
-    peak_bytes = max(measured(step).peak_bytes for _ in range(steps))
-    plain = make_plain()
-    times = timed_in_turn(steps, lambda: measured(plain), lambda: measured(step))
-    return {**times, "ratio": times["ratio_quartiles"][1], "peak_bytes": peak_bytes}
+    step = tf.function(loss_step(work, keras.optimizers.Adam(1e-4, **more)))
+    return facts, lambda: tf.reduce_mean([step(*each) for each in batch])
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
+    run(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

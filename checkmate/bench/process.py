@@ -7,10 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from checkmate.errors import CheckmateError
+
+_ANSWER = "checkmate answers "
+"""Begins the lines of a `StepProcess` that are answers."""
 
 
 class ProcessDiedError(CheckmateError):
@@ -34,8 +38,7 @@ def fresh_process(
       CheckmateError: The process failed or took longer than `timeout_s`. The message is that of
         the library's error, or the end of standard error.
     """
-    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
-    variables |= environment or {}
+    variables = _variables() | dict(environment or {})
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(
@@ -46,15 +49,99 @@ def fresh_process(
             f"`{' '.join(command[1:])}` was stopped after {timeout_s:.0f} s."
         ) from error
     if done.returncode:
-        refused = re.search(
-            r"^checkmate\.errors\.\w+: (.*)\Z", done.stderr.strip(), re.MULTILINE | re.DOTALL
-        )
-        if refused:
-            raise CheckmateError(refused[1])
-        tail = "\n".join(done.stderr.strip().splitlines()[-6:])
-        died = ProcessDiedError if done.returncode < 0 else CheckmateError
-        raise died(f"`{' '.join(command[1:])}` ended with status {done.returncode}:\n{tail}")
+        raise _failure(command, done.returncode, done.stderr)
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+class StepProcess:
+    """A process that takes a step whenever it is asked, so that steps of several such processes can
+    be timed in turn: other work of the machine then slows all of them. Close it after use.
+
+    Attributes:
+      facts: What it said before the first step; see `take_steps`.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str]):
+        """Runs `python -m module arguments`, which ends in `take_steps`.
+
+        Raises:
+          ProcessDiedError: As `fresh_process`.
+          CheckmateError: As `fresh_process`.
+        """
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- `close` closes it
+        self._process = subprocess.Popen(
+            self._command,
+            env=_variables(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.facts: dict[str, Any] = self._answer()
+
+    def step(self) -> float:
+        """Has it take a step, and returns the seconds.
+
+        Raises:
+          ProcessDiedError: As `fresh_process`.
+          CheckmateError: As `fresh_process`.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, and the answer says how
+        return self._answer()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                if line.startswith(_ANSWER):
+                    return json.loads(line.removeprefix(_ANSWER))
+            status = self._process.wait()
+            self._errors.seek(0)
+            failure = _failure(self._command, status, self._errors.read())
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise failure
+
+
+def take_steps(facts: dict[str, Any], step: Callable[[], float] | None = None) -> None:
+    """The end of a `StepProcess`: tells facts, and then the seconds of a step for each that it is
+    asked for; without a step, the facts alone."""
+    _say(facts)
+    if step:
+        for _ in sys.stdin:
+            _say(step())
+
+
+def _say(answer: Any) -> None:
+    print(_ANSWER + json.dumps(answer), flush=True)
+
+
+def _variables() -> dict[str, str]:
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+
+
+def _failure(command: Sequence[str], status: int, said: str) -> CheckmateError:
+    """The error of a process that ended with this status, from what it said on standard error."""
+    refused = re.search(r"^checkmate\.errors\.\w+: (.*)\Z", said.strip(), re.MULTILINE | re.DOTALL)
+    if refused:
+        return CheckmateError(refused[1])
+    tail = "\n".join(said.strip().splitlines()[-6:])
+    died = ProcessDiedError if status < 0 else CheckmateError
+    return died(f"`{' '.join(command[1:])}` ended with status {status}:\n{tail}")
 
 
 def last_line(error: Exception) -> str:

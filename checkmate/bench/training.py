@@ -156,11 +156,30 @@ def timed_in_turn(
     Returns: The medians "plain_s" and "step_s", and "ratio_quartiles" of the pairs' ratios, the
       second of which is their median.
     """
-    pairs = [(plain().seconds, other().seconds) for _ in range(steps + 1)][1:]
+    plain_s, step_s = in_turn(steps, (lambda: plain().seconds, lambda: other().seconds))
     return {
-        "plain_s": statistics.median(pair[0] for pair in pairs),
-        "step_s": statistics.median(pair[1] for pair in pairs),
-        "ratio_quartiles": statistics.quantiles(
-            (step_s / plain_s for plain_s, step_s in pairs), n=4, method="inclusive"
-        ),
+        "plain_s": statistics.median(plain_s),
+        "step_s": statistics.median(step_s),
+        "ratio_quartiles": ratios(step_s, plain_s),
     }
+
+
+def in_turn(steps: int, taken: Sequence[Callable[[], float]]) -> list[list[float]]:
+    """Takes a step of each kind in turn, so that other work of the machine slows all; the first
+    round is a warm-up.
+
+    Args:
+      steps: How many rounds are timed.
+      taken: For each kind, what takes a step and returns its seconds.
+
+    Returns: The seconds of each kind, round by round.
+    """
+    rounds = [[step() for step in taken] for _ in range(steps + 1)][1:]
+    return [list(each) for each in zip(*rounds, strict=True)]
+
+
+def ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Returns the quartiles of the ratios of two kinds of steps that were taken in turn; the second
+    is their median."""
+    of_rounds = [above / below for above, below in zip(one, other, strict=True)]
+    return statistics.quantiles(of_rounds, n=4, method="inclusive")

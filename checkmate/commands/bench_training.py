@@ -105,8 +105,8 @@ def cap(
     Plain and planned, for MODELS (workloads of `checkmate demo --model`).
 
     JSON: model, cap_bytes, and in plain and planned (null if no batch fits): batch, step_s,
-    trained, micro_batches (null, or count and size), budget_bytes; in_turn (null, or plain_s,
-    step_s and ratio_quartiles).
+    trained, micro_batches (null, or count and size); in_turn (null, or plain_s, step_s and
+    ratio_quartiles).
     """
     b, cap_bytes = cap_benchmark, parse_bytes(cap)
     rows = (b.measure(name, cap_bytes, steps, micro_batches, times) for name in models)
@@ -148,7 +148,7 @@ def steps(
     JSON: model, budget, budget_bytes, peak_bytes, plain_peak_bytes, predicted_bytes,
     plain_predicted_bytes, step_s, plain_s, ratio_quartiles, predicted_slowdown, overhead, gap,
     recomputed, ops, planning_s, trace_s, phases; or error. With --micro-batches: model, budget,
-    budget_bytes, way, batch, peak_bytes, step_s, plain_s, ratio_quartiles, ratio, of_better,
+    budget_bytes, way, batch, peak_bytes, step_s, plain_s, ratio_quartiles, of_better,
     micro_batches (count and size of the slices), recomputed; or error.
     """
     b: Any = micro_batches_benchmark if micro_batches else steps_benchmark

@@ -1,81 +1,28 @@
-"""What a step of several replicas needs: a deferred update of the optimizer, one worker's plan for
-all workers, and a measurement of the whole: planned part, exchange of gradients and update."""
+"""What a step of several replicas needs: one worker's plan for all workers, and a measurement of
+the whole: planned part, exchange of gradients and update."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError, TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.deferred_update import components
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.planned import Planned
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
-
-
-class DeferredUpdate:
-    """The calls of `optimizer.apply` that a step makes, not carried out."""
-
-    def __init__(self) -> None:
-        self._asked: list[tuple[list[Any], list[Any]]] = []
-        self._graph: Any = None
-        self._ops = 0
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Notes the arguments, in the place of the optimizer's own method."""
-        if trainable_variables is None:
-            raise TraceError(
-                "With several replicas, give optimizer.apply the variables with the gradients."
-            )
-        self._asked.append((list(grads), list(trainable_variables)))
-        self._graph = tf.compat.v1.get_default_graph()
-        self._ops = len(self._graph.get_operations())
-
-    def only(self) -> tuple[list[Any], list[Any]]:
-        """(gradients, variables) of the one update, where the step can be split there."""
-        if len(self._asked) != 1:
-            raise TraceError(
-                "With several replicas, a step is planned that updates once; this one calls its"
-                f" optimizer {len(self._asked)} times."
-            )
-        gradients, variables = self._asked[0]
-        updated = {
-            id(component.handle) for variable in variables for component in _components(variable)
-        }
-        handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
-        if any(
-            o.type == "ReadVariableOp" and id(o.inputs[0]) in handles
-            for o in self._graph.get_operations()[self._ops :]
-        ):
-            raise TraceError(
-                "With several replicas, a step is planned that does not read its weights after it"
-                " updated them; this one does."
-            )
-        return gradients, variables
-
-
-@contextmanager
-def deferred_update(optimizer: Any) -> Iterator[DeferredUpdate]:
-    """Defers the calls of `optimizer.apply` within the block."""
-    asked = DeferredUpdate()
-    optimizer.apply = asked.apply
-    try:
-        yield asked
-    finally:
-        del optimizer.apply
 
 
 def planned_by_chief(
@@ -159,7 +106,7 @@ def refuse_unequal(strategy: tf.distribute.Strategy) -> None:
 def local_variables(strategy: tf.distribute.Strategy, variables: Any) -> list[tf.Variable]:
     """Returns the variables of this process's replicas that some variables of the strategy are."""
     with strategy.scope():
-        return [component for variable in variables for component in _components(variable)]
+        return [component for variable in variables for component in components(variable)]
 
 
 def exchange_bytes(gradients: Any) -> int:
@@ -215,9 +162,3 @@ class WholeStep:
             " take: raise the budget by as much, or use a smaller model or optimizer."
         )
         log.warning(self.notes[-1])
-
-
-def _components(variable: Any) -> tuple[tf.Variable, ...]:
-    """The replicas' own variables of one of the strategy's."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    return tf.distribute.get_strategy().experimental_local_results(value)

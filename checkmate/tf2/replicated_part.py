@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.call import Call
-from checkmate.tf2.replicas import deferred_update, local_number
+from checkmate.tf2.deferred_update import deferred_update
+from checkmate.tf2.replicas import local_number
 
 
 class ReplicatedPart:
@@ -64,10 +65,11 @@ class ReplicatedPart:
     def _part(self, template: Call) -> Callable[..., Any]:
         def part(*tensors: tf.Tensor) -> Any:
             own, _ = template.with_tensors(tensors)
-            with deferred_update(self._optimizer) as asked:
+            with deferred_update(self._optimizer, "With several replicas") as asked:
                 result = self._step(*own)
-            gradients, self.variables[:] = asked.only()
-            return gradients, result
+            update = asked.only()
+            self.variables[:] = update.variables
+            return update.gradients, result
 
         return part
 

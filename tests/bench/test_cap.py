@@ -13,39 +13,39 @@ from checkmate.errors import CheckmateError
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Sets the largest batches that train, and returns the list of what is tried: kind, batch and
-    option `micro_batches`."""
-    asked = []
+    """Sets the largest batches that train, and returns the list of processes."""
+    started = []
 
     def of(plain, planned):
-        def fresh_process(module, arguments):
-            if arguments[1] == "in turn":
-                asked.append(tuple(arguments[1:]))
-                step_s = plain / 20, int(arguments[4]) / 10
-                ratio = step_s[1] / step_s[0]
-                return {
-                    "plain_s": step_s[0],
-                    "step_s": step_s[1],
-                    "ratio_quartiles": [0.0, ratio, 99.0],
+        class Process:
+            def __init__(self, module, arguments):
+                _, self.kind, _, batch, cap_bytes, self.option = arguments
+                assert cap_bytes == str(400 << 20)
+                most, self.batch = {"plain": plain, "planned": planned}[self.kind], int(batch)
+                self.closed = False
+                started.append(self)
+                if self.batch > most + 1:
+                    self.closed = True
+                    raise ProcessDiedError("status -11")
+                self.facts = {
+                    "trained": self.batch <= most,
+                    "batch": self.batch,
+                    "step_s": 7.0,
+                    "micro_batches": {"count": 2, "size": 7} if self.option == "auto" else None,
                 }
-            _, kind, _, batch, cap_bytes, micro_batches = arguments
-            assert cap_bytes == str(400 << 20)
-            most, batch = {"plain": plain, "planned": planned}[kind], int(batch)
-            asked.append((kind, batch, micro_batches))
-            if batch > most + 1:
-                raise ProcessDiedError("status -11")
-            return {
-                "trained": batch <= most,
-                "batch": batch,
-                "step_s": batch / {"plain": 20, "planned": 10}[kind],
-                "micro_batches": {"count": 2, "size": 7} if micro_batches == "auto" else None,
-                "budget_bytes": 333,
-            }
 
-        monkeypatch.setattr(cap, "fresh_process", fresh_process)
-        return asked
+            def step(self):
+                assert not self.closed
+                return self.batch / {"plain": 20, "planned": 10}[self.kind]
 
-    return of
+            def close(self):
+                self.closed = True
+
+        monkeypatch.setattr(cap, "StepProcess", Process)
+        return started
+
+    yield of
+    assert all(each.closed for each in started)
 
 
 @pytest.mark.parametrize(("plain", "planned"), [(0, 0), (0, 3), (1, 1), (5, 4), (8, 21), (19, 100)])
@@ -66,35 +66,77 @@ def test_the_largest_batches_are_found(processes, plain, planned):
     ("plain", "planned", "expected"), [(2, 100, 14), (2, 14, 14), (2, 9, 9), (2, 0, 0), (0, 5, 5)]
 )
 def test_the_search_ends_at_so_many_times_the_plain_batch(processes, plain, planned, expected):
-    asked = processes(plain, planned)
+    started = processes(plain, planned)
     row = cap.measure("unet", 400 << 20, 3, "auto", 7)
     assert (row["planned"]["batch"] if row["planned"] else 0) == expected
-    tried = [batch for kind, batch, *_ in asked if kind == "planned"]
+    tried = [each.batch for each in started if each.kind == "planned"]
     assert not plain or max(tried) == 14
     assert expected != 14 or tried == [14]
 
 
 def test_the_planned_step_gets_the_option_and_tells_its_slices(processes):
-    asked = processes(2, 15)
+    started = processes(2, 15)
     row = cap.measure("unet", 400 << 20, 3, "auto", 7)
-    assert {each for kind, _, each, *_ in asked if kind == "planned"} == {"auto"}
+    assert {each.option for each in started if each.kind == "planned"} == {"auto"}
     assert cap.cells(row)[4] == "2 of 7"
-    assert asked[-1] == ("in turn", "3", "2", "14", "333", "2")
 
 
-def test_batches_that_could_not_be_timed_in_turn_have_no_times(processes, monkeypatch):
+def test_steps_that_no_longer_fit_have_no_times(processes, monkeypatch):
     processes(2, 15)
-    tried = cap.fresh_process
 
-    def fresh_process(module, arguments):
-        if arguments[1] == "in turn":
-            raise CheckmateError("No plan fits.")
-        return tried(module, arguments)
+    def ended(process):
+        raise ProcessDiedError("status -11")
 
-    monkeypatch.setattr(cap, "fresh_process", fresh_process)
+    monkeypatch.setattr(cap.StepProcess, "step", ended)
     row = cap.measure("unet", 400 << 20, 3)
     assert row["in_turn"] is None
     assert cap.cells(row)[2:] == ("2", "15", "-", "-", "-", "-", "-")
+
+
+PROGRAM = """
+import os, sys
+from checkmate.bench.process import take_steps
+from checkmate.errors import CheckmateError
+
+left = [0.5, 0.25]
+
+
+def step():
+    if left:
+        return left.pop()
+    if sys.argv[1] == "dies":
+        os.abort()
+    raise CheckmateError("No more steps.")
+
+
+print("something else")
+take_steps({"batch": 3}, step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "said"),
+    [
+        ("dies", ProcessDiedError, "ended with status -6"),
+        ("fails", CheckmateError, "No more steps"),
+    ],
+)
+def test_a_process_takes_a_step_when_it_is_asked(tmp_path, monkeypatch, end, kind, said):
+    (tmp_path / "stepping.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    taking = process.StepProcess("stepping", [end])
+    assert taking.facts == {"batch": 3}
+    assert [taking.step(), taking.step()] == [0.25, 0.5]
+    with pytest.raises(CheckmateError, match=said) as info:
+        taking.step()
+    assert type(info.value) is kind
+
+
+def test_a_process_that_says_nothing_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "silent.py").write_text("import sys; sys.exit('nothing to say')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(CheckmateError, match="nothing to say"):
+        process.StepProcess("silent", [])
 
 
 @pytest.mark.parametrize(("status", "kind"), [(-11, ProcessDiedError), (1, CheckmateError)])

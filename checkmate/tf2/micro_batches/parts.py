@@ -69,7 +69,7 @@ class Parts:
             self.kept.reset()
             return copies.make(batch)
 
-        return _function(before, self.specs)
+        return concrete(before, self.specs)
 
     def each(self, part: TracedStep, axes: BatchAxes, size: int) -> Any:
         """Returns the function that runs for a slice of `size` examples.
@@ -103,7 +103,7 @@ class Parts:
             values = copies.make(slices, instead=fed, added=counts)
             self.kept.add(values, handed_on, first, size)
 
-        return _function(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
+        return concrete(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
 
     def after(self) -> Any:
         """Returns the function that runs after the slices."""
@@ -122,7 +122,7 @@ class Parts:
             outputs = copies.make(batch, given=[*self.kept.values(), *early])
             return self.whole.pack(list(map(result, self.whole.flat.outputs, outputs)))
 
-        return _function(after, [*self.specs, *_specs(self._early)])
+        return concrete(after, [*self.specs, *_specs(self._early)])
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -132,11 +132,11 @@ class Parts:
     def _arguments(self, part: TracedStep) -> list[tuple[Relation, tf.Tensor]]:
         """For each argument its relation to those of the slices, and what a slice gets."""
         pairs = zip(self.whole.argument_tensors(), part.argument_tensors(), strict=True)
-        return [(_relation(a.shape, b.shape), b) for a, b in pairs]
+        return [(relation_of(a.shape, b.shape), b) for a, b in pairs]
 
 
-def _relation(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
-    """How an argument and the slices of it belong together: they differ along one axis."""
+def relation_of(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
+    """Returns how an argument and the slices of it belong together: they differ along one axis."""
     unequal = [k for k, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
     return batched(unequal[0]) if unequal else SAME
 
@@ -160,5 +160,6 @@ def _specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
     return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
-def _function(run: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
+def concrete(run: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
+    """Returns a function of tensors of these specs, traced."""
     return tf.function(run, autograph=False).get_concrete_function(*specs)

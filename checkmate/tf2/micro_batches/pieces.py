@@ -16,6 +16,7 @@ from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.confirm import confirm
+from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.options import PlanOptions
@@ -53,7 +54,7 @@ class PiecePlanner:
     """
 
     task: PlanTask
-    step: SlicedStep
+    step: SlicedStep | AccumulatedStep
     _after: Planned | None = None
     _after_of: Any = None
     _others: list[SlicedStep] = field(default_factory=list)

@@ -6,6 +6,7 @@ the step ── SlicedStep ──► functions: before, each slice, after ──
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from checkmate.tf2.memory.confirm import in_memory
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
+from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
@@ -36,6 +38,8 @@ from checkmate.tf2.planning.planner import PHASES, Planner
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.planning.stored_plan import store
 from checkmate.units import is_share
+
+log = logging.getLogger("checkmate")
 
 
 def planner_of(request: PlanRequest) -> Planner:
@@ -160,8 +164,27 @@ def _unsplit(task: PlanTask, file: Any = None) -> Planned:
 
 def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:
     """The step in these slices; with a file, under the plan that is in it."""
-    request = task.request
-    step = SlicedStep(request.step, task.specs, request.name, request.scratch)
-    if binding := step.binding(slices):
-        raise TraceError(f"{request.name!r} cannot run in slices: {binding.sentence}")
+    step = _sliced(task.request, task.specs, slices)
     return joined(task, PiecePlanner(task, step).plan(slices, file), plain)
+
+
+def _sliced(request: PlanRequest, specs: Any, slices: Slices) -> SlicedStep | AccumulatedStep:
+    """The step, whose slices are batches of their own where it cannot be split exactly."""
+    try:
+        step = SlicedStep(request.step, specs, request.name, request.scratch)
+        binding = step.binding(slices)
+        if binding is None:
+            step.functions(slices)  # asks whether a smaller last slice goes with the others
+            return step
+        reason = binding.sentence
+    except TraceError as error:
+        reason = str(error)
+    try:
+        accumulated = AccumulatedStep(request.step, specs, request.name, reason, request.scratch)
+    except TraceError as error:
+        raise TraceError(
+            f"{request.name!r} cannot run in slices: {reason} Nor can each slice be a batch of its"
+            f" own: {error}"
+        ) from error
+    log.warning(accumulated.note)
+    return accumulated

@@ -1,0 +1,124 @@
+"""DeferredUpdate: the optimizer's update of a step, noted and not carried out while the step is
+traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+
+KINDS = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
+"""The classes that have a method `apply` of their own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """A call of an optimizer's method `apply`.
+
+    Attributes:
+      gradients, variables: Its arguments.
+      apply: The method.
+    """
+
+    gradients: list[Any]
+    variables: list[Any]
+    apply: Callable[[list[Any], list[Any]], Any]
+
+
+class DeferredUpdate:
+    """The updates that a step asks for.
+
+    Args:
+      where: For which steps an update is deferred, for messages.
+    """
+
+    def __init__(self, where: str):
+        self._where = where
+        self._asked: list[Update] = []
+        self._graph: Any = None
+        self._ops = 0
+
+    def note(self, apply: Callable[..., Any], grads: Any, trainable_variables: Any = None) -> None:
+        """Notes a call of `apply`."""
+        if trainable_variables is None:
+            raise TraceError(
+                f"{self._where}, give optimizer.apply the variables with the gradients."
+            )
+        self._asked.append(Update(list(grads), list(trainable_variables), apply))
+        self._graph = tf.compat.v1.get_default_graph()
+        self._ops = len(self._graph.get_operations())
+
+    def only(self) -> Update:
+        """Returns the one update, where the step can be split there.
+
+        Raises:
+          TraceError: There are several, or none; or the step reads its weights after the update.
+        """
+        if len(self._asked) != 1:
+            raise TraceError(
+                f"{self._where}, a step is planned that updates once; this one calls its optimizer"
+                f" {len(self._asked)} times."
+            )
+        update = self._asked[0]
+        updated = {
+            id(component.handle)
+            for variable in update.variables
+            for component in components(variable)
+        }
+        handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
+        if any(
+            o.type == "ReadVariableOp" and id(o.inputs[0]) in handles
+            for o in self._graph.get_operations()[self._ops :]
+        ):
+            raise TraceError(
+                f"{self._where}, a step is planned that does not read its weights after it updated"
+                " them; this one does."
+            )
+        return update
+
+
+@contextmanager
+def deferred_update(optimizer: Any, where: str) -> Iterator[DeferredUpdate]:
+    """Defers the calls of `optimizer.apply` within the block."""
+    asked, apply = DeferredUpdate(where), optimizer.apply
+    optimizer.apply = lambda *arguments, **named: asked.note(apply, *arguments, **named)
+    try:
+        yield asked
+    finally:
+        del optimizer.apply
+
+
+@contextmanager
+def deferred_updates(where: str) -> Iterator[DeferredUpdate]:
+    """Defers the calls of `apply` of all Keras 3 optimizers within the block."""
+    asked = DeferredUpdate(where)
+    own = {kind: vars(kind).get("apply") for kind in KINDS}
+
+    def noting(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+            asked.note(apply.__get__(optimizer), grads, trainable_variables)
+
+        return noted
+
+    for kind in KINDS:
+        kind.apply = noting(kind.apply)
+    try:
+        yield asked
+    finally:
+        for kind, method in own.items():
+            if method is None:
+                del kind.apply
+            else:
+                kind.apply = method
+
+
+def components(variable: Any) -> tuple[tf.Variable, ...]:
+    """Returns the replicas' own variables of one of the strategy's."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return tf.distribute.get_strategy().experimental_local_results(value)

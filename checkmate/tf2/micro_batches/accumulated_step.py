@@ -1,0 +1,215 @@
+"""AccumulatedStep: a step whose slices are batches of their own, with one update on the average of
+their gradients: for a number of micro-batches that is given by hand where examples are bound
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.phases import Handed
+from checkmate.tf2.axes.relation import SAME, SUMMED, Relation, batched
+from checkmate.tf2.axes.variables import handles, is_write
+from checkmate.tf2.deferred_update import Update, deferred_updates
+from checkmate.tf2.graph.copying import copy_of
+from checkmate.tf2.graph.operations import can_be_copied, source_of
+from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.memory.scratch import Scratch
+from checkmate.tf2.micro_batches.kept import Kept, part_of
+from checkmate.tf2.micro_batches.parts import concrete, relation_of
+from checkmate.tf2.micro_batches.sliced_step import Functions
+from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """The step before its update, traced for some size.
+
+    Attributes:
+      step: Returns the gradients that there are, then the results.
+      update: The update that it asks for.
+      structure: What the step returns, as a nest.
+    """
+
+    step: TracedStep
+    update: Update
+    structure: Any
+
+
+class AccumulatedStep:
+    """A step, of which the parts are made for any number of slices; the interface is that of
+    `SlicedStep`.
+
+    Gradients, and results that are floating-point numbers, are averaged, a slice counting for as
+    many examples as it has. A result with a part for each example is put together. Of all others,
+    and of what a variable gives that each slice writes to, such as a metric, the last slice's is
+    taken.
+
+    Args:
+      step: The step, with one update by a Keras optimizer.
+      specs: The specs of its arguments, for the whole batch.
+      name: Its name.
+      reason: Why it is not split exactly, as a sentence.
+      scratch: The memory in which slices leave what they hand on; None for memory of its own.
+
+    Attributes:
+      examples: How many examples the batch has.
+      note: What changes by the slices, as a sentence.
+
+    Raises:
+      TraceError: The step updates not once, or reads its weights after that.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        specs: Any,
+        name: str,
+        reason: str,
+        scratch: Scratch | None = None,
+    ):
+        self._scratch = scratch or Scratch()
+        self._step, self._specs, self._name = step, specs, name
+        self.examples = examples_of(specs)
+        self._whole = self._traced(self.examples)
+        self.note = NOTE.format(name, reason)
+
+    def functions(self, slices: Slices) -> Functions:
+        """Returns the functions of the step in slices."""
+        traced = {size: self._traced(size) for size in slices.sizes}
+        main = traced[slices.size].step
+        last = _of_written_variables(main)
+        handed_on = [
+            Handed(
+                whole, part, SUMMED if k < self._gradients else _relation(whole, part, k in last)
+            )
+            for k, (whole, part) in enumerate(zip(self._outputs, main.flat.outputs, strict=True))
+        ]
+        kept = Kept(handed_on, self.examples, self._scratch)
+        specs = [
+            tf.TensorSpec(each.shape, each.dtype) for each in self._whole.step.argument_tensors()
+        ]
+
+        def before(*batch: tf.Tensor) -> list[tf.Tensor]:
+            kept.reset()
+            return []
+
+        return Functions(
+            before=concrete(before, specs),
+            each={size: self._each(size, one.step, kept, specs) for size, one in traced.items()},
+            after=concrete(lambda *batch: self._after(kept), specs),
+            early=(),
+            kept=kept.variables,
+            notes=(self.note,),
+        )
+
+    @property
+    def _outputs(self) -> list[tf.Tensor]:
+        return self._whole.step.flat.outputs
+
+    @property
+    def _gradients(self) -> int:
+        """How many of the outputs are gradients."""
+        return sum(each is not None for each in self._whole.update.gradients)
+
+    def _traced(self, size: int) -> Traced:
+        python = getattr(self._step, "python_function", self._step)
+        if getattr(self._step, "_autograph", False):  # that of a `tf.function`
+            python = tf.autograph.to_graph(python)
+        found: list[Any] = []
+
+        @tf.autograph.experimental.do_not_convert
+        def part(*arguments: Any) -> list[tf.Tensor]:
+            with deferred_updates("In slices that are batches of their own") as asked:
+                result = python(*arguments)
+            update = asked.only()
+            found[:] = update, result
+            there = [each for each in update.gradients if each is not None]
+            leaves = [each for each in tf.nest.flatten(result) if each is not None]
+            return [tf.convert_to_tensor(each) for each in (*there, *leaves)]
+
+        specs = sliced_specs(self._specs, size)
+        step = trace(tf.function(part, autograph=False), *specs, name=self._name, as_written=True)
+        return Traced(step, *found)
+
+    def _each(self, size: int, part: TracedStep, kept: Kept, specs: Sequence[tf.TensorSpec]) -> Any:
+        """What runs for a slice of `size` examples."""
+        tensors = part.argument_tensors()
+        pairs = zip(self._whole.step.argument_tensors(), tensors, strict=True)
+        relations = [relation_of(whole.shape, own.shape) for whole, own in pairs]
+        arguments, _ = part.function.structured_input_signature
+
+        def each(first: tf.Tensor, *batch: tf.Tensor) -> None:
+            own = [
+                part_of(value, relation, like, first, self.examples)
+                for value, relation, like in zip(batch, relations, tensors, strict=True)
+            ]
+            values = part.function(*tf.nest.pack_sequence_as(arguments, own))
+            weighted = [
+                value * tf.cast(size / self.examples, value.dtype)
+                if handed.relation == SUMMED
+                else value
+                for value, handed in zip(values, kept.handed_on, strict=True)
+            ]
+            kept.add(weighted, kept.handed_on, first, size)
+
+        return concrete(each, [tf.TensorSpec([], tf.int32), *specs])
+
+    def _after(self, kept: Kept) -> Any:
+        """The update on the averages, and what the step returns."""
+        update, values = self._whole.update, iter(kept.values())
+        gradients = [None if each is None else next(values) for each in update.gradients]
+        update.apply(gradients, update.variables)
+        # What is returned must not lie where the next step writes.
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else _copied(next(values)), self._whole.structure
+        )
+
+
+NOTE = (
+    "{!r} cannot be split exactly. {} With the number of micro-batches given by hand, each slice is"
+    " a batch of its own: what is computed across examples, such as the statistics of"
+    " BatchNormalization, is that of a slice, and gradients are averaged over slices."
+)
+
+
+def _relation(whole: tf.Tensor, part: tf.Tensor, is_last: bool) -> Relation:
+    """How a result of the whole is made of those of slices."""
+    unequal = [k for k, sizes in enumerate(zip(whole.shape, part.shape, strict=True))
+               if sizes[0] != sizes[1]]  # fmt: skip
+    if unequal:
+        return batched(unequal[0])
+    return SUMMED if whole.dtype.is_floating and not is_last else SAME
+
+
+def _of_written_variables(traced: TracedStep) -> set[int]:
+    """Numbers of the outputs that are computed from floating-point variables which the step writes
+    to. Integers are seeds and counters."""
+    graph = traced.flat.graph
+    written = {
+        handle
+        for operation in graph.get_operations()
+        if is_write(operation, traced.function.graph)
+        for handle in handles(operation)
+    }
+    reads: dict[tf.Operation, bool] = {}
+
+    def depends(operation: tf.Operation) -> bool:
+        own = any(tensor.dtype.is_floating for tensor in operation.outputs)
+        return own and any(
+            source_of(tensor).op in written for tensor in operation.inputs
+            if tensor.dtype == tf.resource
+        )  # fmt: skip
+
+    for operation in graph.get_operations():  # inputs come first
+        reads[operation] = depends(operation) or any(
+            reads.get(tensor.op, False) for tensor in operation.inputs
+        )
+    return {k for k, tensor in enumerate(traced.flat.outputs) if reads.get(tensor.op, False)}
+
+
+def _copied(value: tf.Tensor) -> tf.Tensor:
+    return copy_of(value) if can_be_copied(value.dtype) else value
