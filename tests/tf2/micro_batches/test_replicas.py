@@ -80,6 +80,7 @@ def test_examples_that_are_bound_together_are_refused():
     result = found(started(PROGRAM, "loop", 4096, 4096, "55%", 2, "BatchNormalization"))
     assert "cannot run in slices" in result["refused"]
     assert "'batch_normalization'" in result["refused"]
+    assert "exactly or not at all" in result["refused"]
 
 
 def one_device():
