@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.errors import TraceError
 from checkmate.tf2.call import Call
 from checkmate.tf2.deferred_update import deferred_update
 from checkmate.tf2.replicas import local_number
@@ -90,9 +91,11 @@ class OnReplica:
         self._traced = {str(tuple(specs)): concrete}
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
-        """Runs the part."""
-        specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
-        return self.get_concrete_function(*specs)(*tensors)
+        """Refuses to be part of another trace, as slices are that are batches of their own."""
+        raise TraceError(
+            "on the replicas of a strategy, a batch is split exactly or not at all. Train with"
+            ' micro_batches=1 or "auto".'
+        )
 
     def get_concrete_function(self, *specs: tf.TensorSpec) -> Any:
         """Returns the traced function for some specs."""
