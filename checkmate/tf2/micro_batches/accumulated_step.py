@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.phases import Handed
 from checkmate.tf2.axes.relation import SAME, SUMMED, Relation, batched
-from checkmate.tf2.axes.variables import handles, is_write
 from checkmate.tf2.deferred_update import Update, deferred_updates
 from checkmate.tf2.graph.copying import copy_of
-from checkmate.tf2.graph.operations import can_be_copied, source_of
+from checkmate.tf2.graph.operations import can_be_copied
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
@@ -45,8 +44,7 @@ class AccumulatedStep:
 
     Gradients, and results that are floating-point numbers, are averaged, a slice counting for as
     many examples as it has. A result with a part for each example is put together. Of all others,
-    and of what a variable gives that each slice writes to, such as a metric, the last slice's is
-    taken.
+    and of what comes from variables alone, such as a metric, the last slice's is taken.
 
     Args:
       step: The step, with one update by a Keras optimizer.
@@ -81,13 +79,12 @@ class AccumulatedStep:
         """Returns the functions of the step in slices."""
         traced = {size: self._traced(size) for size in slices.sizes}
         main = traced[slices.size].step
-        last = _of_written_variables(main)
-        handed_on = [
-            Handed(
-                whole, part, SUMMED if k < self._gradients else _relation(whole, part, k in last)
-            )
-            for k, (whole, part) in enumerate(zip(self._outputs, main.flat.outputs, strict=True))
-        ]
+        computed = _of_arguments(main)
+        handed_on = []
+        for k, (whole, part) in enumerate(zip(self._outputs, main.flat.outputs, strict=True)):
+            is_sum = k < self._gradients
+            relation = SUMMED if is_sum else _relation(whole, part, k in computed)
+            handed_on.append(Handed(whole, part, relation))
         kept = Kept(handed_on, self.examples, self._scratch)
         specs = [
             tf.TensorSpec(each.shape, each.dtype) for each in self._whole.step.argument_tensors()
@@ -149,10 +146,12 @@ class AccumulatedStep:
             ]
             values = part.function(*tf.nest.pack_sequence_as(arguments, own))
             weighted = [
-                value * tf.cast(size / self.examples, value.dtype)
+                tf.cast(value, variable.dtype) * tf.cast(size / self.examples, variable.dtype)
                 if handed.relation == SUMMED
                 else value
-                for value, handed in zip(values, kept.handed_on, strict=True)
+                for value, handed, variable in zip(
+                    values, kept.handed_on, kept.variables, strict=True
+                )
             ]
             kept.add(weighted, kept.handed_on, first, size)
 
@@ -172,43 +171,29 @@ class AccumulatedStep:
 NOTE = (
     "{!r} cannot be split exactly. {} With the number of micro-batches given by hand, each slice is"
     " a batch of its own: what is computed across examples, such as the statistics of"
-    " BatchNormalization, is that of a slice, and gradients are averaged over slices."
+    " BatchNormalization or a loss of pairs, is that of a slice, moving averages and metrics are"
+    " updated by each slice, and gradients are averaged over the examples, as for a loss that is a"
+    " mean over them."
 )
 
 
-def _relation(whole: tf.Tensor, part: tf.Tensor, is_last: bool) -> Relation:
+def _relation(whole: tf.Tensor, part: tf.Tensor, averaged: bool) -> Relation:
     """How a result of the whole is made of those of slices."""
     unequal = [k for k, sizes in enumerate(zip(whole.shape, part.shape, strict=True))
                if sizes[0] != sizes[1]]  # fmt: skip
     if unequal:
         return batched(unequal[0])
-    return SUMMED if whole.dtype.is_floating and not is_last else SAME
+    return SUMMED if whole.dtype.is_floating and averaged else SAME
 
 
-def _of_written_variables(traced: TracedStep) -> set[int]:
-    """Numbers of the outputs that are computed from floating-point variables which the step writes
-    to. Integers are seeds and counters."""
-    graph = traced.flat.graph
-    written = {
-        handle
-        for operation in graph.get_operations()
-        if is_write(operation, traced.function.graph)
-        for handle in handles(operation)
-    }
-    reads: dict[tf.Operation, bool] = {}
-
-    def depends(operation: tf.Operation) -> bool:
-        own = any(tensor.dtype.is_floating for tensor in operation.outputs)
-        return own and any(
-            source_of(tensor).op in written for tensor in operation.inputs
-            if tensor.dtype == tf.resource
-        )  # fmt: skip
-
-    for operation in graph.get_operations():  # inputs come first
-        reads[operation] = depends(operation) or any(
-            reads.get(tensor.op, False) for tensor in operation.inputs
-        )
-    return {k for k, tensor in enumerate(traced.flat.outputs) if reads.get(tensor.op, False)}
+def _of_arguments(traced: TracedStep) -> set[int]:
+    """Numbers of the outputs that are computed from the arguments. All others come from variables,
+    as what a metric returns does."""
+    reached = {tensor.op for tensor in traced.argument_tensors()}
+    for operation in traced.flat.graph.get_operations():  # inputs come first
+        if any(tensor.op in reached for tensor in operation.inputs):
+            reached.add(operation)
+    return {k for k, tensor in enumerate(traced.flat.outputs) if tensor.op in reached}
 
 
 def _copied(value: tf.Tensor) -> tf.Tensor:
