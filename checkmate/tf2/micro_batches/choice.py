@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,10 +12,8 @@ from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
 from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
-from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
-from checkmate.tf2.planning.in_use import function_bytes
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanTask
 from checkmate.tf2.report_figures import TriedSlices
@@ -35,27 +34,27 @@ class Choice:
 
     A number costs at least what the kernels of its slices take, each run once, as measured at that
     size. No plan is made where that is more than the cheapest plan so far; nor are smaller slices
-    looked at then, since smaller kernels are no more efficient.
+    looked at then, since smaller kernels are no more efficient. The functions of one plan at a time
+    are in memory, so that each is confirmed in the memory that training has: a plan that is found
+    to be the cheapest after another one was made is made again.
 
     Attributes:
       task: The planning of the whole step, whose budget is known.
       plain: What is known of the plain step.
-      why_not: Why the batch is not split, as a sentence.
-      released_bytes: Those of `task` when the search begins.
       unsplit: Plans the step without micro-batches, for a budget.
+      tried: The numbers that were looked at.
+      why_not: Why the batch is not split, as a sentence.
     """
 
     task: PlanTask
     plain: PlainFigures
     unsplit: Callable[[Bytes], Planned]
-    best: Planned | None = None
     tried: list[TriedSlices] = field(default_factory=list)
     why_not: str = ""
-    refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
-    released_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.released_bytes = self.task.released_bytes
+    _costs: dict[Slices, float] = field(default_factory=dict)
+    _made: tuple[Slices, Planned] | None = None
+    _pieces: PiecePlanner | None = None
+    _refusals: list[InfeasibleBudgetError | NoPlanFoundError] = field(default_factory=list)
 
     def run(self) -> Planned:
         """Returns the cheapest step found.
@@ -64,87 +63,91 @@ class Choice:
           InfeasibleBudgetError: None fits.
           NoPlanFoundError: None was found.
         """
-        self._try_unsplit()
-        if self.best is not None and self.best.result is None:
-            return self.best
-        self._try_slices()
-        if self.best is None:
-            self._refuse()
-        assert self.best is not None
-        return self._said(self.best)
+        whole = Slices.of(examples_of(self.task.specs), 1)
+        self._try_unsplit(whole)
+        if self._made is not None and self._made[1].result is None:
+            return self._made[1]
+        self._try_slices(whole.examples)
+        for slices in sorted(self._costs, key=self._costs.__getitem__):
+            planned = self._plan(slices)
+            if planned is not None:
+                return self._said(planned)
+        return self._said(self._unchanged_or_refused())
 
-    def _try_unsplit(self) -> None:
+    def _try_unsplit(self, whole: Slices) -> None:
         task = self.task
         least = floor(task.traced.graph).bytes - task.traced.small_bytes
         if least > task.budget_bytes:
             return
-        try:
-            self.best = self.unsplit(task.budget_bytes)
-        except Refused as refusal:
-            self.refusal = refusal
-        if self.best is not None:
-            self._note(1, self.best)
-        elif self.plain.cost is not None and isinstance(self.refusal, NoPlanFoundError):
-            self.tried.append(TriedSlices(1, self.plain.cost))
+        planned = self._plan(whole)
+        if planned is not None:
+            self._note(whole, bound_of(planned), cost_of(planned))
+        elif self.plain.cost is not None and isinstance(self._refusals[-1], NoPlanFoundError):
+            self._note(whole, self.plain.cost)
 
-    def _try_slices(self) -> None:
+    def _try_slices(self, examples: int) -> None:
         """Looks at slices, smaller and smaller."""
-        request, slices = self.task.request, Slices.of(examples_of(self.task.specs), 2)
+        request = self.task.request
         try:
             step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
         except TraceError as error:
             self.why_not = str(error)
             return
-        planner, goes_on = PiecePlanner(self.task, step), True
-        while goes_on and slices.size >= SMALLEST:
+        self._pieces, goes_on = PiecePlanner(self.task, step), True
+        size = -(-examples // 2)
+        while goes_on and SMALLEST <= size < examples:
+            slices = Slices(examples, size)
             try:
                 binding = step.binding(slices)
                 self.why_not = binding.sentence if binding else ""
-                goes_on = not binding and self._look_at(planner, slices)
+                goes_on = not binding and self._look_at(slices, self._pieces)
             except TraceError as error:  # slices of this size have other ops
                 self.why_not = str(error)
-            slices = Slices(step.examples, -(-slices.size // 2))
+            size = -(-size // 2)
 
-    def _look_at(self, planner: PiecePlanner, slices: Slices) -> bool:
+    def _look_at(self, slices: Slices, pieces: PiecePlanner) -> bool:
         """Plans slices if they may be best; False if smaller ones cannot be."""
-        self.task.released_bytes = self.released_bytes + self._held_bytes()
-        bound = planner.bound(slices)
+        bound = pieces.bound(slices)
         if bound is None:
             return True
-        if self.best is not None and bound >= self._cost(self.best):
-            self.tried.append(TriedSlices(slices.count, bound))
+        if bound >= min(self._costs.values(), default=math.inf):
+            self._note(slices, bound)
             return False
-        try:
-            found = joined(self.task, planner.plan(slices), self.plain)
-        except Refused as refusal:
-            self.refusal = refusal
-            if isinstance(refusal, NoPlanFoundError):
-                self.tried.append(TriedSlices(slices.count, bound))
+        planned = self._plan(slices)
+        if planned is None:
+            if isinstance(self._refusals[-1], NoPlanFoundError):
+                self._note(slices, bound)
             return True
-        self._note(slices.count, found)
-        if self.best is None or self._cost(found) < self._cost(self.best):
-            self.best = found
-        del found
-        gc.collect()  # the functions of the other one
+        micro = planned.report.micro_batches
+        assert micro is not None
+        self._note(slices, micro.bound, micro.cost)
         return True
 
-    def _held_bytes(self) -> int:
-        """What the functions of the best step have in memory, which are released where another one
-        is taken."""
-        if self.best is None:
-            return 0
-        if isinstance(self.best.run, SlicedRun):
-            return sum(each.function_bytes for each in self.best.run.pieces.each.values())
-        return function_bytes(self.best)
+    def _note(self, slices: Slices, bound: float, cost: float | None = None) -> None:
+        self.tried.append(TriedSlices(slices.count, bound, cost))
+        if cost is not None:
+            self._costs[slices] = cost
 
-    def _note(self, count: int, found: Planned) -> None:
-        micro = found.report.micro_batches
-        bound = micro.bound if micro else bound_of(found)
-        self.tried.append(TriedSlices(count, bound, self._cost(found)))
-
-    def _cost(self, planned: Planned) -> float:
-        micro = planned.report.micro_batches
-        return micro.cost if micro else cost_of(planned)
+    def _plan(self, slices: Slices) -> Planned | None:
+        """The step in these slices, planned now unless it was the last that was planned; None where
+        it is refused."""
+        if self._made is not None and self._made[0] == slices:
+            return self._made[1]
+        self._made = None
+        if slices.count == 1 and self._pieces is not None:
+            self._pieces = PiecePlanner(self.task, self._pieces.step)
+        gc.collect()  # functions are in cycles
+        try:
+            if slices.count == 1:
+                planned = self.unsplit(self.task.budget_bytes)
+            else:
+                assert self._pieces is not None
+                planned = joined(self.task, self._pieces.plan(slices), self.plain)
+        except Refused as refusal:
+            self._refusals.append(refusal)
+            return None
+        self._made = slices, planned
+        return planned
 
     def _said(self, planned: Planned) -> Planned:
         """The step with a report that says what else was looked at."""
@@ -153,24 +156,34 @@ class Choice:
             report = replace(report, notes=(*report.notes, NOT_SPLIT.format(self.why_not)))
         return replace(planned, report=replace(report, tried_slices=tuple(self.tried)))
 
-    def _refuse(self) -> None:
-        """Raises the refusal of the last slices, or where the batch cannot be split, that of the
-        step without them."""
-        self.task.released_bytes = self.released_bytes
+    def _unchanged_or_refused(self) -> Planned:
+        """The step unchanged, where the budget is what is free; raises the refusal that asks for
+        least otherwise."""
+        self._made = self._pieces = None
+        gc.collect()
         budget = self.task.request.options.budget
-        if self.refusal is None or budget == "auto":
+        if budget == "auto" or not self._refusals:
             try:
-                # Where memory is what is free, the step may run unchanged.
-                self.best = self.unsplit("auto" if budget == "auto" else self.task.budget_bytes)
-                return
-            except Refused as refusal:
-                self.refusal = refusal
+                return self.unsplit("auto" if budget == "auto" else self.task.budget_bytes)
+            except Refused as error:
+                self._refusals.append(error)
+        refusal = min(self._refusals, key=_needed_bytes)
         more = NOT_SPLIT.format(self.why_not) if self.why_not else SMALLER_DO_NOT_FIT
-        self.refusal.args = (f"{self.refusal} {more}",)
-        raise self.refusal
+        refusal.args = (f"{refusal} {more}",)
+        raise refusal
 
 
 NOT_SPLIT = 'The batch is not split (micro_batches="auto"): {}'
 SMALLER_DO_NOT_FIT = (
-    'Nor does the batch fit in slices (micro_batches="auto"), down to slices of two examples.'
+    'Nor does the batch fit in other slices (micro_batches="auto"), down to those of two examples.'
 )
+
+
+def _needed_bytes(refusal: InfeasibleBudgetError | NoPlanFoundError) -> float:
+    """What a budget would have to be, as far as a refusal tells."""
+    known = (
+        refusal.smallest_budget_bytes,
+        getattr(refusal, "floor_bytes", None),
+        getattr(refusal, "best_peak_bytes", None),
+    )
+    return next((each for each in known if each), math.inf)
