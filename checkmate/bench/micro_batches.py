@@ -185,12 +185,23 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def figures(name: str) -> dict[str, Any]:
+    """Returns the figures of a workload's plain step."""
+    import keras
+
+    from checkmate.bench.models import workload
+
+    work = workload(name)
+    report = planned_loss_step(work, keras.optimizers.Adam(1e-4), "1000%", 1).report()
+    return {"batch": len(work.labels), **plain_prediction(report)}
+
+
 def run(name: str, steps: int, way: str, *numbers: str) -> None:
     """Trains a workload one way in this process, which is a `StepProcess`, after some steps in
-    which its peak is measured; or says the figures of the plain step.
+    which its peak is measured.
 
     Args:
-      way: "figures", "accumulation" or "planned".
+      way: "accumulation" or "planned".
       numbers: Of accumulation the parts; of a planned step the option `micro_batches`, and the
         budget in bytes.
     """
@@ -200,10 +211,6 @@ def run(name: str, steps: int, way: str, *numbers: str) -> None:
 
     keras.utils.set_random_seed(0)
     work = workload(name)
-    if way == "figures":
-        report = planned_loss_step(work, keras.optimizers.Adam(1e-4), "1000%", 1).report()
-        print(json.dumps({"batch": len(work.labels), **plain_prediction(report)}))
-        return
     if way == ACCUMULATION:
         facts, step = accumulated(work, int(numbers[0]))
     else:
@@ -245,4 +252,8 @@ def accumulated(work: Workload, parts: int) -> tuple[dict[str, Any], Callable[[]
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    model, count, *way = sys.argv[1:]
+    if way == ["figures"]:
+        print(json.dumps(figures(model)))
+    else:
+        run(model, int(count), *way)

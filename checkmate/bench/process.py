@@ -127,7 +127,8 @@ def take_steps(facts: dict[str, Any], step: Callable[[], float] | None = None) -
 
 
 def _say(answer: Any) -> None:
-    print(_ANSWER + json.dumps(answer), flush=True)
+    sys.stdout.write(f"{_ANSWER}{json.dumps(answer)}\n")
+    sys.stdout.flush()
 
 
 def _variables() -> dict[str, str]:
