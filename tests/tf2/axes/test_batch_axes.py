@@ -31,7 +31,7 @@ def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
     assert found.axes.in_each_slice and found.axes.whole_ops and found.axes.handed_on
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("name", [*NAMES[:-1], "bidirectional"])
 def test_slices_of_any_size_are_right_or_refused(programs, name, examples):

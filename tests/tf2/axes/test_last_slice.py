@@ -215,7 +215,7 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(programs, name):
     """Slices of 3, 3 and 2 examples."""

@@ -7,7 +7,8 @@ import contextlib
 
 import pytest
 
-pytestmark = pytest.mark.slow
+IN_CI = ("decoder", "vit", "super_resolution", "unet", "siamese")
+"""Of the others there are many: they are marked long."""
 
 SPLIT = (
     *("encoder", "lstm", "decoder", "seq2seq", "bidirectional_gru", "attention_lstm", "fourier"),
@@ -51,7 +52,13 @@ def doubled(leaf):
     return tf.cast(leaf, tf.float64) if leaf.dtype.is_floating else leaf
 
 
-@pytest.mark.parametrize("name", SPLIT)
+def marked(names):
+    """The names, each marked as slow, or as long."""
+    marks = {name: pytest.mark.slow if name in IN_CI else pytest.mark.long for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+@pytest.mark.parametrize("name", marked(SPLIT))
 def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
     """In float64, as some gradients are zero but for rounding. An optimizer that takes signs or
     quotients of such a gradient has any result, so updates are not compared."""
@@ -75,7 +82,7 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
 
 
 @pytest.mark.own_process  # the zoo's losses keep the type of numbers of the test that loads them
-@pytest.mark.parametrize("name", BOUND)
+@pytest.mark.parametrize("name", marked(BOUND))
 def test_a_model_names_what_binds_its_examples(tensorflow, name):
     from oracle import in_slices
     from zoo_steps import step_and_batch

@@ -32,7 +32,7 @@ def test_fit_on_two_devices_with_a_smaller_last_batch():
     assert result["shared"] >= len(result["plain"]["weights"]), "sums lie in the same memory"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_number_is_chosen_within_the_budget():
     result = found(started(PROGRAM, "fit", 4096, 2 * 4096, "50%", "auto", NORM))
     check(result, updates=2 * 2)
@@ -51,7 +51,7 @@ def test_a_whole_step_takes_no_more_than_the_budget():
     assert planned <= result["peaks"][-1] < plain / 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loop_of_two_replicas_in_the_scope_of_their_strategy():
     result = found(started(PROGRAM, "loop", 4096, 2 * 4096, "35%", 4, NORM))
     check(result, updates=2 * 2 + 1)
@@ -59,8 +59,9 @@ def test_a_loop_of_two_replicas_in_the_scope_of_their_strategy():
     assert result["kept_on"] == [["CPU:0"], ["CPU:1"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("micro", [2, "auto"])
+@pytest.mark.parametrize(
+    "micro", [pytest.param(2, marks=pytest.mark.long), pytest.param("auto", marks=pytest.mark.slow)]
+)
 def test_two_workers(micro):
     """The second is told by the chief how many examples a slice has."""
     results = found_by_workers(PROGRAM, "workers", 4096, 2 * 4096, "45%", micro, NORM)
@@ -75,7 +76,7 @@ def test_two_workers(micro):
     assert results[0]["steps"] == results[1]["steps"], "the workers run one plan"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_examples_that_are_bound_together_are_refused():
     result = found(started(PROGRAM, "loop", 4096, 4096, "55%", 2, "BatchNormalization"))
     assert "cannot run in slices" in result["refused"]
