@@ -131,7 +131,7 @@ def test_json_has_the_keys_of_the_help(processes):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.own_process
 def test_the_steps_of_a_small_model(tensorflow):
     import keras

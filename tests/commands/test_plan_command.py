@@ -64,9 +64,11 @@ def test_plan_says_what_it_wrote_and_what_to_do_next(models):
     assert "See one" not in invoke("plan", "some_models:small", "-b", "1B", *QUICK[:-1]).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.own_process
-@pytest.mark.parametrize("count", ["4", "auto"])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param("4", marks=pytest.mark.long), pytest.param("auto", marks=pytest.mark.slow)],
+)
 def test_compile_runs_what_plan_wrote_in_slices(models, count):
     import keras
 

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-IN_CI = ("decoder", "vit", "super_resolution", "unet", "siamese")
+IN_CI = ("decoder", "super_resolution", "siamese")
 """Of the others there are many: they are marked long."""
 
 SPLIT = (

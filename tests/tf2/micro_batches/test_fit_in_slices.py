@@ -49,8 +49,13 @@ CASES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case == "loss scaling" else pytest.mark.long)
+        for case in CASES
+    ],
+)
 def test_fit_in_slices_is_fit(case):
     make, more = CASES[case]
     ours, history = fitted(make(), 4, **more)

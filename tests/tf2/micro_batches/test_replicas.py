@@ -23,7 +23,7 @@ def check(result, updates):
     assert measured <= budget
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fit_on_two_devices_with_a_smaller_last_batch():
     """The share of each replica of the last batch is 1400 of 2800 examples."""
     result = found(started(PROGRAM, "fit", 4096, 2 * 4096 + 2800, "55%", 3, NORM))
