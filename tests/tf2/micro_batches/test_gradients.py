@@ -66,6 +66,6 @@ def test_gradients_of_slices_are_those_of_the_batch(tensorflow, name):
     largest = max(float(np.max(np.abs(each))) for each in plain)
     off = max(float(np.max(np.abs(a - b))) for a, b in zip(plain, ours, strict=True))
     print(f"\n{name}: {off / largest:.1e} of the largest")
-    # Plain sums of these lose more digits; test_zoo_in_slices compares in float64.
+    # Sums over many positions: each order of adding up loses other digits.
     in_float32 = 1e-5 if name in ("mixer", "super_resolution", "ConvNeXtTiny") else 1e-6
     assert off <= in_float32 * largest
