@@ -59,8 +59,8 @@ class PlanOptions:
       micro_batches: In how many slices a batch runs, one after another, under one plan; the
         optimizer is applied once, on the gradients of the whole batch. "auto" chooses the number
         together with the plan, where the step's values on slices make those on the whole batch
-        (BatchNormalization binds examples together, for one), and else does not split. See
-        `checkmate.tf2.micro_batches`.
+        (BatchNormalization binds examples together, for one), and else does not split. The page
+        on batches in slices says more.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
