@@ -65,7 +65,7 @@ def plan_command(
     plan=FILE)` runs a plan.
 
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
-    slice does; give the same to `compile`.
+    slice does, without the update of the optimizer; give the same to `compile`.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
     not valid, 130 after Ctrl-C, which keeps the best plan so far.
@@ -84,7 +84,7 @@ def plan_command(
             step = step_on_paper(model, **training)
         cuts = Cuts(step, costs)
         with progress.phase("measuring ops"):
-            cuts.at(1, on_progress=progress.advance)
+            cuts.at(cuts.whole, on_progress=progress.advance)
     status = 0
     for cut, found in cuts.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{cut.suffix}.graph.json"

@@ -1,4 +1,4 @@
-"""Cuts: a step on paper, planned in slices of its batch."""
+"""A step on paper, planned in slices of its batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import TraceError
+from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.on_paper import StepOnPaper
 from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.planning import plan_files
-
-SMALLEST = 2
-"""The smallest slice that is looked at where the number is to be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +69,20 @@ class Cuts:
     costs: str
     _made: dict[int, Cut] = field(default_factory=dict)
 
-    def at(self, count: int, on_progress: Callable[[int, int], None] | None = None) -> Cut:
-        """Returns the cut into so many slices."""
-        slices = Slices.of(self.step.examples, count)
+    @property
+    def whole(self) -> Slices:
+        """The batch in one slice."""
+        return Slices.of(self.step.examples, 1)
+
+    def at(self, slices: Slices, on_progress: Callable[[int, int], None] | None = None) -> Cut:
+        """Returns the cut into these slices."""
         if slices.size not in self._made:
             traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
             graph = with_costs(traced, self.costs, on_progress=on_progress)
             if slices.count == 1:
                 plain = replay(graph, Plan.keep_all(graph)).peak_bytes
             else:
-                plain = self.at(1).plain_bytes
+                plain = self.at(self.whole).plain_bytes
                 graph = self.step.with_all_variables(traced, graph)
             self._made[slices.size] = Cut(slices, traced, graph, plain)
         return self._made[slices.size]
@@ -90,7 +92,7 @@ class Cuts:
     ) -> Iterator[tuple[Cut, list[Found]]]:
         """Yields the cuts and what was found with each; budgets are shares of the plain step's
         peak."""
-        plain = self.at(1).plain_bytes
+        plain = self.at(self.whole).plain_bytes
 
         def found(budgets: Sequence[str], cut: Cut) -> list[Found]:
             return solve_each(
@@ -98,32 +100,38 @@ class Cuts:
             )
 
         if count != "auto":
-            cut = self.at(int(count))
+            cut = self.at(Slices.of(self.step.examples, int(count)))
             yield cut, found(budgets, cut)
             return
         for budget, _ in each_budget(budgets, percent_of=plain):
-            yield self._cheapest(partial(found, [budget]))
+            best = self._cheapest(partial(found, [budget]))
+            yield best
+            if is_interrupted(best[1]):
+                break
 
     def _cheapest(self, plan: Callable[[Cut], list[Found]]) -> tuple[Cut, list[Found]]:
         """The cut into 1, 2, 4, ... slices whose plan costs least."""
-        cut = self.at(1)
+        cut = self.at(self.whole)
         best = cut, plan(cut)
         cost = math.inf if best[1][0].plan is None else best[1][0].facts["cost"]
-        for count in self._numbers():
+        for slices in Slices.halved(self.step.examples):
+            if is_interrupted(best[1]):
+                break
             try:
-                cut = self.at(count)
+                cut = self.at(slices)
             except TraceError as error:
                 complain(str(error))
-                break
+                continue
             if cut.times * cut.graph.total_cost >= cost:
                 break
             (found,) = plan(cut)
-            if found.plan is not None and cut.times * found.facts["cost"] < cost:
-                best, cost = (cut, [found]), cut.times * found.facts["cost"]
+            if is_interrupted([found]) or (
+                found.plan is not None and cut.times * found.facts["cost"] < cost
+            ):
+                best, cost = (cut, [found]), cut.times * (found.facts["cost"] or math.inf)
         return best
 
-    def _numbers(self) -> Iterator[int]:
-        count = 2
-        while self.step.examples // count >= SMALLEST:
-            yield count
-            count *= 2
+
+def is_interrupted(found: list[Found]) -> bool:
+    """Returns whether Ctrl-C ended the search for the last plan."""
+    return found[-1].facts["status"] == SolveStatus.INTERRUPTED.name

@@ -44,6 +44,30 @@ def largest_near(
     return _bisected(fits, low, high, share)
 
 
+TENTH = 0.1
+"""As close as the largest batch in slices is found, each of which is planned for real."""
+
+
+def largest_in_slices(
+    fits: Callable[[int], bool], whole: int, largest: int, count: int | str
+) -> int:
+    """Returns the largest batch that fits in slices, to about a tenth; 0 for none.
+
+    Args:
+      whole: The largest that fits without.
+      count: How many slices; with "auto" any number.
+    """
+    if count == "auto":
+        return largest_fitting(fits, largest, known=whole, share=TENTH)
+    times = int(count)
+    most = largest // times
+    if not whole or not most:
+        return 0
+    return times * largest_near(
+        lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
+    )
+
+
 def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
     """The largest number that fits, to about a share of it; `low` does and `high` does not."""
     while high - low > max(1, int(low * share)):

@@ -87,11 +87,14 @@ class DeferredUpdate:
 def deferred_update(optimizer: Any, where: str) -> Iterator[DeferredUpdate]:
     """Defers the calls of `optimizer.apply` within the block."""
     asked, apply = DeferredUpdate(where), optimizer.apply
+    own = vars(optimizer).get("apply")
     optimizer.apply = lambda *arguments, **named: asked.note(apply, *arguments, **named)
     try:
         yield asked
     finally:
         del optimizer.apply
+        if own is not None:
+            optimizer.apply = own
 
 
 @contextmanager

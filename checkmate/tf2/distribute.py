@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from checkmate.core.files import fingerprint
 from checkmate.core.replay import replay
+from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
@@ -162,7 +163,15 @@ class ReplicatedFunction(PlannedFunction):
             )
             return PlannedStep(request, specs)
 
-        step = self._steps[call.kind, str(specs)] = planned_by_chief(self._strategy, make, options)
+        try:
+            step = planned_by_chief(self._strategy, make, options)
+        except TraceError:
+            if self._options.micro_batches != "auto" or options.micro_batches in ("auto", 1):
+                raise
+            # A smaller batch whose slices do not go together.
+            options = replace(options, micro_batches=1)
+            step = planned_by_chief(self._strategy, make, options)
+        self._steps[call.kind, str(specs)] = step
         return step.planned
 
     def _options_of_a_part(self, first: TracedStep, specs: Sequence[tf.TensorSpec]) -> PlanOptions:

@@ -17,7 +17,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.batch_growth import SMALL_BATCH, GraphGrowth, sized
-from checkmate.tf2.batch_search import largest_fitting, largest_near
+from checkmate.tf2.batch_search import largest_fitting, largest_in_slices, largest_near
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import RESERVES
@@ -30,9 +30,6 @@ from checkmate.units import format_bytes, is_share, parse_bytes
 
 MOST_ROUNDS = 3
 """How often the batch that was found is measured, and the search goes on from what was learnt."""
-
-STEP_IN_SLICES = 0.1
-"""The largest batch in slices, each of which is planned for real, is found to this share of it."""
 
 STEP_DOWN = 0.03
 """By which share the next batch is smaller when a real step refutes what was found on paper."""
@@ -174,7 +171,8 @@ class _BatchSearch:
     def found(self, specs: Any, largest: int) -> MaxBatch:
         """Returns the largest batch whose step can be planned and confirmed."""
         plain, batch = self._on_paper(largest)
-        if self._request.options.micro_batches != 1:
+        count = self._request.options.micro_batches
+        if count != 1:
             batch = self._in_slices(specs, batch, largest)
         while batch:
             step, smaller = self._planned(specs, batch)
@@ -185,6 +183,8 @@ class _BatchSearch:
                     batch, plain, overhead, self._budget_bytes, binding, step, tuple(self.tried)
                 )
             batch = min(batch - 1, smaller)
+            if count != "auto" and batch < int(count):
+                break
         raise self._refusal()
 
     def _on_paper(self, largest: int) -> tuple[int, int]:
@@ -204,19 +204,12 @@ class _BatchSearch:
         return plain, batch
 
     def _in_slices(self, specs: Any, whole: int, largest: int) -> int:
-        """The largest batch that trains in slices, each planned for real, where one of `whole`
-        trains without them."""
-        count = self._request.options.micro_batches
+        """The largest batch that trains in slices, each planned for real."""
 
         def fits(batch: int) -> bool:
             return self._planned(specs, batch)[0] is not None
 
-        if count == "auto":
-            return largest_fitting(fits, largest, known=whole, share=STEP_IN_SLICES)
-        size, most = min(whole, largest // int(count)), largest // int(count)
-        return int(count) * largest_near(
-            lambda size: fits(int(count) * size), size, most, known=0, share=STEP_IN_SLICES
-        )
+        return largest_in_slices(fits, whole, largest, self._request.options.micro_batches)
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
         """Whether a plan's cost over the plain step's is within the limit."""

@@ -135,7 +135,8 @@ class PlanOptions:
         """The options that decide about a plan, for the name of its file in a folder."""
         solver = self.solver if isinstance(self.solver, str) else self.solver.name
         cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
-        return self.budget, solver, cost_model, self.time_limit_s, self.micro_batches
+        micro_batches = () if self.micro_batches == 1 else (self.micro_batches,)
+        return self.budget, solver, cost_model, self.time_limit_s, *micro_batches
 
 
 def _is_count(value: object) -> bool:

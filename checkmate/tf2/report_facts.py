@@ -118,12 +118,22 @@ class ReportFacts(ReportFigures):
 
     def _tried(self, tried: TriedSlices) -> str:
         """A number of micro-batches that was looked at, in a few words."""
-        least = min(each.cost for each in self.tried_slices if each.cost is not None)
+        taken = self._taken()
+        if taken is None:
+            return f"{tried.count}: no plan found"
+        if tried is taken:
+            return f"{tried.count}: taken"
+        least = taken.cost or 0.0
         if tried.cost is None:
             more = tried.bound / least - 1
             return f"{tried.count}: " + (f"{more:+.1%} at least" if more >= 0 else "no plan found")
-        more = tried.cost / least - 1
-        return f"{tried.count}: " + (f"{more:+.1%}" if more else "taken")
+        return f"{tried.count}: {tried.cost / least - 1:+.1%}"
+
+    def _taken(self) -> TriedSlices | None:
+        """The number of micro-batches that the step runs in, where it was looked at."""
+        count = self.micro_batches.count if self.micro_batches else 1
+        found = (each for each in self.tried_slices if each.count == count and each.cost)
+        return next(found, None)
 
     def _plain_measured(self) -> str:
         if self.plain_measured_bytes:
@@ -150,9 +160,8 @@ class ReportFacts(ReportFigures):
     def _proof(self) -> str:
         """What is proven of the plan, as a clause."""
         result, micro = self.result, self.micro_batches
-        if self.tried_slices:
-            cost = min(each.cost for each in self.tried_slices if each.cost is not None)
-            gap = cost / min(each.bound for each in self.tried_slices) - 1
+        if (taken := self._taken()) is not None:
+            gap = (taken.cost or 0.0) / min(each.bound for each in self.tried_slices) - 1
             *counts, last = (str(each.count) for each in self.tried_slices)
             space = f"in {', '.join(counts)}{' or ' if counts else ''}{last} micro-batches"
         elif micro:

@@ -141,8 +141,8 @@ def trace(
       name: The graph's name, for reports.
       like: The same step traced with other shapes. The same ops are planned, so that its plans can
         fit this graph.
-      as_written: Leave out TensorFlow's graph optimizer, whose result depends on shapes. For
-        estimates only.
+      as_written: Leave out TensorFlow's graph optimizer, whose result depends on shapes: to compare
+        graphs of several sizes.
 
     Raises:
       TraceError: The step cannot be traced with these specs, or computes nothing.

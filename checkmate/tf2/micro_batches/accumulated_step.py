@@ -58,7 +58,7 @@ class AccumulatedStep:
       note: What changes by the slices, as a sentence.
 
     Raises:
-      TraceError: The step updates not once, or reads its weights after that.
+      TraceError: The step does not update exactly once, or reads its weights after that.
     """
 
     def __init__(
@@ -102,6 +102,9 @@ class AccumulatedStep:
             kept=kept.variables,
             notes=(self.note,),
         )
+
+    def release(self) -> None:
+        """Releases what was made: nothing, as each call of `functions` makes its own."""
 
     @property
     def _outputs(self) -> list[tf.Tensor]:

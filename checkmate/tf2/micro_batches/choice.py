@@ -21,10 +21,6 @@ from checkmate.units import Bytes
 
 log = logging.getLogger("checkmate")
 
-SMALLEST = 2
-"""The smallest slice that is looked at: what an op does with a single example does not tell whether
-it treats each example alone."""
-
 Refused = (InfeasibleBudgetError, NoPlanFoundError)
 
 
@@ -93,17 +89,15 @@ class Choice:
         except TraceError as error:
             self.why_not = str(error)
             return
-        self._pieces, goes_on = PiecePlanner(self.task, step), True
-        size = -(-examples // 2)
-        while goes_on and SMALLEST <= size < examples:
-            slices = Slices(examples, size)
+        self._pieces = PiecePlanner(self.task, step)
+        for slices in Slices.halved(examples):
             try:
                 binding = step.binding(slices)
                 self.why_not = binding.sentence if binding else ""
-                goes_on = not binding and self._look_at(slices, self._pieces)
+                if binding or not self._look_at(slices, self._pieces):
+                    break
             except TraceError as error:  # slices of this size have other ops
                 self.why_not = str(error)
-            size = -(-size // 2)
 
     def _look_at(self, slices: Slices, pieces: PiecePlanner) -> bool:
         """Plans slices if they may be best; False if smaller ones cannot be."""
@@ -135,7 +129,7 @@ class Choice:
             return self._made[1]
         self._made = None
         if slices.count == 1 and self._pieces is not None:
-            self._pieces = PiecePlanner(self.task, self._pieces.step)
+            self._pieces.release()
         gc.collect()  # functions are in cycles
         try:
             if slices.count == 1:
@@ -144,7 +138,8 @@ class Choice:
                 assert self._pieces is not None
                 planned = joined(self.task, self._pieces.plan(slices), self.plain)
         except Refused as refusal:
-            self._refusals.append(refusal)
+            # A traceback would keep what was planned until then in memory.
+            self._refusals.append(refusal.with_traceback(None))
             return None
         self._made = slices, planned
         return planned

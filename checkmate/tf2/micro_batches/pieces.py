@@ -14,6 +14,7 @@ from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.confirm import confirm
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
@@ -83,9 +84,15 @@ class PiecePlanner:
             try:
                 each[size] = self._planned(request, functions.each[size], functions, of_slice=True)
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
-                error.args = (f"{error} More micro-batches have smaller slices.",)
+                if self.task.request.options.micro_batches != "auto" and size > 1:
+                    error.args = (f"{error} More micro-batches have smaller slices.",)
                 raise
         return Pieces(slices, functions, others, each, after, beyond)
+
+    def release(self) -> None:
+        """Releases what was made until now."""
+        self._after, self._after_of, self._others = None, None, []
+        self.step.release()
 
     def after(self, functions: Functions) -> Planned:
         """Returns what runs after the slices. It is replayed in order even where it needs no plan,
@@ -94,7 +101,7 @@ class PiecePlanner:
             options = replace(self._options(), verbose=False)
             request = self._request(f"the update of {self.task.request.name}", options)
             planned = self._planned(request, functions.after, functions, of_slice=False)
-            self._after = planned if planned.result else self._in_buffers(planned)
+            self._after = planned if planned.result else self._in_buffers(planned, functions)
             self._after_of = functions.after
         return self._after
 
@@ -121,12 +128,13 @@ class PiecePlanner:
             ]
         return tuple(each.functions(slices) for each in self._others)
 
-    def _in_buffers(self, planned: Planned) -> Planned:
+    def _in_buffers(self, planned: Planned, functions: Functions) -> Planned:
         if not self.task.request.has_output_buffers:
             return planned
         traced = planned.traced
         run = Replayed(traced, planned.plan, make_output_buffers(traced))
-        confirmed = confirm(run, traced, steps=1, watch=False)
+        batch = self._values(functions, of_slice=False) or None
+        confirmed = confirm(run, traced, steps=1, watch=False, batch=batch)
         memory = planned.report.memory
         if confirmed is not None:
             allocated = confirmed.allocated_bytes
@@ -148,11 +156,21 @@ class PiecePlanner:
     ) -> Planned:
         specs = self._arguments(functions, of_slice)
         request = replace(request, step=AlreadyTraced(concrete, specs))
+        if not self.task.reports:  # what is in use is what the function reads, then
+            budget = int(request.options.budget) - self._not_read_bytes(concrete)
+            request = replace(request, options=replace(request.options, budget=max(1, budget)))
         return Planner(request).plan(
             specs,
             batch=self._values(functions, of_slice),
             released_bytes=self.task.released_bytes,
         )
+
+    def _not_read_bytes(self, concrete: Any) -> int:
+        """Bytes of the step's variables that one of its functions does not read, such as the slots
+        of the optimizer."""
+        read = {id(variable) for variable in variables_of(concrete)}
+        others = [each for each in self.task.traced.variables if id(each) not in read]
+        return sum(tensor_bytes(variable) or 0 for variable in others)
 
     def _arguments(self, functions: Functions, of_slice: bool) -> tuple[tf.TensorSpec, ...]:
         first = [tf.TensorSpec([], tf.int32)] if of_slice else []

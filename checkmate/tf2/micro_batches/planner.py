@@ -70,9 +70,10 @@ class MicroBatchPlanner(Planner):
             task = self._task(specs, batch, released_bytes)
             plain = _measured(task)
             path = self.path_of(task.traced)
-            planned = self._stored(task, plain, path) or self._new(task, plain)
+            stored = self._stored(task, plain, path)
+            planned = stored or self._new(task, plain)
             self.budget_bytes, self.plain = task.budget_bytes, task.plain
-            if path:
+            if path and stored is None:
                 store(path, planned)
             return planned
 
@@ -108,9 +109,16 @@ class MicroBatchPlanner(Planner):
             found = slices_of(named)
             if found is None:
                 return _unsplit(task, named)
+            examples, asked = examples_of(task.specs), self.request.options.micro_batches
+            slices = Slices(examples, found.size)
+            if found.size >= examples or asked not in ("auto", slices.count):
+                raise PlanFileError(
+                    f"The plan of {named} is for slices of {found.size} examples, and a batch of"
+                    f" {examples} in {asked} micro-batches was asked for. Make a plan for that."
+                )
             if is_share(self.request.options.budget):
                 task.budget_bytes = self.request.resolve(found.plain_bytes + other, other)
-            return _in_slices(task, Slices(examples_of(task.specs), found.size), plain, named)
+            return _in_slices(task, slices, plain, named)
         except (PlanFileError, PlanError):
             if path is None:
                 raise
@@ -126,13 +134,15 @@ class MicroBatchPlanner(Planner):
             return Planner(request, self.budget_bytes, self.plain).plan(
                 specs, like=like, batch=batch
             )
-        task = replace(self, request=request)._task(specs, batch, 0)
+        task = replace(self, request=request, plain=None)._task(specs, batch, 0)
         slices = Slices(examples_of(specs), micro.size)
-        if slices.count == 1:
-            return _unsplit(task)
         peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + task.other_bytes
         step = PlainStep(why_not="only the step of the largest batch is")
-        return _in_slices(task, slices, PlainFigures(peak, peak - task.other_bytes, step, None))
+        plain = PlainFigures(peak, peak - task.other_bytes, step, None)
+        try:
+            return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
+        except TraceError:  # such slices do not go together
+            return _unsplit(task)
 
 
 def _measured(task: PlanTask) -> PlainFigures:
@@ -181,6 +191,8 @@ def _sliced(request: PlanRequest, specs: Any, slices: Slices) -> SlicedStep | Ac
         reason = binding.sentence
     except TraceError as error:
         reason = str(error)
+    if request.options.micro_batches == "auto":
+        raise TraceError(f"{request.name!r} is not split: {reason}")
     try:
         accumulated = AccumulatedStep(request.step, specs, request.name, reason, request.scratch)
     except TraceError as error:

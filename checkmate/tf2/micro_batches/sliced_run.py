@@ -20,7 +20,7 @@ class SlicedRun:
       slices: The slices.
       before: What runs first.
       each: What runs for a slice of each size.
-      after: What runs at last.
+      after: What runs last.
       pieces: What was planned, with the functions of other devices.
     """
 

@@ -73,6 +73,7 @@ class SlicedStep:
         self._whole = trace(self._step, *specs, name=name, as_written=True)
         self._slices: dict[tuple[int, int], tuple[TracedStep, BatchAxes]] = {}
         self._made: tuple[Parts, Any, Any] | None = None
+        self._functions: tuple[Slices, Functions] | None = None
 
     def binding(self, slices: Slices) -> Binding | None:
         """Returns what keeps the step from running in these slices, or None.
@@ -84,12 +85,14 @@ class SlicedStep:
         return next((each for each in found if each), None)
 
     def functions(self, slices: Slices) -> Functions:
-        """Returns the functions of the step in slices to which nothing binds its examples.
+        """Returns the functions of the step in slices, where nothing binds its examples.
 
         Raises:
           TraceError: The step has other ops for slices of this size, or a smaller last slice does
             not go together with the others.
         """
+        if self._functions is not None and self._functions[0] == slices:
+            return self._functions[1]
         analysed = self._of_each_size(slices)
         axes = analysed[slices.size][1]
         for size in [size for size in analysed if size != slices.size]:
@@ -97,7 +100,13 @@ class SlicedStep:
         parts, before, after = self._parts(axes)
         each = {size: parts.each(*found, size) for size, found in analysed.items()}
         early = tuple(tf.nest.flatten(before.structured_outputs))
-        return Functions(before, each, after, early, parts.kept.variables, _notes(axes))
+        made = Functions(before, each, after, early, parts.kept.variables, _notes(axes))
+        self._functions = slices, made
+        return made
+
+    def release(self) -> None:
+        """Releases the functions that were made, and what slices leave in memory."""
+        self._made = self._functions = None
 
     def _of_each_size(self, slices: Slices) -> dict[int, tuple[TracedStep, BatchAxes]]:
         """The step on slices of each size, and how the whole follows from it."""
@@ -135,4 +144,5 @@ def _notes(axes: BatchAxes) -> tuple[str, ...]:
 def _handed_on(axes: BatchAxes) -> Any:
     """What the slices hand on, and what runs but once: what `Parts` are made of."""
     handed = tuple((each.whole.ref(), each.relation) for each in axes.handed_on)
-    return handed, axes.early_ops, axes.whole_ops
+    fed = {each.whole.ref() for each in axes.fed.values()}
+    return handed, axes.early_ops, axes.whole_ops, fed

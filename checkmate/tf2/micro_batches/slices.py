@@ -41,6 +41,15 @@ class Slices:
             )
         return cls(examples, -(-examples // count))
 
+    @classmethod
+    def halved(cls, examples: int) -> Iterator[Slices]:
+        """Yields slices of half the batch, a quarter and so on, down to two examples: what an op
+        does with a single one does not tell whether it treats each example alone."""
+        size = -(-examples // 2)
+        while 2 <= size < examples:
+            yield cls(examples, size)
+            size = -(-size // 2)
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yields (first example, number of examples) of each."""
         for first in range(0, self.examples, self.size):

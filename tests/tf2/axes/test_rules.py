@@ -60,7 +60,7 @@ def said(name, given_relations):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_a_rule_says_holds_for_numbers(name, data):
     import tensorflow as tf

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-IN_CI = ("decoder", "super_resolution", "siamese")
+IN_CI = ("super_resolution", "siamese")
 """Of the others there are many: they are marked long."""
 
 SPLIT = (

@@ -10,7 +10,7 @@ import checkmate
 ZOO = (
     *("encoder", "lstm", "decoder", "seq2seq", "bidirectional_gru", "attention_lstm", "fourier"),
     *("vit", "mixer", "super_resolution", "bag_of_words", "time_distributed", "conv1d", "shapes"),
-    *("stacked_cells", "float64", "regularized", "branching", "keras2_lstm"),
+    *("stacked_cells", "float64", "regularized", "branching"),
 )
 APPLICATIONS = ("VGG16", "VGG19", "ConvNeXtTiny")
 EXAMPLES, SIDE = 8, 64
