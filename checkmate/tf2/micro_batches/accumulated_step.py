@@ -103,9 +103,6 @@ class AccumulatedStep:
             notes=(self.note,),
         )
 
-    def release(self) -> None:
-        """Releases what was made: nothing, as each call of `functions` makes its own."""
-
     @property
     def _outputs(self) -> list[tf.Tensor]:
         return self._whole.step.flat.outputs

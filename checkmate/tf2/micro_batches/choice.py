@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,6 @@ from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanTask
 from checkmate.tf2.report_figures import TriedSlices
 from checkmate.units import Bytes
-
-log = logging.getLogger("checkmate")
 
 Refused = (InfeasibleBudgetError, NoPlanFoundError)
 
@@ -49,6 +46,7 @@ class Choice:
     why_not: str = ""
     _costs: dict[Slices, float] = field(default_factory=dict)
     _made: tuple[Slices, Planned] | None = None
+    _step: SlicedStep | None = None
     _pieces: PiecePlanner | None = None
     _refusals: list[InfeasibleBudgetError | NoPlanFoundError] = field(default_factory=list)
 
@@ -85,14 +83,14 @@ class Choice:
         """Looks at slices, smaller and smaller."""
         request = self.task.request
         try:
-            step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
+            self._step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
         except TraceError as error:
             self.why_not = str(error)
             return
-        self._pieces = PiecePlanner(self.task, step)
+        self._pieces = PiecePlanner(self.task, self._step)
         for slices in Slices.halved(examples):
             try:
-                binding = step.binding(slices)
+                binding = self._step.binding(slices)
                 self.why_not = binding.sentence if binding else ""
                 if binding or not self._look_at(slices, self._pieces):
                     break
@@ -128,8 +126,9 @@ class Choice:
         if self._made is not None and self._made[0] == slices:
             return self._made[1]
         self._made = None
-        if slices.count == 1 and self._pieces is not None:
-            self._pieces.release()
+        if slices.count == 1 and self._step is not None:
+            self._step.release()
+            self._pieces = PiecePlanner(self.task, self._step)
         gc.collect()  # functions are in cycles
         try:
             if slices.count == 1:
@@ -154,7 +153,7 @@ class Choice:
     def _unchanged_or_refused(self) -> Planned:
         """The step unchanged, where the budget is what is free; raises the refusal that asks for
         least otherwise."""
-        self._made = self._pieces = None
+        self._made = self._pieces = self._step = None
         gc.collect()
         budget = self.task.request.options.budget
         if budget == "auto" or not self._refusals:

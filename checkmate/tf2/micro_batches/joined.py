@@ -61,18 +61,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         notes=_notes(pieces, parts),
         seconds=_added(each.report.seconds for each in parts),
         cpu_seconds=_added(each.report.cpu_seconds for each in parts),
-        micro_batches=MicroBatches(
-            slices.count,
-            slices.size,
-            slices.examples,
-            pieces.functions.kept_bytes,
-            part.report.plain_peak_bytes + beyond,
-            cost=_in_all(pieces, cost_of),
-            bound=_in_all(pieces, bound_of),
-            once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
-            plain_cost=plain.cost,
-            plain_bytes=plain.own_bytes,
-        ),
+        micro_batches=_figures(pieces, plain),
     )
     run = SlicedRun(
         slices,
@@ -91,6 +80,22 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         sum(each.function_bytes for each in parts),
         after.in_use_bytes,
         part,
+    )
+
+
+def _figures(pieces: Pieces, plain: PlainFigures) -> MicroBatches:
+    slices = pieces.slices
+    return MicroBatches(
+        slices.count,
+        slices.size,
+        slices.examples,
+        pieces.functions.kept_bytes,
+        pieces.each[slices.size].report.plain_peak_bytes + pieces.results_bytes,
+        cost=_in_all(pieces, cost_of),
+        bound=_in_all(pieces, bound_of),
+        once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
+        plain_cost=plain.cost,
+        plain_bytes=plain.own_bytes,
     )
 
 

@@ -89,11 +89,6 @@ class PiecePlanner:
                 raise
         return Pieces(slices, functions, others, each, after, beyond)
 
-    def release(self) -> None:
-        """Releases what was made until now."""
-        self._after, self._after_of, self._others = None, None, []
-        self.step.release()
-
     def after(self, functions: Functions) -> Planned:
         """Returns what runs after the slices. It is replayed in order even where it needs no plan,
         so that its results lie in buffers of their own."""
