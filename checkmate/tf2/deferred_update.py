@@ -99,7 +99,8 @@ def deferred_update(optimizer: Any, where: str) -> Iterator[DeferredUpdate]:
 
 @contextmanager
 def deferred_updates(where: str) -> Iterator[DeferredUpdate]:
-    """Defers the calls of `apply` of all Keras 3 optimizers within the block."""
+    """Defers the calls of `apply` of all Keras 3 optimizers within the block, in all threads of the
+    process."""
     asked = DeferredUpdate(where)
     own = {kind: vars(kind).get("apply") for kind in KINDS}
 

@@ -15,6 +15,7 @@ from checkmate.tf2.distribute import ReplicatedFunction
 from checkmate.tf2.error_text import spec_meant
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.tf2.python_step import python_of
 
 
 def function(
@@ -78,8 +79,8 @@ def _check_specs(specs: tuple[Any, ...], strategy: tf.distribute.Strategy | None
 def _planned(
     step: Callable, asked: PlanOptions, strategy: tf.distribute.Strategy | None, optimizer: Any
 ) -> PlannedFunction:
-    name, python = getattr(step, "__name__", "step"), getattr(step, "python_function", step)
-    autograph = getattr(step, "_autograph", True)  # that of a `tf.function`
+    name = getattr(step, "__name__", "step")
+    python, autograph = python_of(step)
     if strategy is not None:
         return ReplicatedFunction(
             python, asked, strategy, optimizer, name=name, autograph=autograph

@@ -16,8 +16,8 @@ from checkmate.tf2.memory.own_memory import give_own_memory
 
 
 class Scratch:
-    """Variables by device, shape and type, each for as long as a step refers to it. What a batch
-    of another size keeps is nothing more where it is as large, as sums of gradients are."""
+    """Variables by device, shape and type, each for as long as a step refers to it. Sums of
+    gradients are as large for a batch of any size, and take no further memory for another one."""
 
     def __init__(self) -> None:
         self._made: dict[Any, weakref.ref[tf.Variable]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.errors import TraceError
 from checkmate.tf2.axes.phases import Handed
 from checkmate.tf2.axes.relation import SAME, SUMMED, Relation, batched
 from checkmate.tf2.deferred_update import Update, deferred_updates
@@ -21,6 +22,7 @@ from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
+from checkmate.tf2.python_step import python_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,12 @@ class AccumulatedStep:
         self._step, self._specs, self._name = step, specs, name
         self.examples = examples_of(specs)
         self._whole = self._traced(self.examples)
+        for output in self._outputs:
+            if not output.shape.is_fully_defined():
+                raise TraceError(
+                    f"What slices make is put together by its shape, and {output.name!r} of"
+                    f" {name!r} has none that is known before the step runs: {output.shape}."
+                )
         self.note = NOTE.format(name, reason)
 
     def functions(self, slices: Slices) -> Functions:
@@ -113,8 +121,8 @@ class AccumulatedStep:
         return sum(each is not None for each in self._whole.update.gradients)
 
     def _traced(self, size: int) -> Traced:
-        python = getattr(self._step, "python_function", self._step)
-        if getattr(self._step, "_autograph", False):  # that of a `tf.function`
+        python, autograph = python_of(self._step)
+        if autograph:
             python = tf.autograph.to_graph(python)
         found: list[Any] = []
 

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import tensorflow as tf
-
 from checkmate.core.graph import DFGraph
 from checkmate.errors import TraceError
-from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.micro_batches.sliced_step import SlicedStep
+from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning.already_traced import AlreadyTraced
 
@@ -46,15 +43,12 @@ class StepOnPaper:
         if binding := sliced.binding(slices):
             raise TraceError(f"{self._name!r} is not split: {binding.sentence}")
         functions = sliced.functions(slices)
-        flat = tf.nest.flatten(self._specs)
-        specs = (tf.TensorSpec([], tf.int32), *flat, *functions.early)
+        specs = functions.arguments(self._specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
         return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
 
     def with_all_variables(self, part: TracedStep, graph: DFGraph) -> DFGraph:
         """Returns the graph of a slice with the bytes of the variables that only the update of the
-        optimizer reads, which are in memory meanwhile."""
-        seen = {id(variable) for variable in part.variables}
-        others = [each for each in self.traced.variables if id(each) not in seen]
-        more = sum(tensor_bytes(variable) or 0 for variable in others)
+        optimizer reads."""
+        more = not_read_bytes(self.traced, part.function)
         return replace(graph, fixed_bytes=graph.fixed_bytes + more)

@@ -14,11 +14,10 @@ from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import trace
-from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.confirm import confirm
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
-from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep
+from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.already_traced import AlreadyTraced
@@ -105,7 +104,7 @@ class PiecePlanner:
         run once, as measured at this size. None where no plan can fit, which needs no measurement.
         """
         task, functions = self.task, self.step.functions(slices)
-        specs = self._arguments(functions, of_slice=True)
+        specs = functions.arguments(task.specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
         traced = trace(step, *specs, name=task.request.name)
         if floor(traced.graph).bytes - traced.small_bytes > task.budget_bytes:
@@ -149,27 +148,16 @@ class PiecePlanner:
     def _planned(
         self, request: PlanRequest, concrete: Any, functions: Functions, *, of_slice: bool
     ) -> Planned:
-        specs = self._arguments(functions, of_slice)
+        specs = functions.arguments(self.task.specs, of_slice=of_slice)
         request = replace(request, step=AlreadyTraced(concrete, specs))
         if not self.task.reports:  # what is in use is what the function reads, then
-            budget = int(request.options.budget) - self._not_read_bytes(concrete)
+            budget = int(request.options.budget) - not_read_bytes(self.task.traced, concrete)
             request = replace(request, options=replace(request.options, budget=max(1, budget)))
         return Planner(request).plan(
             specs,
             batch=self._values(functions, of_slice),
             released_bytes=self.task.released_bytes,
         )
-
-    def _not_read_bytes(self, concrete: Any) -> int:
-        """Bytes of the step's variables that one of its functions does not read, such as the slots
-        of the optimizer."""
-        read = {id(variable) for variable in variables_of(concrete)}
-        others = [each for each in self.task.traced.variables if id(each) not in read]
-        return sum(tensor_bytes(variable) or 0 for variable in others)
-
-    def _arguments(self, functions: Functions, of_slice: bool) -> tuple[tf.TensorSpec, ...]:
-        first = [tf.TensorSpec([], tf.int32)] if of_slice else []
-        return (*first, *tf.nest.flatten(self.task.specs), *functions.early)
 
     def _values(self, functions: Functions, of_slice: bool) -> list[tf.Tensor]:
         """Values of these arguments, where there is a batch."""

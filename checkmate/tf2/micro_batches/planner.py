@@ -73,6 +73,7 @@ class MicroBatchPlanner(Planner):
             stored = self._stored(task, plain, path)
             planned = stored or self._new(task, plain)
             self.budget_bytes, self.plain = task.budget_bytes, task.plain
+            log.info("%s", planned.report)
             if path and stored is None:
                 store(path, planned)
             return planned

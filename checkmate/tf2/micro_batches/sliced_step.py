@@ -13,6 +13,7 @@ from checkmate.tf2.axes.binding import Binding
 from checkmate.tf2.axes.last_slice import check_last_slice
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.parts import Parts
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
@@ -37,10 +38,27 @@ class Functions:
     kept: tuple[tf.Variable, ...]
     notes: tuple[str, ...] = ()
 
+    def arguments(self, specs: Any, *, of_slice: bool) -> tuple[tf.TensorSpec, ...]:
+        """Returns the specs of the arguments of `each`, or else of `after`.
+
+        Args:
+          specs: Those of the step, for the whole batch.
+        """
+        first = [tf.TensorSpec([], tf.int32)] if of_slice else []
+        return (*first, *tf.nest.flatten(specs), *self.early)
+
     @property
     def kept_bytes(self) -> int:
         """Bytes of the variables."""
         return sum(tensor_bytes(variable) or 0 for variable in self.kept)
+
+
+def not_read_bytes(whole: TracedStep, function: Any) -> int:
+    """Returns the bytes of the step's variables that one of its functions does not read, such as
+    the slots of the optimizer, and which are in memory meanwhile."""
+    read = {id(variable) for variable in variables_of(function)}
+    others = [variable for variable in whole.variables if id(variable) not in read]
+    return sum(tensor_bytes(variable) or 0 for variable in others)
 
 
 class SlicedStep:
