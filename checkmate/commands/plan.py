@@ -78,20 +78,20 @@ def plan_command(
     phases = {"loading TensorFlow": 1, "tracing": 2, "measuring ops": 3}
     with Progress(name, phases) as progress:
         with progress.phase("loading TensorFlow"), quietly():
-            from checkmate.commands.plan_slices import Cuts
+            from checkmate.commands.plan_slices import SliceGraphs
             from checkmate.tf2.models import step_on_paper
         with progress.phase("tracing"):
             step = step_on_paper(model, **training)
-        cuts = Cuts(step, costs)
+        graphs = SliceGraphs(step, costs)
         with progress.phase("measuring ops"):
-            cuts.at(cuts.whole, on_progress=progress.advance)
+            graphs.at(graphs.whole, on_progress=progress.advance)
     status = 0
-    for cut, found in cuts.plans(budgets, search, micro_batches):
-        graph_file = output / f"{name}{cut.suffix}.graph.json"
-        cut.graph.save(graph_file)
-        done = [written(one, cut.graph, output, graph_file.name, cut.save) for one in found]
-        more = (f"Written: {graph_file}", *_next(done, cut.suffix and cut.slices.count))
-        print_found(cut.graph, done, as_json=as_json, graph_file=str(graph_file), more=more)
+    for sliced, found in graphs.plans(budgets, search, micro_batches):
+        graph_file = output / f"{name}{sliced.suffix}.graph.json"
+        sliced.graph.save(graph_file)
+        done = [written(one, sliced.graph, output, graph_file.name, sliced.save) for one in found]
+        more = (f"Written: {graph_file}", *_next(done, sliced.suffix and sliced.slices.count))
+        print_found(sliced.graph, done, as_json=as_json, graph_file=str(graph_file), more=more)
         status = max(status, status_of(done))
     sys.exit(status)
 

@@ -25,8 +25,8 @@ from checkmate.tf2.planning import plan_files
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What is planned of a batch that is cut in slices.
+class SliceGraph:
+    """What is planned of a batch in slices.
 
     Attributes:
       traced: What runs for a slice; for a single one the step.
@@ -41,7 +41,7 @@ class Cut:
 
     @property
     def suffix(self) -> str:
-        """What the names of files have more than those of the batch that is not cut."""
+        """What the names of files have more than those of the whole batch."""
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
     @property
@@ -58,8 +58,8 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Cuts:
-    """The cuts of a step's batch, each traced and measured once.
+class SliceGraphs:
+    """The graphs of slices of a step's batch, each traced and measured once.
 
     Attributes:
       costs: The cost model.
@@ -67,15 +67,17 @@ class Cuts:
 
     step: StepOnPaper
     costs: str
-    _made: dict[int, Cut] = field(default_factory=dict)
+    _made: dict[int, SliceGraph] = field(default_factory=dict)
 
     @property
     def whole(self) -> Slices:
         """The batch in one slice."""
         return Slices.of(self.step.examples, 1)
 
-    def at(self, slices: Slices, on_progress: Callable[[int, int], None] | None = None) -> Cut:
-        """Returns the cut into these slices."""
+    def at(
+        self, slices: Slices, on_progress: Callable[[int, int], None] | None = None
+    ) -> SliceGraph:
+        """Returns the graph for these slices."""
         if slices.size not in self._made:
             traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
             graph = with_costs(traced, self.costs, on_progress=on_progress)
@@ -84,24 +86,24 @@ class Cuts:
             else:
                 plain = self.at(self.whole).plain_bytes
                 graph = self.step.with_all_variables(traced, graph)
-            self._made[slices.size] = Cut(slices, traced, graph, plain)
+            self._made[slices.size] = SliceGraph(slices, traced, graph, plain)
         return self._made[slices.size]
 
     def plans(
         self, budgets: tuple[str, ...], search: SearchOptions, count: int | str
-    ) -> Iterator[tuple[Cut, list[Found]]]:
-        """Yields the cuts and what was found with each; budgets are shares of the plain step's
+    ) -> Iterator[tuple[SliceGraph, list[Found]]]:
+        """Yields graphs and what was found with each; budgets are shares of the plain step's
         peak."""
         plain = self.at(self.whole).plain_bytes
 
-        def found(budgets: Sequence[str], cut: Cut) -> list[Found]:
+        def found(budgets: Sequence[str], sliced: SliceGraph) -> list[Found]:
             return solve_each(
-                cut.graph, budgets, search, folder=None, graph_file="", percent_of=plain
+                sliced.graph, budgets, search, folder=None, graph_file="", percent_of=plain
             )
 
         if count != "auto":
-            cut = self.at(Slices.of(self.step.examples, int(count)))
-            yield cut, found(budgets, cut)
+            sliced = self.at(Slices.of(self.step.examples, int(count)))
+            yield sliced, found(budgets, sliced)
             return
         for budget, _ in each_budget(budgets, percent_of=plain):
             best = self._cheapest(partial(found, [budget]))
@@ -109,26 +111,28 @@ class Cuts:
             if is_interrupted(best[1]):
                 break
 
-    def _cheapest(self, plan: Callable[[Cut], list[Found]]) -> tuple[Cut, list[Found]]:
-        """The cut into 1, 2, 4, ... slices whose plan costs least."""
-        cut = self.at(self.whole)
-        best = cut, plan(cut)
+    def _cheapest(
+        self, plan: Callable[[SliceGraph], list[Found]]
+    ) -> tuple[SliceGraph, list[Found]]:
+        """That of 1, 2, 4, ... slices whose plan costs least."""
+        sliced = self.at(self.whole)
+        best = sliced, plan(sliced)
         cost = math.inf if best[1][0].plan is None else best[1][0].facts["cost"]
         for slices in Slices.halved(self.step.examples):
             if is_interrupted(best[1]):
                 break
             try:
-                cut = self.at(slices)
+                sliced = self.at(slices)
             except TraceError as error:
                 complain(str(error))
                 continue
-            if cut.times * cut.graph.total_cost >= cost:
+            if sliced.times * sliced.graph.total_cost >= cost:
                 break
-            (found,) = plan(cut)
+            (found,) = plan(sliced)
             if is_interrupted([found]) or (
-                found.plan is not None and cut.times * found.facts["cost"] < cost
+                found.plan is not None and sliced.times * found.facts["cost"] < cost
             ):
-                best, cost = (cut, [found]), cut.times * (found.facts["cost"] or math.inf)
+                best, cost = (sliced, [found]), sliced.times * (found.facts["cost"] or math.inf)
         return best
 
 

@@ -52,8 +52,8 @@ class BatchAxes:
       random_ops: Ops of a slice's graph that draw numbers for its examples -> how, so that they are
         those of the whole batch.
       handed_on: Tensors of a slice's graph that are read afterwards -> the tensor of the whole
-        batch's graph that they make: those that are SUMMED by addition, those that are BATCHED put
-        in a row; of those that are SAME any will do.
+        batch's graph that they make: those that are SUMMED by addition, those that are BATCHED by
+        concatenation; of those that are SAME any will do.
       binding: The first op that keeps the step from running in slices, or None. If there is one,
         nothing is said of what runs when.
     """

@@ -16,10 +16,10 @@ equal."""
 class Kind(Enum):
     """How a value v of the whole batch and the values v_s of the slices belong together.
 
-    SAME: v = v_s for every s. BATCHED: v is the v_s in a row along an axis. SUMMED: v is the sum of
-    the v_s. ZERO: v and the v_s are all zeros, which fits each of the others. SIZE: v and v_s are
-    known before the step runs and differ, as the number of examples does. WHOLE: v does not follow
-    from the v_s.
+    SAME: v = v_s for every s. BATCHED: v is the v_s concatenated along an axis. SUMMED: v is the
+    sum of the v_s. ZERO: v and the v_s are all zeros, which fits each of the others. SIZE: v and
+    v_s are known before the step runs and differ, as the number of examples does. WHOLE: v does
+    not follow from the v_s.
     """
 
     SAME = "same"
@@ -38,7 +38,8 @@ class Relation:
       kind: What follows from what.
       axis: The axis along which the slices lie, for BATCHED.
       blocks: The parts into which that axis is split: each part is the corresponding parts of the
-        slices in a row. 0 if all entries along the axis are equal, which fits any number of parts.
+        slices, concatenated. 0 if all entries along the axis are equal, which fits any number of
+        parts.
       offset: The entries of slice s are those of the whole less s times this number: they count
         examples, and each slice counts its own.
 

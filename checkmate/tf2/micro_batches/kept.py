@@ -1,5 +1,5 @@
-"""Kept: the variables in which slices of a batch add up sums and put the values of their examples
-in a row."""
+"""Kept: the variables in which slices of a batch add up sums, and concatenate what belongs to
+single examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kept:
     """What slices hand on, in memory of its own that stays between steps.
 
     Args:
-      handed_on: The values: those that are BATCHED are put in a row, those that are SUMMED added
+      handed_on: The values: those that are BATCHED are concatenated, those that are SUMMED added
         up; of those that are the SAME any slice's will do.
       examples: How many examples a batch has.
       scratch: What has the memory.
