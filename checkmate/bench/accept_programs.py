@@ -67,7 +67,8 @@ def _losses_with_plan(file: str) -> dict[str, Any]:
     runs = [timed(step, work) for _ in range(STEPS)]
     return {
         "losses": [run.loss for run in runs],
-        "peak_bytes": max(run.peak_bytes for run in runs),
+        # In a process's first step cuDNN tries algorithms, each with scratch memory of its own.
+        "peak_bytes": max(run.peak_bytes for run in runs[1:]),
         "budget_bytes": step.budget_bytes,
         "computed": list(step.plan.computed),
         "solving_s": step.report().seconds.get("solving", 0.0),

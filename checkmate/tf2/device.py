@@ -89,6 +89,12 @@ def requests_are_seen(device: str) -> bool:
     return allocator_reports(device) and not own
 
 
+def kernels_are_traced(device: str) -> bool:
+    """True where the profiler sees which kernels ran. By default it leaves out those that are cheap
+    for the host, as all of a GPU are, and TensorFlow 2.21 does not heed the option for more."""
+    return device.startswith("CPU")
+
+
 def allocator_reports(device: str) -> bool:
     """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or
     with TF_CPU_ALLOCATOR_USE_BFC=true.

@@ -230,15 +230,33 @@ class _Verifier:
     def _evaluations(self, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
         """What `evaluations` returns, after further observations if something seems not to have
         run: TensorFlow's profiler may lose the last ops of a thread."""
-        ran = seen.ran
-        found = evaluations(self.part.traced, self.part.plan, ran)
+        kernels_are_traced = devices.kernels_are_traced(self.device)
+        found = partial(evaluations, self.part.traced, self.part.plan)
+        if not kernels_are_traced:
+            self.notes.append(self._what_tells_that_ops_ran())
+            if not devices.requests_are_seen(self.device):
+                counted, _, run_again = found(seen.ran)
+                return counted, (), run_again
+        ran, asked = seen.ran, set(seen.asked)
+        answer = found(ran, asked, kernels_are_traced=kernels_are_traced)
         for _ in range(MORE_OBSERVATIONS):
-            if not found[1]:
+            if not answer[1]:
                 break
             with kept_state(self.variables):
-                ran = ran | observe(self.run_part).ran
-            found = evaluations(self.part.traced, self.part.plan, ran)
-        return found
+                more = observe(self.run_part)
+            ran, asked = ran | more.ran, asked | set(more.asked)
+            answer = found(ran, asked, kernels_are_traced=kernels_are_traced)
+        return answer
+
+    def _what_tells_that_ops_ran(self) -> str:
+        """A note for devices whose kernels the profiler does not trace."""
+        said = "TensorFlow's profiler does not trace the kernels of a GPU"
+        if not devices.requests_are_seen(self.device):
+            return f"{said}, nor CUDA's own allocator: which evaluations ran is not known."
+        return (
+            f"{said}. Products and convolutions count as run if they requested memory; nothing is"
+            " said about other evaluations, nor about how often each ran."
+        )
 
     def _plain(self) -> Any:
         arguments, _ = self.traced.function.structured_input_signature

@@ -24,6 +24,7 @@ from checkmate.bench import (
 from checkmate.bench.accept_lines import LINES, Line
 from checkmate.bench.accept_nets import NETS, net
 from checkmate.bench.accept_outcome import NotRunError, Outcome
+from checkmate.bench.training import Timed
 from checkmate.cli import main
 from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import gpus
@@ -276,6 +277,21 @@ def test_a_plan_of_a_file_is_the_same_in_another_process(monkeypatch, changes, p
     assert accept_programs.plan_file().passed is passed
 
 
+def test_the_step_in_which_algorithms_are_tried_is_left_out(monkeypatch, tmp_path):
+    runs = iter([Timed(1.0, 900, 0, 2.0), *[Timed(0.1, 100 + k, 0, 1.0) for k in range(50)]])
+    step = SimpleNamespace(
+        save=lambda file: None,
+        budget_bytes=200,
+        plan=SimpleNamespace(computed=[0]),
+        report=lambda: SimpleNamespace(seconds={}),
+    )
+    monkeypatch.setattr(accept_programs, "net", lambda name: None)
+    monkeypatch.setattr(accept_programs, "planned_step", lambda *_, **__: step)
+    monkeypatch.setattr(accept_programs, "timed", lambda *_: next(runs))
+    found = accept_programs._losses_with_plan(str(tmp_path / "plan.json"))
+    assert found["losses"][0] == 2.0 and 100 < found["peak_bytes"] < 200
+
+
 def test_a_run_of_dtr_that_is_refused_fails(monkeypatch):
     row = {"budget_bytes": 50, "error": "does not fit"}
     monkeypatch.setattr(accept_programs.eager, "measure", lambda *_: iter([{}, row]))
@@ -289,11 +305,18 @@ def test_replicas_on_one_gpu_are_not_run(monkeypatch):
         accept_replicas.train("")
 
 
+def transposes(count):
+    """Names as TensorFlow's layout pass gives them."""
+    return [f"conv_{k}-0-TransposeNHWCToNCHW-LayoutOptimizer" for k in range(count)]
+
+
 @pytest.mark.parametrize(("extra", "plain", "passed"), [(0, 1, True), (5, 1, False), (5, 7, False)])
 def test_transpositions_that_nobody_planned_are_found(monkeypatch, extra, plain, passed):
-    """In place of steps: what the profiler sees of them, and the ops of the planned one."""
-    kinds = ["Conv2D", "Transpose", "Relu", "Conv2D", "Transpose"]
-    graph = SimpleNamespace(get_operations=lambda: [SimpleNamespace(type=kind) for kind in kinds])
+    """In place of steps: which ops request memory, as the profiler traces no kernels of a GPU, and
+    the ops of the planned one."""
+    kinds = {"conv_0": "Conv2D", **dict.fromkeys(transposes(2), "Transpose"), "relu": "Relu"}
+    written = [SimpleNamespace(name=name, type=kind) for name, kind in kinds.items()]
+    graph = SimpleNamespace(get_operations=lambda: written)
     run = SimpleNamespace(function=SimpleNamespace(graph=graph))
     step = SimpleNamespace(planned=SimpleNamespace(run=run))
     seen = iter([plain, 2 + extra])
@@ -304,7 +327,9 @@ def test_transpositions_that_nobody_planned_are_found(monkeypatch, extra, plain,
     monkeypatch.setattr(
         profiler,
         "observe",
-        lambda call: SimpleNamespace(ran=Counter({("x", "Transpose"): next(seen)})),
+        lambda call: SimpleNamespace(
+            ran=Counter(), asked=dict.fromkeys(["conv_0", *transposes(next(seen))], 512)
+        ),
     )
     found = accept_training.adds_no_transposes("cnn")
     assert found.passed is passed

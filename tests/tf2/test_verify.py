@@ -147,6 +147,45 @@ def test_evaluations_that_do_not_run_are_seen(trained):
     assert not found.ok and len(found.not_run) > 20
 
 
+def on_gpu(monkeypatch):
+    """The profiler traces no kernels but those in which oneDNN runs several ops, which GPUs have
+    none of: it sees requests for memory."""
+    verify = importlib.import_module("checkmate.tf2.verify")
+    observe = verify.observe
+
+    def requests(call):
+        seen = observe(call)
+        fused = {key: times for key, times in seen.ran.items() if "WithBias" in key[1]}
+        return replace(seen, ran=Counter(fused))
+
+    monkeypatch.setattr(verify.devices, "kernels_are_traced", lambda device: False)
+    monkeypatch.setattr(verify, "observe", requests)
+    return verify
+
+
+def test_where_no_kernels_are_traced_requests_for_memory_tell_what_ran(trained, monkeypatch):
+    on_gpu(monkeypatch)
+    case, _, step = trained
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert not found.not_run and not found.run_again
+    assert any("does not trace the kernels of a GPU" in note for note in found.notes)
+    plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
+    found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
+    assert not found.ok and found.not_run
+
+
+def test_where_nothing_is_seen_nothing_is_said_of_evaluations(trained, monkeypatch):
+    """As with CUDA's own allocator."""
+    verify = on_gpu(monkeypatch)
+    observe = verify.observe
+    monkeypatch.setattr(verify, "observe", lambda call: replace(observe(call), asked={}))
+    monkeypatch.setattr(verify.devices, "requests_are_seen", lambda device: False)
+    case, _, step = trained
+    found = checkmate.tf2.verify(step, (case.inputs, case.labels))
+    assert found.planned_evaluations and not found.not_run
+    assert any("which evaluations ran is not known" in note for note in found.notes)
+
+
 def evaluations_of(main):
     """The ops that a plan evaluates, by the names that their evaluations have in the graph that
     runs."""

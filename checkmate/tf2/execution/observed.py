@@ -39,17 +39,25 @@ _FUSED = (Fusion.PRODUCT, Fusion.READER, Fusion.BIAS_GRADIENT)
 
 
 def evaluations(
-    traced: TracedStep, plan: Plan, seen: Counter[tuple[str, str]]
+    traced: TracedStep,
+    plan: Plan,
+    seen: Counter[tuple[str, str]],
+    asked: Iterable[str] = (),
+    *,
+    kernels_are_traced: bool = True,
 ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """Compares the kernels that ran with a plan.
 
     Args:
       seen: How often each (op name, kernel) ran.
+      asked: Names of ops that requested memory of the device, so that they ran.
+      kernels_are_traced: Whether `seen` has the kernels of the device.
 
     Returns:
       The number of evaluations of TensorFlow ops in the plan; those that did not run; and those
       that ran again or must not be repeated. An op that TensorFlow's optimizer removes, or runs
-      within another kernel, is not among those that did not run.
+      within another kernel, is not among those that did not run; where kernels are not traced,
+      these are products and convolutions alone.
     """
     expected: dict[str, tf.Operation] = {}
     again = []
@@ -58,8 +66,13 @@ def evaluations(
             expected |= {f"{operation.name}{EVALUATION_MARK}{k}": operation for k in range(times)}
             if times > 1 and not _may_repeat(traced, operation):
                 again.append(operation.name)
-    ran = _times_run(seen)
-    missing = [name for name, o in expected.items() if not ran[name] and not may_vanish(o)]
+    ran, requested = _times_run(seen), _times_run(dict.fromkeys(((name, "") for name in asked), 1))
+    missing = [
+        name
+        for name, o in expected.items()
+        if not (ran[name] or requested[name] or may_vanish(o))
+        and (kernels_are_traced or _must_request_memory(o))
+    ]
     # The fused kernel may also have the name of an op that is too small to be planned.
     fused_kernels = sum("Fused" in kernel or "WithBias" in kernel for _, kernel in seen)
     inside = {name for name in missing if rule_of(expected[name].type).fusion in _FUSED}
@@ -120,6 +133,11 @@ def may_vanish(operation: tf.Operation) -> bool:
     return bool(operation.inputs) and all(
         is_constant(tensor.op) or may_vanish(tensor.op) for tensor in operation.inputs
     )
+
+
+def _must_request_memory(operation: tf.Operation) -> bool:
+    """True for a product or a convolution: its output cannot be written over an input."""
+    return rule_of(operation.type).flops is not None
 
 
 def _may_repeat(traced: TracedStep, operation: tf.Operation) -> bool:

@@ -19,9 +19,10 @@ class Verification:
       planned_evaluations: TensorFlow ops that the plan evaluates, repetitions counted.
       not_run: Evaluations of the plan that did not run. They do not include elementwise and
         constant ones, which TensorFlow's optimizer may remove, kernels that ran within others, and
-        loops and functions compiled by XLA, of which the profiler need not see anything.
-      run_again: Evaluations that ran more than once, and ops with side effects that the plan
-        repeats.
+        loops and functions compiled by XLA, of which the profiler need not see anything. On a GPU
+        they are products and convolutions that requested no memory.
+      run_again: Evaluations that ran more than once, which is not seen on a GPU, and ops with side
+        effects that the plan repeats.
       plain_peak_bytes: Measured peak of the plain step in the terms of a budget; None if the
         allocator does not report or the step does not fit.
       measured_peak_bytes: The same of the planned step.

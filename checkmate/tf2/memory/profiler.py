@@ -161,7 +161,8 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         # What the host sees is enough: every op (level 3) and what the allocators of all devices
-        # do. To have GPUs trace, too, would start and stop CUPTI each time.
+        # do. To have GPUs trace, too, would start and stop CUPTI each time. TensorFlow 2.21 does
+        # not heed these options, and traces at its default level, 2: see `kernels_are_traced`.
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
         )
