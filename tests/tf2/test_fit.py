@@ -106,7 +106,7 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
 
     def make():
         left, right = keras.Input((WIDTH,), name="left"), keras.Input((WIDTH,), name="right")
-        x = blocks(keras.layers.Concatenate()([left, right]), depth=1, kernel_regularizer="l2")
+        x = blocks(keras.layers.Concatenate()([left, right]), kernel_regularizer="l2")
         outputs = {
             "kind": keras.layers.Dense(4, activation="softmax", name="kind")(x),
             "value": keras.layers.Dense(1, name="value")(x),
