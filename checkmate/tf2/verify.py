@@ -231,22 +231,22 @@ class _Verifier:
         """What `evaluations` returns, after further observations if something seems not to have
         run: TensorFlow's profiler may lose the last ops of a thread."""
         kernels_are_traced = devices.kernels_are_traced(self.device)
-        found = partial(evaluations, self.part.traced, self.part.plan)
+        against_plan = partial(evaluations, self.part.traced, self.part.plan)
         if not kernels_are_traced:
             self.notes.append(self._what_tells_that_ops_ran())
             if not devices.requests_are_seen(self.device):
-                counted, _, run_again = found(seen.ran)
+                counted, _, run_again = against_plan(seen.ran)
                 return counted, (), run_again
         ran, asked = seen.ran, set(seen.asked)
-        answer = found(ran, asked, kernels_are_traced=kernels_are_traced)
+        found = against_plan(ran, asked, kernels_are_traced=kernels_are_traced)
         for _ in range(MORE_OBSERVATIONS):
-            if not answer[1]:
+            if not found[1]:
                 break
             with kept_state(self.variables):
                 more = observe(self.run_part)
             ran, asked = ran | more.ran, asked | set(more.asked)
-            answer = found(ran, asked, kernels_are_traced=kernels_are_traced)
-        return answer
+            found = against_plan(ran, asked, kernels_are_traced=kernels_are_traced)
+        return found
 
     def _what_tells_that_ops_ran(self) -> str:
         """A note for devices whose kernels the profiler does not trace."""
