@@ -51,7 +51,7 @@ class SliceGraph:
 
     def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
         """Writes a plan as a file for `compile`."""
-        facts |= {"unchanged": False, "measured_peak_bytes": None}
+        facts |= {"unchanged": False}
         if self.slices.count > 1:
             facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
         plan_files.save(path, self.traced, graph, plan, facts)

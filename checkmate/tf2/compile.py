@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,18 @@ from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
 from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.in_use import excess_bytes
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.planning.running import OutOfMemory, RunningStep
 from checkmate.tf2.planning.stored_plan import save
 from checkmate.tf2.report import Report
 from checkmate.tf2.training_step import shown, training_step
 from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
+
+OUT_OF_MEMORY = 1.1
+"""By which factor activations are taken to be more than predicted where memory ran out."""
 
 
 def compile(
@@ -40,9 +47,10 @@ def compile(
     The step computes what Keras's own would: prediction in training mode, loss (with the losses of
     layers and regularizers added), gradients, and the optimizer's update. The numbers are the
     model's own; only when values are kept or computed again differs. It is traced, its ops are
-    measured on the training device, planned and built here; calling it then costs no planning,
-    unless so much more comes to be in use on the device that the step would be over its budget: it
-    is then planned anew, three times at most.
+    run alone on the training device, and it is planned and built here, on paper: no step runs
+    before the first call. The first calls confirm what was predicted: where a step takes more than
+    the budget, or so much more comes to be in use on the device that the next one would, a warning
+    says so and the next step runs under a plan made anew, three times at most.
 
     Args:
       model: A Keras 3 model, built or not.
@@ -50,7 +58,7 @@ def compile(
         Keras loss.
       optimizer: A `keras.optimizers.Optimizer` or its name. It is built if it is not yet.
       input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a
-        nest of them. A plan is confirmed on the tensors, or where there are none on made-up data.
+        nest of them.
       label_spec: The same for labels.
       options: The fields of `PlanOptions`, but `batch_size`.
 
@@ -88,7 +96,7 @@ class PlannedStep:
     Args:
       request: The step and what is asked for it.
       specs: The nest of specs of its arguments.
-      batch: Flattened values of these specs, where there are any: plans are confirmed on them.
+      batch: Flattened values of these specs that are in memory, where there are any.
 
     Example:
       >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="60%")  # doctest: +SKIP
@@ -105,28 +113,30 @@ class PlannedStep:
                     f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
                     " size you train with."
                 )
-        self._main = self._planner.plan(specs, batch=batch)
+        self._name = request.name
+        planned = self._planner.plan(specs, batch=batch)
+        self._main = RunningStep(planned, self.budget_bytes, self._name)
         self._by_shape = {_shapes(self._flat_specs): self._main}
 
     @property
     def planned(self) -> Planned:
         """The planned batch's step: the traced step, its plan, and the function that runs."""
-        return self._main
+        return self._main.planned
 
     @property
     def plan(self) -> Plan:
         """The `Plan` that is replayed for the planned batch."""
-        return self._main.plan
+        return self.planned.plan
 
     @property
     def result(self) -> SolveResult | None:
         """The solver's answer, or None when the step fits and runs unchanged."""
-        return self._main.result
+        return self.planned.result
 
     @property
     def graph(self) -> DFGraph:
         """The `DFGraph` of the step, with measured costs."""
-        return self._main.graph
+        return self.planned.graph
 
     @property
     def budget_bytes(self) -> int:
@@ -134,8 +144,15 @@ class PlannedStep:
         return self._planner.budget_bytes
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs; print it."""
-        return self._main.report
+        """Returns what was asked, what was found and what it costs; print it. Peaks are predicted
+        until steps have run, and then also as the allocator counted."""
+        ran = self._main
+        return replace(
+            self.planned.report,
+            steps=ran.steps,
+            measured_peak_bytes=ran.peak_bytes or None,
+            step_seconds=ran.seconds,
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan for the planned batch as a file, for `plan=path` of another run.
@@ -146,12 +163,12 @@ class PlannedStep:
         Raises:
           PlanFileError: The file cannot be written.
         """
-        save(path, self._main)
+        save(path, self.planned)
 
     @property
     def kept_at(self) -> Path | None:
         """Where the plan lies in the folder that was given as `plan`; None without a folder."""
-        return self._planner.path_of(self._main.traced)
+        return self._planner.path_of(self.planned.traced)
 
     def _ipython_display_(self) -> None:
         self.report()._ipython_display_()
@@ -162,28 +179,20 @@ class PlannedStep:
         Raises:
           TraceError: The batch has another structure, another shape beyond the first dimension, or
             is larger than planned.
+          tf.errors.ResourceExhaustedError: Memory ran out, and there is no lower plan.
         """
-        planned, flat = self.planned_for(*batch)
-        if self._planner.request.next_batches and (
-            excess := excess_bytes(self._main, self._planner.budget_bytes)
-        ):
-            planned = self._with_more_in_use(planned, flat, excess)
-        return planned.run(*flat)
-
-    def _with_more_in_use(self, planned: Planned, flat: list[tf.Tensor], excess: int) -> Planned:
-        """The plan that these arguments run under once the main plan counts what came to be in
-        use."""
-        is_main = planned is self._main
-        self._main = self._planner.with_more_in_use(
-            self._main, self._specs, flat if is_main else (), excess
-        )
-        self._by_shape = {_shapes(self._flat_specs): self._main}
-        return self._main if is_main else self._planned_smaller(flat)
-
-    def _planned_smaller(self, flat: list[tf.Tensor]) -> Planned:
-        planned = self._planner.plan(self._smaller(flat), like=self._main, batch=flat)
-        self._by_shape[_shapes(flat)] = planned
-        return planned
+        flat = self._flatten(batch)
+        running = self._running(flat)
+        if asked := running.reason_to_plan_anew():
+            running = self._anew(running, flat, *asked)
+        while True:
+            try:
+                return running(*flat)
+            except OutOfMemory as out:
+                lower = self._anew(running, flat, str(out), OUT_OF_MEMORY)
+                if lower is running:
+                    raise out.__cause__ from None  # type: ignore[misc]
+                running = lower
 
     def planned_for(self, *batch: Any) -> tuple[Planned, list[tf.Tensor]]:
         """Returns the plan that a batch of these shapes runs under, made now if it is the first,
@@ -196,7 +205,30 @@ class PlannedStep:
           TraceError: As for a call.
         """
         flat = self._flatten(batch)
-        return self._by_shape.get(_shapes(flat)) or self._planned_smaller(flat), flat
+        return self._running(flat).planned, flat
+
+    def _running(self, flat: list[tf.Tensor]) -> RunningStep:
+        """What a batch of these shapes runs under."""
+        found = self._by_shape.get(_shapes(flat))
+        if found is None:
+            planned = self._planner.plan(self._smaller(flat), like=self.planned, batch=flat)
+            found = RunningStep(planned, self.budget_bytes, self._name)
+            self._by_shape[_shapes(flat)] = found
+        return found
+
+    def _anew(
+        self, running: RunningStep, flat: list[tf.Tensor], why: str, correction: float
+    ) -> RunningStep:
+        """What these arguments run under once the main plan is made anew, by what steps took: the
+        same where no other plan is found."""
+        batch = flat if running is self._main else ()
+        planned = self._planner.anew(self.planned, self._specs, batch, why, correction)
+        if planned is self.planned:
+            running.is_final = True
+            return running
+        self._main = RunningStep(planned, self.budget_bytes, self._name)
+        self._by_shape = {_shapes(self._flat_specs): self._main}
+        return self._running(flat)
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:
         try:

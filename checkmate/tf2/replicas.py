@@ -137,7 +137,9 @@ class WholeStep:
     ):
         self.notes: list[str] = []
         self._run, self._name, self._budget = run, planned.report.name, budget_bytes
-        start = planned.in_use_bytes  # other replicas' variables and batches included
+        # Other replicas' variables and batches included.
+        reports = devices.allocator_reports(devices.training_device())
+        start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
         self._calls, self._counts = 0, start > 0
         if self._counts:

@@ -44,7 +44,7 @@ class Report(ReportFacts):
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
         return (
-            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_bytes)}, within"
+            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)}, within"
             f" the {format_bytes(self.budget_bytes)} allowed,{self._how()} for"
             f" {self._more_time()}; {self._proof()}."
         )
@@ -83,7 +83,7 @@ class Report(ReportFacts):
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        enough = format_bytes(self.plain_bytes)
+        enough = format_bytes(self.plain_peak_bytes)
         found = [
             f"From {enough} on the batch need not be split."
             if self.micro_batches

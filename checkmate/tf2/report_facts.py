@@ -27,8 +27,8 @@ class ReportFacts(ReportFigures):
             rows.append(("plan", "none needed: a slice runs unchanged"))
         else:
             rows.append(("plan", "none needed: the step runs unchanged"))
-        if self.measured_slowdown:
-            rows.append(("measured time", self._slowdown()))
+        if self.step_seconds:
+            rows.append(("step", f"{self.step_seconds:.3g} s, the shortest of {self.steps}"))
         if self.result or self.micro_batches:
             rows.append(("proven", self._proof()))
         if self.result:
@@ -80,13 +80,14 @@ class ReportFacts(ReportFigures):
 
     def _peaks(self) -> list[tuple[str, str]]:
         predicted = self.predicted_peak_bytes or self.peak_bytes
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         measured = (
-            f"{format_bytes(self.measured_peak_bytes)} measured"
+            f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
             if self.measured_peak_bytes
-            else "not measured"
+            else "no step ran yet"
         )
-        share = self.expected_peak_bytes / self.plain_bytes
-        plain = f"{format_bytes(self.plain_peak_bytes)} predicted, {self._plain_measured()}"
+        share = self.expected_peak_bytes / self.plain_peak_bytes
+        plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
         return [
             (
                 "peak, this step",
@@ -135,27 +136,9 @@ class ReportFacts(ReportFigures):
         found = (each for each in self.tried_slices if each.count == count and each.cost)
         return next(found, None)
 
-    def _plain_measured(self) -> str:
-        if self.plain_measured_bytes:
-            return f"{format_bytes(self.plain_measured_bytes)} measured" + (
-                f", {self.plain_seconds:.3g} s" if self.plain_seconds else ""
-            )
-        return "not measured" + (f": {self.plain_not_measured}" if self.plain_not_measured else "")
-
-    def _slowdown(self) -> str:
-        times = f"{self.measured_slowdown:.2f} times the plain step"
-        return (
-            f"{times} ({self.step_seconds:.3g} s instead of {self.plain_seconds:.3g} s)"
-            if self.step_seconds and self.plain_seconds
-            else times
-        )
-
     def _more_time(self) -> str:
         more = self.predicted_slowdown - 1
-        predicted = f"a predicted {abs(more):.2%} {'more' if more >= 0 else 'less'} time"
-        return predicted + (
-            f" ({self.measured_slowdown - 1:+.0%} measured)" if self.measured_slowdown else ""
-        )
+        return f"a predicted {abs(more):.2%} {'more' if more >= 0 else 'less'} time"
 
     def _proof(self) -> str:
         """What is proven of the plan, as a clause."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.memory.budget import MemoryBudget
-
-SLOWER, START_S = 0.3, 0.002
-"""When a step is said to be slower than predicted, as each was timed once or twice: by which share
-of the plain step's time, and by how many seconds at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +54,6 @@ class TriedSlices:
     cost: float | None = None
 
 
-Figures = TypeVar("Figures", bound="ReportFigures")
-
-
 @dataclass(frozen=True, slots=True)
 class ReportFigures:
     """The figures of a `Report`.
@@ -69,12 +61,11 @@ class ReportFigures:
     Attributes:
       name: The model's.
       memory: What the budget is spent on.
-      plain_peak_bytes: Predicted peak of the step as it was written; "60%" is a share of its
-        measured peak where there is one.
-      measured_peak_bytes: Peak of this step by the allocator's count, in the steps that confirmed
-        it; None where nothing could be measured.
+      plain_peak_bytes: Predicted peak of the step as it was written, of which "60%" is a share.
       predicted_peak_bytes: The peak by the allocator's count that is expected in training, with
         batches that lie elsewhere each time; None where it was not predicted.
+      measured_peak_bytes: The highest peak of the steps that ran, by the allocator's count; None
+        before the first, and where the allocator does not report.
       result: The solver's judged answer, or None where the step runs unchanged.
       ops: Ops of the planned graph.
       tensorflow_ops: TensorFlow ops of the step that is planned: what the graph optimizer leaves of
@@ -84,15 +75,9 @@ class ReportFigures:
       graph: The graph of the step; that of `result` by default.
       plain_plan: The plan of the step as it was written; by default every op once, in the order of
         the graph.
-      measured_slowdown: Time of this step over that of the plain one, where both were measured.
-      plain_measured_bytes: Peak of the plain step by the allocator's count, as TensorFlow runs it;
-        None where it was not measured.
-      plain_not_measured: Why it was not, as a clause.
-      plain_seconds: Measured time of a plain step, or None.
-      step_seconds: Measured time of a step as it runs now, or None.
+      steps: How many steps ran under this plan.
+      step_seconds: The shortest time of one of them but the first; None where it is not known.
       cpu_seconds: The same of all CPU cores together.
-      steps_before: How many steps were run before the first one that counts, without those of the
-        plain step.
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
@@ -105,49 +90,24 @@ class ReportFigures:
     name: str
     memory: MemoryBudget
     plain_peak_bytes: int
-    measured_peak_bytes: int | None
     result: SolveResult | None
     ops: int
     tensorflow_ops: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
     predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
     graph: DFGraph | None = field(default=None, repr=False)
     plain_plan: Plan | None = field(default=None, repr=False)
-    measured_slowdown: float | None = None
-    plain_measured_bytes: int | None = None
-    plain_not_measured: str = ""
-    plain_seconds: float | None = None
+    steps: int = 0
     step_seconds: float | None = None
     cpu_seconds: dict[str, float] = field(default_factory=dict)
-    steps_before: int = 0
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
             object.__setattr__(self, "graph", self.result.graph)
-
-    def with_seconds(self: Figures, plain: float | None, step: float | None) -> Figures:
-        """Returns the same with measured times, and a note where this step is slower than was
-        predicted.
-
-        Args:
-          plain: Seconds of the plain step, or None.
-          step: Seconds of this one, or None.
-        """
-        if not plain or not step:
-            return replace(self, plain_seconds=plain)
-        slowdown = step / plain
-        report = replace(self, plain_seconds=plain, step_seconds=step, measured_slowdown=slowdown)
-        if not report.is_slower_than_predicted:
-            return report
-        note = (
-            f"A step takes {slowdown:.2f} times as long as the plain one ({plain:.3g} s), and"
-            f" {report.predicted_slowdown:.2f} times was predicted. Raise the budget, give"
-            " TensorFlow more threads, or tell the authors of checkmate of this model."
-        )
-        return replace(report, notes=(*self.notes, note))
 
     @property
     def budget_bytes(self) -> int:
@@ -175,20 +135,6 @@ class ReportFigures:
         if micro is not None:
             return micro.cost / (micro.plain_cost or micro.once_cost)
         return (self.result and self.result.overhead) or 1.0
-
-    @property
-    def is_slower_than_predicted(self) -> bool:
-        """True where a step takes longer than was predicted by more than three tenths of the plain
-        step, and by more than what starting a step takes."""
-        if not self.measured_slowdown or not self.plain_seconds or self.result is None:
-            return False
-        slower = self.measured_slowdown - self.predicted_slowdown
-        return slower > SLOWER and slower * self.plain_seconds > START_S
-
-    @property
-    def plain_bytes(self) -> int:
-        """The plain step's peak: measured, or where that is not known predicted."""
-        return self.plain_measured_bytes or self.plain_peak_bytes
 
     @property
     def expected_peak_bytes(self) -> int:

@@ -14,10 +14,9 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.differences import Difference, as_written, compare, move_weights
 from checkmate.tf2.execution.observed import evaluations, not_in_place
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
+from checkmate.tf2.execution.undo import kept_state
 from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.graph.operations import draws
-from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.memory.confirm import kept_state
 from checkmate.tf2.memory.profiler import Observation, observe
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.planning.planned import Planned
@@ -200,32 +199,10 @@ class _Verifier:
         # The state is not put back between runs, which would leave other free chunks than training.
         with kept_state(self.variables):
             run(*self.flat)
-            before = devices.bytes_in_use(self.device)
             results = run(*self.flat)
             results, _, peak = devices.peak_above(self.device, lambda: run(*self.flat))
         del results
-        return peak - before + self._resident_bytes()
-
-    def _resident_bytes(self) -> int:
-        """What is in memory between two steps, in the terms of the budget."""
-        report, buffers = self.planned.report, output_buffers_bytes(self.planned.run)
-        if self.planned.part is None:
-            outside = self.traced.before_bytes + report.outside_bytes
-            return outside + self._function_bytes() + buffers
-        results = sum(tensor_bytes(tensor) or 0 for tensor in self.traced.flat.outputs)
-        resident = report.memory.resident_bytes + report.memory.next_batch_bytes
-        return resident + self.part.function_bytes + max(0, results - buffers)
-
-    def _function_bytes(self) -> int:
-        """Bytes that the planned step's function holds: constants of its graph, and those that
-        TensorFlow folds. They are measured on a copy of the function."""
-        if not isinstance(self.planned.run, Replayed):
-            return 0
-        before = devices.bytes_in_use(self.device)
-        run = self.planned.run.copy()
-        with kept_state(self.variables):
-            run(*self.flat)
-        return max(0, devices.bytes_in_use(self.device) - before)
+        return peak + self.planned.report.memory.uncounted_bytes
 
     def _evaluations(self, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
         """What `evaluations` returns, after further observations if something seems not to have
@@ -264,13 +241,12 @@ class _Verifier:
 
     def _values(self, call: Callable[[], Any]) -> tuple[Values, int]:
         """The values after a call, and the call's peak in the budget's terms: as if the results of
-        a call before were in memory."""
-        result, now, peak = (
-            devices.peak_above(self.device, call) if self.reports else (call(), 0, 0)
-        )
+        a call before were in memory, and the planned step's buffers were not."""
+        result, _, peak = devices.peak_above(self.device, call) if self.reports else (call(), 0, 0)
         outputs = filter(tf.is_tensor, tf.nest.flatten(result, expand_composites=True))
         values = [np.asarray(each) for each in (*outputs, *self.variables)]
-        return values, peak - now + self.traced.between_bytes + self.planned.report.outside_bytes
+        before = devices.all_value_bytes(result) - output_buffers_bytes(self.planned.run)
+        return values, peak + before + self.planned.report.memory.uncounted_bytes
 
     def _differences(
         self,

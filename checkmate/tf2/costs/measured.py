@@ -8,11 +8,12 @@ workspace. "roofline" and "unit" run nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.replay import needs
@@ -31,6 +32,16 @@ MEASURED_SHARE = 0.001
 
 Progress = Callable[[int, int], None]
 CostModel = Callable[[TracedStep, Progress], "list[Measurement]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    graph: DFGraph
+    footprints: Mapping[str, Footprint]
+
+
+def costs_of(traced, cost_model="profile", *, on_progress=None) -> Costs:
+    return Costs(with_costs(traced, cost_model, on_progress=on_progress), {})
 
 
 def with_costs(

@@ -67,11 +67,13 @@ class MemoryBudget:
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
       counted_bytes: What of the resident bytes the step's graph counts: its variables and a batch.
+      batch_bytes: One batch.
       next_batch_bytes: For batches that an input pipeline may make, or the program keep, while a
         step runs.
       step_bytes: What the step itself always has in memory: results of two steps, constants, small
         values.
       reserve_share: The reserve as a share of the activation budget.
+      uncounted_bytes: What of the resident bytes the allocator does not count.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
         the allocator counts everything.
       device_limit_bytes: What the device has for this process; None where that is not known.
@@ -80,10 +82,12 @@ class MemoryBudget:
     limit_bytes: int
     resident_bytes: int
     counted_bytes: int
+    batch_bytes: int
     next_batch_bytes: int
     step_bytes: int
     reserve_share: float
     start_bytes: int
+    uncounted_bytes: int = 0
     device_limit_bytes: int | None = None
 
     @classmethod
@@ -92,15 +96,18 @@ class MemoryBudget:
     ) -> MemoryBudget:
         """Returns the budget of a step; `next_batches` is how many a pipeline makes ahead."""
         counted = traced.before_bytes
-        start_bytes = start.in_use_bytes + (0 if start.has_batch else argument_bytes(traced))
+        batch = argument_bytes(traced)
+        start_bytes = start.in_use_bytes + (0 if start.has_batch else batch)
         return cls(
             limit_bytes,
             max(start_bytes - start.released_bytes, counted),
             counted,
+            batch,
             bytes_ahead(traced, next_batches),
             traced.graph.fixed_bytes - counted,
             RESERVES.of(traced),
             start_bytes,
+            max(0, counted - (start_bytes - start.released_bytes)),
             free_or_none(devices.training_device()),
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from checkmate.core.allocator import Pool, PoolExhausted, rounded_up
-from checkmate.core.events import Events, Log, Program, bursts, learn
+from checkmate.core.events import Events, Program
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -20,7 +21,7 @@ from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.execution.replay import Written, write
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import probe
-from checkmate.tf2.memory.program import Programs, exact_bytes
+from checkmate.tf2.memory.program import Programs, constants_of, exact_bytes
 from checkmate.tf2.memory.requests import address_of
 
 log = logging.getLogger("checkmate")
@@ -29,6 +30,33 @@ STEPS = 6
 """How many steps are simulated: after a few, the free chunks that batches and results leave
 repeat."""
 
+_EMPTY_POOL_BYTES = 1 << 50
+
+
+class Peak(NamedTuple):
+    """The peak of simulated steps, by the allocator's count.
+
+    Attributes:
+      bytes: The most bytes in use.
+      rise_bytes: The most that a step has in use beyond what is in use when it begins.
+    """
+
+    bytes: int
+    rise_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanOnPaper:
+    """The ops and nodes of a plan, of which no TensorFlow op is made yet.
+
+    Attributes:
+      constants: The bytes of each constant of its function.
+    """
+
+    written: Written
+    program: Program
+    constants: tuple[int, ...]
+
 
 @dataclass(slots=True, eq=False)
 class Predictor:
@@ -36,9 +64,8 @@ class Predictor:
 
     Attributes:
       batch: The tensors of a batch that is in memory; empty where there is none.
+      footprints: The requests of the step's ops, by the names of nodes; see `Program.events`.
       buffers: Those of the step's results; None where results have none.
-      footprints: What the step's ops were seen to ask for, by the names of nodes; see
-        `core.events.learn`.
       why_not: Why nothing can be predicted, as a clause; "" where it can.
       pool: The allocator's state; None where it is not known.
     """
@@ -46,8 +73,8 @@ class Predictor:
     traced: TracedStep
     graph: DFGraph
     batch: Sequence[tf.Tensor]
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
     buffers: OutputBuffers | None = None
-    footprints: dict[str, Footprint] = field(default_factory=dict)
     why_not: str = ""
     pool: Pool | None = None
     _programs: Programs | None = None
@@ -59,11 +86,6 @@ class Predictor:
           step_bytes: What a step may take in one piece.
         """
         self.pool = None
-        if self.traced.has_loops:
-            self.why_not = (
-                "the step has loops, within which TensorFlow gives memory back at any time"
-            )
-            return
         try:
             self.pool = probe(step_bytes)
             self.why_not = ""
@@ -76,56 +98,75 @@ class Predictor:
         if self._programs is None:
             self._programs = Programs(self.traced, self.graph)
         written = write(self.traced, plan, self.buffers)
-        return PlanOnPaper(written, self._programs.of(written))
+        return PlanOnPaper(written, self._programs.of(written), constants_of(written))
 
-    def peak_bytes(self, plan: PlanOnPaper) -> int | None:
-        """Returns the highest bytes in use by the allocator's count over some steps on batches that
-        lie elsewhere each time, made before or after the one before is given back. The batch that
-        is there now is the first of them. None where memory runs out.
-        """
+    def peak(self, plan: PlanOnPaper) -> Peak | None:
+        """Returns the highest peak over some steps on batches that lie elsewhere each time, made
+        before or after the one before is given back. The batch that is there now is the first of
+        them. None where memory runs out."""
         assert self.pool is not None
-        events = plan.program.events(self.footprints)
-        try:
-            return max(
-                self._peak(self.pool.copy(), events, before_next) for before_next in (False, True)
-            )
-        except PoolExhausted:
-            return None
+        return self._highest(self.pool, plan, self.batch)
 
-    def learn(self, plan: PlanOnPaper, requests: Log) -> None:
-        """Learns the footprints of a plan's ops from the requests that were seen."""
-        self.footprints |= learn(plan.program, bursts(requests))
+    def plain_peak_bytes(self) -> int:
+        """Returns the peak of the plain step in a loop that keeps the results of the last step, a
+        batch and the constants included, in a pool without holes at its beginning."""
+        pool = Pool.of_free_chunks([(_EMPTY_POOL_BYTES, _EMPTY_POOL_BYTES)])
+        found = self._highest(pool, self.write(self.traced.plain_plan()), ())
+        assert found is not None  # the pool has no limit
+        return found.bytes
 
     @property
     def predicts(self) -> bool:
         """True where the allocator's state is known."""
         return self.pool is not None
 
-    def _peak(self, pool: Pool, events: Events, before_next: bool) -> int:
+    def _highest(self, pool: Pool, plan: PlanOnPaper, batch: Sequence[tf.Tensor]) -> Peak | None:
+        events = plan.program.events(self.footprints)
+        try:
+            found = [
+                self._peak(pool.copy(), events, plan.constants, batch, before_next)
+                for before_next in (False, True)
+            ]
+        except PoolExhausted:
+            return None
+        return Peak(max(each.bytes for each in found), max(each.rise_bytes for each in found))
+
+    def _peak(
+        self,
+        pool: Pool,
+        events: Events,
+        constants: Iterable[int],
+        first: Sequence[tf.Tensor],
+        before_next: bool,
+    ) -> Peak:
         """The highest peak of some steps, whose loop releases a batch before the next one is made,
         or after that."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
-        batch: list[int | None] = list(add_batch(pool, self.batch))
-        peaks: list[int] = []
+        batch: list[int | None] = list(add_batch(pool, first))
+        peaks: list[Peak] = []
         results: list[int | None] = []
+        for size in constants:
+            pool.request(size)
         for number in range(STEPS):
             if number or not batch:
                 old, batch = batch, []
                 if before_next:
-                    self._release(pool, old)
+                    _release(pool, old)
                 batch = [pool.request(size) for size in sizes]
                 if not before_next:
-                    self._release(pool, old)
+                    _release(pool, old)
             buffers: dict[Hashable, int | None] = {}
-            peaks.append(pool.run(events.steps, buffers))
-            self._release(pool, results)
+            before = pool.in_use_bytes
+            peak = pool.run(events.steps, buffers)
+            peaks.append(Peak(peak, peak - before))
+            _release(pool, results)
             results = [buffers[buffer] for buffer in events.results]
-        return max(peaks)
+        return Peak(max(each.bytes for each in peaks), max(each.rise_bytes for each in peaks))
 
-    @staticmethod
-    def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
-        for address in addresses:
-            pool.release(address)
+
+def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
+    for address in addresses:
+        pool.release(address)
 
 
 def add_batch(pool: Pool, batch: Iterable[tf.Tensor]) -> set[int]:
@@ -140,11 +181,3 @@ def add_batch(pool: Pool, batch: Iterable[tf.Tensor]) -> set[int]:
     for address, size in sizes.items():
         pool.add_chunk_in_use(address, size)
     return set(sizes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanOnPaper:
-    """A plan's ops and nodes, of which no TensorFlow op is made yet."""
-
-    written: Written
-    program: Program

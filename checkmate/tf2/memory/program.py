@@ -14,7 +14,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.tf2.execution.plan_writer import SCOPE
 from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.operations import can_be_copied, may_share_memory
+from checkmate.tf2.graph.operations import can_be_copied, is_constant, may_share_memory
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import Observation
 from checkmate.tf2.op_rule import Pooling, Role
@@ -74,6 +74,13 @@ def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
                     pool, output_bytes=(*pool.output_bytes, pool.workspace_bytes), workspace_bytes=0
                 )
             nodes[k] = replace(node, reads=(*node.reads, (pool.name, 1)), workspace_bytes=0)
+
+
+def constants_of(written: Written) -> tuple[int, ...]:
+    """Returns the bytes of each constant of a plan's function, which TensorFlow allocates once."""
+    like = (written.writer.like.get(node.name) for node in written.writer.nodes)
+    constants = (each for each in like if isinstance(each, tf.Operation) and is_constant(each))
+    return tuple(size for each in constants if (size := exact_bytes(each.outputs[0])))
 
 
 def log_of(seen: Observation) -> Log:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
-from checkmate.tf2.micro_batches.joined import PlainFigures, bound_of, cost_of, joined
+from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
@@ -75,7 +75,7 @@ class Choice:
             return
         planned = self._plan(whole)
         if planned is not None:
-            self._note(whole, bound_of(planned), cost_of(planned))
+            self._note(whole, planned.bound, planned.cost)
         elif self.plain.cost is not None and isinstance(self._refusals[-1], NoPlanFoundError):
             self._note(whole, self.plain.cost)
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tensorflow as tf
-
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
-from checkmate.tf2.costs.isolated import some_value
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
-from checkmate.tf2.memory.confirm import confirm
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices
@@ -95,7 +91,7 @@ class PiecePlanner:
             options = replace(self._options(), verbose=False)
             request = self._request(f"the update of {self.task.request.name}", options)
             planned = self._planned(request, functions.after, functions, of_slice=False)
-            self._after = planned if planned.result else self._in_buffers(planned, functions)
+            self._after = planned if planned.result else self._in_buffers(planned)
             self._after_of = functions.after
         return self._after
 
@@ -122,20 +118,11 @@ class PiecePlanner:
             ]
         return tuple(each.functions(slices) for each in self._others)
 
-    def _in_buffers(self, planned: Planned, functions: Functions) -> Planned:
+    def _in_buffers(self, planned: Planned) -> Planned:
         if not self.task.request.has_output_buffers:
             return planned
         traced = planned.traced
-        run = Replayed(traced, planned.plan, make_output_buffers(traced))
-        batch = self._values(functions, of_slice=False) or None
-        confirmed = confirm(run, traced, steps=1, watch=False, batch=batch)
-        memory = planned.report.memory
-        if confirmed is not None:
-            allocated = confirmed.allocated_bytes
-            if allocated is None or memory.peak(allocated) > memory.peak_limit_bytes:
-                return planned
-        constants = confirmed.function_bytes if confirmed else 0
-        return replace(planned, run=run, function_bytes=constants)
+        return replace(planned, run=Replayed(traced, planned.plan, make_output_buffers(traced)))
 
     def _options(self, less_bytes: int = 0) -> PlanOptions:
         """The options of a function's plan: the budget, less some bytes."""
@@ -153,15 +140,6 @@ class PiecePlanner:
         if not self.task.reports:  # what is in use is what the function reads, then
             budget = int(request.options.budget) - not_read_bytes(self.task.traced, concrete)
             request = replace(request, options=replace(request.options, budget=max(1, budget)))
-        return Planner(request).plan(
-            specs,
-            batch=self._values(functions, of_slice),
-            released_bytes=self.task.released_bytes,
-        )
-
-    def _values(self, functions: Functions, of_slice: bool) -> list[tf.Tensor]:
-        """Values of these arguments, where there is a batch."""
-        if self.task.batch is None:
-            return []
-        first = [tf.constant(0)] if of_slice else []
-        return [*first, *self.task.batch, *map(some_value, functions.early)]
+        # The batch that is in memory is one of the function's arguments.
+        there = self.task.start.batch_bytes if self.task.batch is not None else 0
+        return Planner(request).plan(specs, released_bytes=self.task.released_bytes + there)

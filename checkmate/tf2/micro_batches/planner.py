@@ -18,12 +18,10 @@ from checkmate.core.replay import replay
 from checkmate.errors import PlanError, PlanFileError, TraceError
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
-from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.available import free_or_none
-from checkmate.tf2.memory.confirm import in_memory
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
-from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
@@ -32,9 +30,8 @@ from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.micro_batches.stored_slices import slices_of
 from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.new_plan import measured_step
 from checkmate.tf2.planning.planned import Clock, Planned
-from checkmate.tf2.planning.planner import PHASES, Planner
+from checkmate.tf2.planning.planner import PHASES, Planner, costs_and_budget, in_memory
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.planning.stored_plan import store
 from checkmate.units import Bytes, is_share
@@ -57,6 +54,7 @@ class MicroBatchPlanner(Planner):
         *,
         like: Planned | None = None,
         batch: Sequence[Any] = (),
+        traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> Planned:
         """Plans the step for these shapes; with `like`, in slices of the same size; see
@@ -67,28 +65,34 @@ class MicroBatchPlanner(Planner):
             options = self.request.options
             if options.plan:
                 plan_files.prepare(options.plan)
-            task = self._task(specs, batch, released_bytes)
-            plain = _measured(task)
+            task = self._task(specs, batch, traced, released_bytes)
+            plain = _plain_figures(task)
             path = self.path_of(task.traced)
             stored = self._stored(task, plain, path)
             planned = stored or self._new(task, plain)
-            self.budget_bytes, self.plain = task.budget_bytes, task.plain
+            self.budget_bytes = task.budget_bytes
             log.info("%s", planned.report)
             if path and stored is None:
                 store(path, planned)
             return planned
 
-    def _task(self, specs: tuple[Any, ...], batch: Sequence[Any], released_bytes: int) -> PlanTask:
+    def _task(
+        self,
+        specs: tuple[Any, ...],
+        batch: Sequence[Any],
+        traced: TracedStep | None = None,
+        released_bytes: int = 0,
+    ) -> PlanTask:
         """The planning of the whole step, traced as it would run without micro-batches."""
         request, clock = self.request, Clock()
         progress = Progress(request.name, PHASES, enabled=False)
         with clock.phase("tracing"):
-            traced = trace(request.step, *specs, name=request.name)
+            traced = traced or trace(request.step, *specs, name=request.name)
         give_own_memory(traced.variables)
         values = in_memory(batch, tf.nest.flatten(specs))
         return PlanTask(
             request, traced, specs, clock, progress, values, released_bytes, True,
-            self.budget_bytes, self.plain,
+            self.budget_bytes,
         )  # fmt: skip
 
     def _new(self, task: PlanTask, plain: PlainFigures) -> Planned:
@@ -132,34 +136,29 @@ class MicroBatchPlanner(Planner):
         options = replace(request.options, plan=None, budget=self.budget_bytes)
         request = replace(request, options=options, has_output_buffers=False)
         if micro is None:
-            return Planner(request, self.budget_bytes, self.plain).plan(
-                specs, like=like, batch=batch
-            )
-        task = replace(self, request=request, plain=None)._task(specs, batch, 0)
+            return Planner(request, self.budget_bytes).plan(specs, like=like, batch=batch)
+        task = replace(self, request=request)._task(specs, batch)
         slices = Slices(examples_of(specs), micro.size)
         peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + task.other_bytes
-        step = PlainStep(why_not="only the step of the largest batch is")
-        plain = PlainFigures(peak, peak - task.other_bytes, step, None)
+        plain = PlainFigures(peak, peak - task.other_bytes, None)
         try:
             return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
         except TraceError:  # such slices do not go together
             return _unsplit(task)
 
 
-def _measured(task: PlanTask) -> PlainFigures:
-    """What the plain step takes: measured where the budget is a share of that, or where the step
-    fits on the device; else predicted."""
-    traced, options, other = task.traced, task.request.options, task.other_bytes
-    peak = replay(traced.graph, traced.plain_plan()).peak_bytes + other
+def _plain_figures(task: PlanTask) -> PlainFigures:
+    """What the plain step takes. Its ops are measured where the budget is a share of its peak, or
+    where it fits on the device."""
+    other = task.other_bytes
+    peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + other
     free = free_or_none(devices.training_device())
-    if is_share(options.budget) or (free is not None and safe_bytes(traced, peak, other) <= free):
-        step = measured_step(task)
-        own = step.whole_bytes(other) - other
-        return PlainFigures(step.predicted_bytes, own, step.plain, step.graph.total_cost)
+    if is_share(task.request.options.budget) or (free is not None and peak <= free):
+        costs, peak = costs_and_budget(task)
+        return PlainFigures(peak, peak - other, costs.graph.total_cost)
     if not task.budget_bytes:
         task.budget_bytes = task.request.resolve(peak, other)
-    unmeasured = PlainStep(why_not="it does not fit on the device")
-    return PlainFigures(peak, peak - other, unmeasured, None)
+    return PlainFigures(peak, peak - other, None)
 
 
 def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> Planned:
@@ -169,8 +168,13 @@ def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> P
         budget = task.budget_bytes
     if budget is not None:
         options = replace(options, budget=budget)
-    planner = Planner(replace(task.request, options=options), task.budget_bytes, task.plain)
-    planned = planner.plan(task.specs, batch=task.batch or (), released_bytes=task.released_bytes)
+    planner = Planner(replace(task.request, options=options), task.budget_bytes)
+    planned = planner.plan(
+        task.specs,
+        batch=task.batch or (),
+        traced=task.traced,
+        released_bytes=task.released_bytes,
+    )
     task.budget_bytes = planner.budget_bytes
     return planned
 

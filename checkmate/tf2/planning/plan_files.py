@@ -1,7 +1,7 @@
 """Planned steps as JSON files, and a folder of them, so that the next run of a script does not plan
 again.
 
-A file holds the plan, the costs it was made with, what was measured, and what it was made for. When
+A file holds the plan, the costs and peaks it was made with, and what it was made for. When
 it is read, it must be for the same graph, the same shapes and the same kind of device, and the
 judge must accept its steps; else it is refused and never run.
 """
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from checkmate.errors import GraphError, PlanError, PlanFileError
 from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.plain_step import PlainStep
 from checkmate.tf2.planning.step_parts import parts_of
 from checkmate.units import format_bytes
 from checkmate.version import __version__
@@ -42,24 +41,20 @@ class StoredPlan:
       graph: The step's graph with the costs that the plan was made with.
       plan: The plan, or None where the step runs unchanged.
       budget_bytes: The budget that the plan was made for.
-      measured_peak_bytes: The measured peak by the allocator's count, or None.
-      from_this_device: The plan was made on the same device, with the same TensorFlow.
-      plain_peak_bytes: The plain step's predicted peak.
+      peak_bytes: Its predicted peak, and no less than the judge's count.
+      plain_bytes: The plain step's predicted peak.
+      rise_bytes: As in `Planned`.
       is_named: The user named the file; False where it was found in a folder.
-      plain: What the plain step was measured to take, on this device.
-      step_seconds: The measured time of a planned step there, or None.
     """
 
     path: Path
     graph: DFGraph
     plan: Plan | None
     budget_bytes: int
-    measured_peak_bytes: int | None
-    from_this_device: bool
-    plain_peak_bytes: int
+    peak_bytes: int
+    plain_bytes: int
+    rise_bytes: int
     is_named: bool = True
-    plain: PlainStep = field(default_factory=PlainStep)
-    step_seconds: float | None = None
 
     def result(self, budget_bytes: int) -> SolveResult:
         """Returns the plan as a solver's answer. The bound is the cost of every op once, which
@@ -86,8 +81,8 @@ def save(
     """Writes a planned step; an older file is replaced whole or not at all.
 
     Args:
-      facts: `unchanged`, `budget_bytes` and `measured_peak_bytes`, which `load` needs; what was
-        measured of the plain step; and anything else, for people.
+      facts: `unchanged` and `budget_bytes`, which `load` needs; the peaks of `StoredPlan`; and
+        anything else, for people.
     """
     costs = [[op.cost, op.workspace_bytes, op.in_place] for op in graph.ops]
     save_plan(
@@ -96,7 +91,7 @@ def save(
         graph=graph,
         made_for=_made_for(traced),
         costs=costs,
-        **{**facts, "peak_bytes": replay(graph, plan).peak_bytes},
+        **{"peak_bytes": replay(graph, plan).peak_bytes, **facts},
     )
 
 
@@ -144,37 +139,17 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
 def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
     """The contents of a file; raises where they are not of the types that they must have."""
     graph = _with_costs(traced.graph, data["costs"])
-    budget, measured = data["budget_bytes"], data["measured_peak_bytes"]
-    if type(budget) is not int or not (measured is None or type(measured) is int):
+    peak = replay(graph, plan).peak_bytes
+    plain = replay(graph, traced.plain_plan()).peak_bytes
+    sizes = {
+        "budget_bytes": data["budget_bytes"],
+        "peak_bytes": max(peak, data["peak_bytes"]),
+        "plain_bytes": data.get("plain_bytes", plain),
+        "rise_bytes": data.get("rise_bytes", peak - traced.between_bytes),
+    }
+    if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise TypeError("its sizes are not whole numbers of bytes")
-    here = _made_for(traced)
-    from_here = all(data["made_for"][key] == here[key] for key in ("device", "tensorflow"))
-    plain, step_s = PlainStep(why_not="the plan's file is from another device"), None
-    if from_here:
-        plain, step_s = _plain_step(data)
-    return StoredPlan(
-        path,
-        graph,
-        None if data["unchanged"] else plan,
-        budget,
-        measured,
-        from_here,
-        replay(graph, traced.plain_plan()).peak_bytes,
-        plain=plain,
-        step_seconds=step_s,
-    )
-
-
-def _plain_step(data: dict[str, Any]) -> tuple[PlainStep, float | None]:
-    """What a file says about the measured plain step, and about the time of the planned one."""
-    peak, *seconds = (
-        data.get(key) for key in ("plain_measured_bytes", "plain_seconds", "step_seconds")
-    )
-    if not (peak is None or type(peak) is int) or not all(
-        each is None or (type(each) is float and each > 0) for each in seconds
-    ):
-        raise TypeError("what the plain step took is not a number of bytes and seconds")
-    return PlainStep(peak, seconds[0], "" if peak else "the plan's file does not say"), seconds[1]
+    return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes)
 
 
 def find(
@@ -239,10 +214,8 @@ def prepare(named: str | os.PathLike) -> None:
 
 
 def refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
-    """Raises where a plan from a file takes more than the budget, predicted or measured."""
-    plan = stored.plan
-    predicted = replay(stored.graph, plan).peak_bytes if plan else 0
-    peak = max(predicted, stored.measured_peak_bytes or 0)
+    """Raises where a plan from a file takes more than the budget."""
+    peak = stored.peak_bytes
     if peak > budget_bytes:
         raise PlanFileError(
             f"The plan of {stored.path} takes {format_bytes(peak)},"

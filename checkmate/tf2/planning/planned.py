@@ -24,10 +24,8 @@ class Planned:
     Attributes:
       run: Takes the flattened arguments and returns what the step returns.
       result: The solver's judged answer, or None where the step runs unchanged.
-      function_bytes: What `run` keeps in the device's memory for as long as it lives: constants of
-        its graph, and those that TensorFlow folds.
-      in_use_bytes: What was in use on the device when planning began, with a batch of the step; 0
-        where the allocator does not report.
+      rise_bytes: The most that a step is predicted to have in use beyond what is in use when it
+        begins; 0 where that is not known.
       part: Where the step runs in slices, the plan of a slice, which `graph`, `plan` and `result`
         are of; else None.
     """
@@ -38,9 +36,20 @@ class Planned:
     result: SolveResult | None
     run: Callable[..., Any] = field(repr=False)
     report: Report = field(repr=False)
-    function_bytes: int = 0
-    in_use_bytes: int = 0
+    rise_bytes: int = 0
     part: Planned | None = None
+
+    @property
+    def cost(self) -> float:
+        """Predicted seconds of the kernels; for a plan of slices, of one slice."""
+        cost = self.result.cost if self.result else None
+        return self.graph.total_cost if cost is None else cost
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan takes less than."""
+        bound = self.result.bound if self.result else None
+        return self.graph.total_cost if bound is None else bound
 
 
 class Clock:

@@ -1,4 +1,8 @@
-"""Planner: from a step and its shapes to the function that runs within the budget."""
+"""Planner: from a step and its shapes to the function that runs within the budget, on paper.
+
+trace -> costs and footprints of ops that run alone -> the plain step's peak -> the budget -> search
+-> the function. No step runs, nor an op that has state.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +18,31 @@ from checkmate.core.replay import replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.costs.measured import Costs, costs_of
+from checkmate.tf2.execution.output_buffers import OutputBuffers
+from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.memory.confirm import in_memory
+from checkmate.tf2.memory.budget import RESERVES, MemoryBudget
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.own_memory import give_own_memory
-from checkmate.tf2.memory.pipeline import BATCHES_MADE
-from checkmate.tf2.memory.plain_step import PlainStep
+from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.in_use import function_bytes
-from checkmate.tf2.planning.new_plan import new_plan
+from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.planned import Clock, Planned, unchanged
+from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.planning.stored_plan import store, stored_plan
+from checkmate.tf2.planning.tuning import TUNING
+from checkmate.tf2.report import Report
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
 
-PHASES = {
-    "tracing": 1,
-    "measuring ops": 2,
-    "measuring the plain step": 3,
-    "solving": 4,
-    "predicting": 4,
-    "building": 5,
-    "confirming": 5,
-}
-"""The phases of planning -> their numbers, as progress shows them. Where confirming finds that a
-plan takes too much, solving follows again."""
+PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3, "predicting": 3, "building": 4}
+"""The phases of planning -> their numbers, as progress shows them."""
 
 MAX_PLANS_ANEW = 3
-"""How often a step is planned anew at most because more is in use; a warning follows."""
+"""How often a step is planned anew at most; a warning follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +51,12 @@ class Planner:
 
     Attributes:
       budget_bytes: The budget in bytes, known once the first shapes are planned.
-      plain: What the plain step was measured to take, known then, too.
+      plans_anew: How often the step was planned anew.
     """
 
     request: PlanRequest
     budget_bytes: int = 0
-    plain: PlainStep | None = None
+    plans_anew: int = 0
 
     def plan(
         self,
@@ -66,15 +64,15 @@ class Planner:
         *,
         like: Planned | None = None,
         batch: Sequence[Any] = (),
+        traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> Planned:
         """Plans the step for these shapes; with `like`, under the same plan where it fits.
 
         Args:
-          batch: Flattened values of these specs, where there are any: the plan is then confirmed on
-            them.
-          released_bytes: Bytes in use that are released once this plan is taken: what the function
-            of the former plan has in memory.
+          batch: Flattened values of these specs that are in memory, where there are any.
+          traced: The step traced for these specs, where it was before.
+          released_bytes: Bytes in use that are released once this plan is taken.
         """
         request, clock = self.request, Clock()
         if request.options.plan:
@@ -82,24 +80,30 @@ class Planner:
         showing = Progress(request.name, PHASES, enabled=request.options.verbose)
         with only_new_garbage(), showing as progress:
             with clock.phase("tracing"), progress.phase("tracing"):
-                traced = trace(
+                traced = traced or trace(
                     request.step, *specs, name=request.name, like=like.traced if like else None
                 )
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
             give_own_memory(traced.variables)
-            values = in_memory(batch, tf.nest.flatten(specs))
             task = PlanTask(
-                request, traced, specs, clock, progress, values, released_bytes, like is None,
-                self.budget_bytes, self.plain,
-            )  # fmt: skip
+                request,
+                traced,
+                specs,
+                clock,
+                progress,
+                in_memory(batch, tf.nest.flatten(specs)),
+                released_bytes,
+                like is None,
+                self.budget_bytes,
+            )
             try:
                 stored = stored_plan(task)
-                planned = stored or new_plan(task)
+                planned = stored or _new_plan(task)
                 progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
-        self.budget_bytes, self.plain = task.budget_bytes, task.plain
+        self.budget_bytes = task.budget_bytes
         report = replace(
             planned.report, seconds=dict(clock.seconds), cpu_seconds=dict(clock.cpu_seconds)
         )
@@ -109,50 +113,50 @@ class Planner:
             store(path, planned)
         return planned
 
-    def with_more_in_use(
-        self, planned: Planned, specs: tuple[Any, ...], batch: Sequence[tf.Tensor], excess: int
+    def anew(
+        self,
+        planned: Planned,
+        specs: tuple[Any, ...],
+        batch: Sequence[tf.Tensor],
+        why: str,
+        correction: float,
     ) -> Planned:
-        """Returns a plan that counts what came to be in use since the step was planned, `excess`
-        bytes too much; the same plan where no other is found.
+        """Returns a plan that counts what real steps took, and what is in use now; the same plan
+        where no other is found, or none that is cheaper for steps that took less than predicted.
 
-        Each time, memory is set aside for one more batch that the pipeline may come to hold.
+        Args:
+          why: What was found, as a sentence.
+          correction: Activations that steps had in use, as a multiple of the predicted ones.
         """
-        name, made = self.request.name, self.request.next_batches
-        over = (
-            f"{format_bytes(excess)} more than the budget of {format_bytes(self.budget_bytes)} with"
-            " what is in use now"
+        if self.plans_anew >= MAX_PLANS_ANEW:
+            log.warning("%s It was planned anew %d times: its plan stays.", why, self.plans_anew)
+            return planned
+        self.plans_anew += 1
+        before = self.request
+        self.request = replace(
+            before,
+            correction=before.correction * correction,
+            # For what a pipeline comes to hold.
+            next_batches=before.next_batches + bool(before.next_batches and correction >= 1),
         )
-        if made >= BATCHES_MADE + MAX_PLANS_ANEW:
-            log.warning(
-                "%r would take %s, and was planned anew %d times: its plan stays.",
-                name,
-                over,
-                MAX_PLANS_ANEW,
-            )
-            return replace(planned, in_use_bytes=0)
-        self.request = replace(self.request, next_batches=made + 1)
-        log.info("%r would take %s: it is planned anew.", name, over)
+        log.info("%s It is planned anew.", why)
+        # The folder's plan is the one that is replaced.
+        asked = replace(self.request, options=replace(self.request.options, plan=None))
         try:
-            return self._planned_anew(specs, batch, function_bytes(planned))
-        except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
-            log.warning(
-                "%r takes %s. It was within that when it was planned, and no other plan is. %s",
-                name,
-                over,
-                refusal,
+            found = replace(self, request=asked).plan(
+                specs,
+                batch=batch,
+                traced=planned.traced,
+                released_bytes=output_buffers_bytes(planned.run),
             )
-            return replace(planned, in_use_bytes=0)
-
-    def _planned_anew(
-        self, specs: tuple[Any, ...], batch: Sequence[tf.Tensor], released_bytes: int
-    ) -> Planned:
-        """A new plan, stored in the folder in place of the one there."""
-        options = replace(self.request.options, plan=None)
-        planner = replace(self, request=replace(self.request, options=options))
-        planned = planner.plan(specs, batch=batch, released_bytes=released_bytes)
-        if path := self.path_of(planned.traced):
-            store(path, planned)
-        return planned
+        except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+            log.warning("%s No other plan is within the budget. %s", why, refusal)
+            return planned
+        if correction < 1 and found.cost > (1 - TUNING.worth_share) * planned.cost:
+            return planned
+        if path := self.path_of(found.traced):
+            store(path, found)
+        return found
 
     def path_of(self, traced: TracedStep) -> Path | None:
         """Where the folder of `plan` has the plan of a step; None without a folder."""
@@ -172,3 +176,115 @@ class Planner:
         except PlanError:
             return None
         return replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan))
+
+
+def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
+    """Returns the values where they are tensors of these specs in the memory that steps train in;
+    else None."""
+    device = devices.training_device()
+    eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
+    if not values or not eager or len(values) != len(specs):
+        return None
+    there = all(
+        value.shape == spec.shape and value.dtype == spec.dtype and value.device.endswith(device)
+        for value, spec in zip(values, specs, strict=True)
+    )
+    return list(values) if there else None
+
+
+def costs_and_budget(task: PlanTask) -> tuple[Costs, int]:
+    """Returns a step's costs, and the predicted peak of the plain step, with all else that is in
+    use; then the budget is known."""
+    with task.clock.phase("measuring ops"), task.progress.phase("measuring ops"):
+        costs = costs_of(
+            task.traced, task.request.options.cost_model, on_progress=task.progress.advance
+        )
+    with task.clock.phase("predicting"), task.progress.phase("predicting"):
+        plain = Predictor(task.traced, costs.graph, (), costs.footprints).plain_peak_bytes()
+    start = task.start
+    own = plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
+    if not task.budget_bytes:
+        task.budget_bytes = task.request.resolve(own, task.other_bytes)
+    return costs, own
+
+
+def _new_plan(task: PlanTask) -> Planned:
+    """The step with the cheapest plan that is expected to be within the budget; unchanged where it
+    fits.
+
+    Raises:
+      InfeasibleBudgetError: No plan fits the budget, which is proven.
+      NoPlanFoundError: None was found.
+    """
+    piece = task.fetch_region()
+    costs, plain_peak = costs_and_budget(task)
+    memory = task.memory()
+    report = first_report(task, costs, memory, plain_peak)
+    plain_rise = plain_peak - memory.fixed_bytes
+    corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
+    spread = int(TUNING.plain_spread * plain_rise)
+    reserve = memory.reserve_bytes if task.reports else RESERVES.unconfirmed * plain_rise
+    if corrected + max(spread, reserve) <= memory.limit_bytes:
+        return _unchanged(task, costs, report)
+    most = min(memory.limit_bytes, max(plain_peak, corrected))
+    search = PlanSearch(task, costs.graph, memory, most, piece, costs.footprints)
+    return _searched(task, search, costs, report)
+
+
+def first_report(
+    task: PlanTask, costs: Costs, memory: MemoryBudget, plain_peak_bytes: int
+) -> Report:
+    """Returns the report of a step that runs unchanged, before steps ran."""
+    return Report(
+        name=task.request.name,
+        memory=memory,
+        plain_peak_bytes=plain_peak_bytes,
+        result=None,
+        ops=len(costs.graph),
+        tensorflow_ops=len(task.traced.flat.graph.get_operations()),
+        seconds={},
+        notes=task.traced.notes,
+        predicted_peak_bytes=plain_peak_bytes,
+        graph=costs.graph,
+        plain_plan=task.traced.plain_plan(),
+    )
+
+
+def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
+    report = replace(report, notes=(*report.notes, *task.notes()))
+    run, plan = unchanged(task.traced, task.specs), task.traced.plain_plan()
+    rise = report.plain_peak_bytes - task.start.resident_bytes - task.start.next_batch_bytes
+    return Planned(task.traced, costs.graph, plan, None, run, report, rise)
+
+
+def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
+    """The step under the plan that a search finds. Under budget="auto" it runs unchanged where none
+    is found: what trains without a plan must not stop."""
+    found = search.run()
+    if found is not None:
+        return _built(task, search, found, report)
+    error = Refusal(search).error()
+    search.forget()  # whoever keeps the error keeps this frame, too
+    if task.request.options.budget != "auto":
+        raise error
+    note = (
+        f"No plan fits the {format_bytes(task.budget_bytes)} found free, so the step runs"
+        f" unchanged. {error}"
+    )
+    log.warning(note)
+    return _unchanged(task, costs, replace(report, notes=(*report.notes, *search.notes, note)))
+
+
+def _built(task: PlanTask, search: PlanSearch, found: Candidate, report: Report) -> Planned:
+    with task.clock.phase("building"), task.progress.phase("building"):
+        buffers: OutputBuffers | None = search.predictor.buffers
+        run = Replayed(task.traced, found.plan, buffers, found.written)
+    report = replace(
+        report,
+        result=found.result,
+        predicted_peak_bytes=found.expected_bytes,
+        notes=(*report.notes, *search.notes, *task.notes()),
+    )
+    return Planned(
+        task.traced, search.graph, found.plan, found.result, run, report, found.rise_bytes
+    )

@@ -12,7 +12,6 @@ from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundE
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.ops import rule_of
-from checkmate.tf2.planning.candidate import Found
 from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.proof import Need, needs_apart
 from checkmate.tf2.planning.tuning import TUNING
@@ -28,50 +27,26 @@ class Refusal:
 
     A refusal is proven where the bytes that must be in memory together are above the budget, in
     whatever order ops run. What a solver proves of plans in one order, small values, batches that a
-    pipeline may make, and the expected overhead of the allocator prove nothing. Nor does a count
-    that is above what the plain step took.
+    pipeline may make, and the expected overhead of the allocator prove nothing.
 
     Attributes:
-      taken_bytes: What the plan that takes least was measured to take, where one was run.
+      lowest_bytes: The lowest peak that a plan is expected to have; None where none was found.
       smallest_bytes: A budget that is expected to be accepted; None where none was looked for, or
         found.
     """
 
     search: PlanSearch
-    taken_bytes: int | None = None
+    lowest_bytes: int | None = None
     smallest_bytes: int | None = None
 
-    def lowest_that_fits(self) -> Found | None:
-        """Looks for the plan that takes least, and returns the step under it where that is within
-        the budget after all."""
-        search, explains = self.search, self.search.task.request.explains
-        found = self._confirmed_lowest() if explains else None
-        taken = [
-            search.expected(each) or each.measured_bytes
-            for each in search.candidates
-            if each.measured_bytes is not None
-        ]
-        self.taken_bytes = min((each for each in taken if each is not None), default=None)
-        if explains and self.smallest_bytes is None and self.taken_bytes:
-            self.smallest_bytes = self._smallest_for(self.taken_bytes)
-        return found
-
-    def _confirmed_lowest(self) -> Found | None:
+    def __post_init__(self) -> None:
         search = self.search
-        lowest = search.lowest()
-        expected = lowest and search.expected(lowest)
-        if not lowest or not expected:
-            return None
-        if expected <= search.limit_bytes:
-            return search.run()
-        if not search.task.reports:
-            self.smallest_bytes = self._smallest_for(expected)
-            return None
-        return search.confirm(lowest) if lowest.measured_bytes is None else None
-
-    def _smallest_for(self, peak_bytes: int) -> int:
-        """The smallest budget for a peak, as much as its shown figure says."""
-        return shown_bytes(self.search.memory.smallest_limit_bytes(peak_bytes))
+        lowest = search.lowest() if search.task.request.explains else None
+        if lowest is not None and lowest.expected_bytes is not None:
+            self.lowest_bytes = lowest.expected_bytes
+            memory = search.memory
+            # As much as its shown figure says.
+            self.smallest_bytes = shown_bytes(memory.smallest_limit_bytes(self.lowest_bytes))
 
     def error(self) -> InfeasibleBudgetError | NoPlanFoundError:
         """Returns the refusal in the user's terms, with what would work: the smallest budget, and
@@ -85,7 +60,7 @@ class Refusal:
             - search.task.traced.small_bytes
             - memory.next_batch_bytes
         )
-        needed = max(counted, self.smallest_bytes or self.taken_bytes or 0)
+        needed = max(counted, self.smallest_bytes or 0)
         binds, advice = self._binds(lowest), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
         if proven > budget:
@@ -98,7 +73,7 @@ class Refusal:
                 op_name=search.graph.ops[lowest.op].name,
                 smallest_budget_bytes=self.smallest_bytes,
             )
-        best = self.taken_bytes or getattr(search.refusal, "best_peak_bytes", None)
+        best = self.lowest_bytes or getattr(search.refusal, "best_peak_bytes", None)
         return NoPlanFoundError(
             f"No plan within {asked}: {self._found(counted)} {binds} {advice}",
             best_peak_bytes=best,
@@ -106,33 +81,28 @@ class Refusal:
         )
 
     def _binding(self) -> Need:
-        """The op that needs most by itself. What is counted above what the plain step took is
-        not true, and passed over where it can be."""
-        search, traced = self.search, self.search.task.traced
-        plain = search.task.plain
-        found = needs_apart(traced, search.graph)
-        if plain is not None and plain.peak_bytes is not None:
-            most = plain.peak_bytes + traced.small_bytes
-            found = [need for need in found if need.bytes <= most] or found
+        """The op that needs most by itself."""
+        found = needs_apart(self.search.task.traced, self.search.graph)
         return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
         search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
-        run = (
-            f"the lowest that was made and run takes {format_bytes(self.taken_bytes)}"
-            if self.taken_bytes is not None
-            else ""
-        )
-        if self.taken_bytes is not None and self.taken_bytes > budget:
-            over = format_bytes(self.taken_bytes - budget)
-            return f"{run} by the allocator's count, {over} too much."
         if counted > budget:
             return (
                 "with small values and the next batch one is expected to take"
                 f" {format_bytes(counted)} at least, {format_bytes(counted - budget)} too much."
             )
-        if run:
-            return f"{run}, which leaves less than the reserve."
+        if self.lowest_bytes is not None and self.lowest_bytes > budget:
+            over = format_bytes(self.lowest_bytes - budget)
+            return (
+                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
+                f" {over} too much."
+            )
+        if self.lowest_bytes is not None:
+            return (
+                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
+                " which leaves less than the reserve."
+            )
         if isinstance(error, InfeasibleBudgetError):
             least = format_bytes(error.floor_bytes + search.memory.other_bytes)
             return (

@@ -1,29 +1,26 @@
-"""What a user asks to have planned, for whatever shapes, and one planning of it for some shapes."""
+"""The request of a user for whatever shapes, and its planning for some shapes."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.graph import DFGraph
 from checkmate.core.replay import replay
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.available import auto_budget, free_or_none
+from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import MemoryBudget, StartState
 from checkmate.tf2.memory.pipeline import BATCHES_MADE
-from checkmate.tf2.memory.plain_step import PlainStep, safe_bytes
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning import plan_files
 from checkmate.tf2.planning.planned import Clock
-from checkmate.tf2.report import Report
 from checkmate.units import is_share, parse_bytes
 
 ANY_SIZE = 2**62
@@ -32,7 +29,7 @@ ANY_SIZE = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanRequest:
-    """A step and what is asked for it, independent of shapes.
+    """A step and the options for it, independent of shapes.
 
     Attributes:
       step: The function to trace.
@@ -40,8 +37,8 @@ class PlanRequest:
       has_output_buffers: Whether results lie in buffers that outlive a step (see
         `execution.replay`): of the main step, unless its plan is replayed in another function.
       next_batches: How many further batches may be in memory while the step runs, as an input
-        pipeline makes them or the program keeps them: memory is set aside for them. From one on,
-        the step is planned anew where more comes to be in use; see `planning.in_use`.
+        pipeline makes them or the program keeps them: memory is set aside for them.
+      correction: Activations that real steps had in use, as a multiple of the predicted ones.
       scratch: What a step leaves in memory between its functions.
       others: Device -> the same step there, for other devices of this process that run the plan.
     """
@@ -52,6 +49,7 @@ class PlanRequest:
     explains: bool = True
     has_output_buffers: bool = True
     next_batches: int = BATCHES_MADE
+    correction: float = 1.0
     scratch: Scratch = field(default_factory=Scratch)
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
@@ -76,12 +74,12 @@ class PlanTask:
 
     Attributes:
       specs: The nest of specs of the step's arguments.
-      batch: The flattened arguments that steps are run on; None for made-up data.
+      batch: The flattened arguments of the call that comes, where they are in the memory that steps
+        train in; else None.
       released_bytes: Bytes in use that are released once this plan is taken.
       is_main: The step of the largest batch, not of a smaller one.
       budget_bytes: The budget in bytes; 0 until it is known.
-      plain: What the plain step was measured to take; None until it is known.
-      in_use_bytes: The allocator's count when planning began.
+      start: The kinds of bytes when planning began, for a budget of 0.
     """
 
     request: PlanRequest
@@ -89,33 +87,26 @@ class PlanTask:
     specs: tuple[Any, ...]
     clock: Clock
     progress: Progress
-    batch: Sequence[tf.Tensor] | None
-    released_bytes: int
-    is_main: bool
-    budget_bytes: int
-    plain: PlainStep | None
-    in_use_bytes: int = field(init=False)
+    batch: Sequence[tf.Tensor] | None = None
+    released_bytes: int = 0
+    is_main: bool = True
+    budget_bytes: int = 0
+    start: MemoryBudget = field(init=False)
 
     def __post_init__(self) -> None:
         gc.collect()  # deleted models keep their variables in reference cycles
-        self.in_use_bytes = devices.bytes_in_use(devices.training_device())
+        in_use = devices.bytes_in_use(devices.training_device())
+        state = StartState(in_use, self.batch is not None, self.released_bytes)
+        self.start = MemoryBudget.of(self.traced, 0, state, next_batches=self.request.next_batches)
 
-    def memory(self, limit_bytes: int) -> MemoryBudget:
-        """Returns the kinds of bytes of a budget."""
-        start = StartState(self.in_use_bytes, self.batch is not None, self.released_bytes)
-        return MemoryBudget.of(
-            self.traced, limit_bytes, start, next_batches=self.request.next_batches
-        )
+    def memory(self) -> MemoryBudget:
+        """Returns the kinds of bytes of the budget."""
+        return replace(self.start, limit_bytes=self.budget_bytes)
 
     @property
     def other_bytes(self) -> int:
         """The fixed bytes that the step's graph does not count, whatever the budget."""
-        return self.memory(0).other_bytes
-
-    @property
-    def start_bytes(self) -> int:
-        """The allocator's count before the plan is run for the first time."""
-        return self.memory(0).start_bytes - self.released_bytes
+        return self.start.other_bytes
 
     @property
     def reports(self) -> bool:
@@ -127,31 +118,8 @@ class PlanTask:
         if self.reports:
             return ()
         return (
-            "This device's allocator does not report what is in use: the peak is predicted, and the"
-            " reserve stands in for confirming it.",
-        )
-
-    def report(
-        self, graph: DFGraph, memory: MemoryBudget, plain_peak_bytes: int, plain: PlainStep
-    ) -> Report:
-        """Returns the report of the step before a plan is made."""
-        return Report(
-            name=self.request.name,
-            memory=memory,
-            plain_peak_bytes=plain_peak_bytes,
-            plain_measured_bytes=(
-                None if plain.peak_bytes is None else plain.peak_bytes + memory.other_bytes
-            ),
-            plain_not_measured=plain.why_not,
-            plain_seconds=plain.seconds,
-            measured_peak_bytes=None,
-            result=None,
-            ops=len(graph),
-            tensorflow_ops=len(self.traced.flat.graph.get_operations()),
-            seconds={},
-            notes=self.traced.notes,
-            graph=graph,
-            plain_plan=self.traced.plain_plan(),
+            "This device's allocator does not report what is in use: the peak is predicted, and a"
+            " reserve stands in for reading it off real steps.",
         )
 
     def fetch_region(self) -> int:
@@ -166,12 +134,9 @@ class PlanTask:
         device, other = devices.training_device(), self.other_bytes
         plain = replay(self.traced.graph, self.traced.plain_plan()).peak_bytes + other
         needed = min(plain, self.budget_bytes or self.request.resolve(plain, other))
-        # The system provides memory of a CPU when it is first written to, so that more costs
-        # nothing.
-        if device.startswith("CPU") and devices.cap_bytes(device) is None:
-            safe = safe_bytes(self.traced, plain, other)
-            needed = safe if safe <= (free_or_none(device) or 0) else needed
+        has_limit = devices.cap_bytes(device) is not None
+        if not has_limit:  # the system provides memory when it is first written to
             needed += devices.UNSPLIT_BYTES
         fetched = devices.fetch_region(device, needed - other - self.traced.between_bytes)
         # The results' buffers are taken from the same region.
-        return fetched // 2 if fetched and devices.cap_bytes(device) is not None else ANY_SIZE
+        return fetched // 2 if fetched and has_limit else ANY_SIZE

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from checkmate.errors import PlanFileError
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory.batch_area import make_output_buffers
-from checkmate.tf2.memory.confirm import confirm
 from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.planned import Planned, unchanged
-from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import PlanTask
+from checkmate.tf2.report import Report
 
 log = logging.getLogger("checkmate")
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
-    """Returns the step under the plan of a file that is for it; None without one.
+    """Returns the step under the plan of a file that is for it; None without one. Like any plan it
+    is confirmed by the first real steps.
 
     Raises:
       PlanFileError: The file that was named does not fit the step or the budget.
-      InfeasibleBudgetError: The plan takes more than the budget on this device.
-      NoPlanFoundError: The same, where it is not proven that no plan fits.
     """
     request, traced = task.request, task.traced
     if not request.options.plan or not task.is_main:
@@ -38,54 +34,44 @@ def stored_plan(task: PlanTask) -> Planned | None:
     if stored is None:
         return None
     task.fetch_region()
-    task.plain = task.plain or stored.plain
-    memory = task.memory(task.budget_bytes)
-    report = task.report(stored.graph, memory, stored.plain_peak_bytes + other, stored.plain)
-    plan = stored.plan or traced.plain_plan()
+    memory = task.memory()
     with task.clock.phase("building"), task.progress.phase("building"):
         run = (
             Replayed(
-                traced, plan, make_output_buffers(traced) if request.has_output_buffers else None
+                traced,
+                stored.plan,
+                make_output_buffers(traced) if request.has_output_buffers else None,
             )
             if stored.plan
             else unchanged(traced, task.specs)
         )
-    result = stored.result(memory.limit_bytes) if stored.plan else None
-    planned = Planned(
-        traced, stored.graph, plan, result, run, report, in_use_bytes=task.start_bytes
+    report = Report(
+        name=request.name,
+        memory=memory,
+        plain_peak_bytes=stored.plain_bytes + other,
+        result=stored.result(memory.limit_bytes) if stored.plan else None,
+        ops=len(stored.graph),
+        tensorflow_ops=len(traced.flat.graph.get_operations()),
+        seconds={},
+        notes=(*traced.notes, f"The plan is from {stored.path}.", *task.notes()),
+        predicted_peak_bytes=stored.peak_bytes + other,
+        graph=stored.graph,
+        plain_plan=traced.plain_plan(),
     )
-    peak = stored.measured_peak_bytes and stored.measured_peak_bytes + other
-    if not stored.from_this_device and task.reports:
-        planned, peak = _confirmed(task, planned)
-    notes = (*report.notes, f"The plan is from {stored.path}.", *task.notes())
-    report = replace(report, result=result, measured_peak_bytes=peak, notes=notes)
-    return replace(planned, report=report.with_seconds(stored.plain.seconds, stored.step_seconds))
-
-
-def _confirmed(task: PlanTask, planned: Planned) -> tuple[Planned, int | None]:
-    """A plan from another device and its peak here, where the step can be run; refused where it
-    takes more than the budget."""
-    with task.clock.phase("confirming"), task.progress.phase("confirming"):
-        confirmed = confirm(planned.run, task.traced, steps=1, watch=False, batch=task.batch)
-    if confirmed is None:
-        return planned, None
-    memory, allocated = planned.report.memory, confirmed.allocated_bytes
-    peak = None if allocated is None else memory.peak(allocated)
-    if peak is None or peak > memory.limit_bytes:
-        search = PlanSearch(task, planned.graph, memory, memory.limit_bytes)
-        raise Refusal(search, taken_bytes=peak or memory.limit_bytes + 1).error()
-    return replace(planned, function_bytes=confirmed.function_bytes), peak
+    plan = stored.plan or traced.plain_plan()
+    return Planned(
+        traced, stored.graph, plan, report.result, run, report, stored.rise_bytes
+    )
 
 
 def _accept(task: PlanTask, stored: plan_files.StoredPlan, other_bytes: int) -> None:
     """Refuses a plan from a file that takes more than the budget. Files count the bytes of the step
     alone."""
     request = task.request
-    plain = stored.plain.peak_bytes or stored.plain_peak_bytes
     budget = (
         stored.budget_bytes + other_bytes
         if stored.is_named and request.options.budget == "auto"
-        else request.resolve(plain + other_bytes, other_bytes)
+        else request.resolve(stored.plain_bytes + other_bytes, other_bytes)
     )
     plan_files.refuse_above(stored, budget - other_bytes)
     task.budget_bytes = budget
@@ -106,7 +92,6 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
     planned = planned.part or planned
     report = planned.report
     other = report.memory.other_bytes
-    measured, plain = report.measured_peak_bytes, report.plain_measured_bytes
     plan_files.save(
         path,
         planned.traced,
@@ -115,10 +100,9 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
         {
             "unchanged": planned.result is None,
             "budget_bytes": report.budget_bytes - other,
-            "measured_peak_bytes": measured and measured - other,
-            "plain_measured_bytes": plain and plain - other,
-            "plain_seconds": report.plain_seconds,
-            "step_seconds": report.step_seconds,
+            "peak_bytes": report.expected_peak_bytes - other,
+            "plain_bytes": report.plain_peak_bytes - other,
+            "rise_bytes": planned.rise_bytes,
             "slices": {"size": micro.size, "plain_bytes": micro.plain_bytes} if micro else None,
         },
     )

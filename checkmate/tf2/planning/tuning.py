@@ -14,20 +14,19 @@ class SearchTuning:
         of its overhead. The allocator's overhead is a few percent.
       unused_share: The share that a plan may leave unused without another plan being asked for.
       close_share: Two amounts of memory that differ by less count as equal: the next target differs
-        by more from all before, and a measured peak that is higher by more corrects predictions.
+        by more from all before.
       max_plans: How often the solver is called at most.
       max_plans_once_within: How often, once a plan is within the budget.
-      max_built: How many plans are built and confirmed at most.
-      confirming_steps: Steps that confirm a plan: a warm-up run, one to be timed, one to be
-        watched. One step does where the footprints of the plan's ops are known.
+      plain_spread: The share of its activations by which the plain step, whose ops run in an order
+        that differs from step to step, may take more than is predicted.
       min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
       time_per_op_s: The same for each op of the graph.
       steps: How many steps training is taken to last at least. The default solver ends where the
         time that it has taken is more than what a cheaper plan could save in so many. A step then
         takes at most a thousandth of that time longer than with the cheapest plan, which is much of
         a search for a step of 20 ms, and next to nothing for one of a second.
-      worth_share: The share of its cost by which another plan must be cheaper to be built after one
-        was confirmed.
+      worth_share: The share of its cost by which another plan must be cheaper to take the place of
+        one that steps ran under.
       improving_plans: How many of the plans that the solver found on its way to the cheapest one
         are candidates, too: the allocator's overhead may be smaller with one of them.
       lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
@@ -40,8 +39,7 @@ class SearchTuning:
     close_share: float = 0.005
     max_plans: int = 8
     max_plans_once_within: int = 3
-    max_built: int = 6
-    confirming_steps: int = 3
+    plain_spread: float = 0.1
     min_time_s: float = 2.0
     time_per_op_s: float = 0.002
     steps: int = 1000

@@ -1,0 +1,179 @@
+"""RunningStep: a planned step in training, whose memory is read off the allocator at each call.
+
+The first steps confirm what was predicted. To read the allocator's counts costs a microsecond. More
+may come to be in use than when the step was planned: the buffers of a pipeline fill, and the
+program makes another model. So bytes in use are read before each step, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.undo import Undo
+from checkmate.tf2.ops import rule_of
+from checkmate.tf2.planning.planned import Planned
+from checkmate.tf2.planning.tuning import TUNING
+from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
+
+
+FEW_STEPS, UNUSED_SHARE = 3, 0.03
+"""After how many steps a cheaper plan is looked for, once, and for which share of the predicted
+activations that were not in use."""
+
+LEAST_CORRECTION = 1.01
+"""By which factor activations are at least taken to be more than predicted, where a step took more
+than the budget."""
+
+
+class OutOfMemory(Exception):
+    """Memory ran out in a step that was undone; the caller handles it."""
+
+
+class RunningStep:
+    """A planned step and what its steps took.
+
+    Args:
+      planned: The step.
+      budget_bytes: The budget.
+      name: Its name, for messages.
+
+    Attributes:
+      steps: How many came to their end.
+      peak_bytes: The most bytes in use in a step, by the allocator's count; 0 where that is not
+        known.
+      rise_bytes: The most beyond what was in use when a step began.
+      seconds: The shortest time of a step but the first; None before the second.
+      is_final: No other plan is looked for.
+    """
+
+    def __init__(self, planned: Planned, budget_bytes: int, name: str):
+        self.planned, self._budget, self._name = planned, budget_bytes, name
+        self.steps = self.peak_bytes = self.rise_bytes = 0
+        self.seconds: float | None = None
+        self.is_final = False
+        self._above = ""
+        self._device = devices.training_device()
+        self._reports = devices.allocator_reports(self._device)
+        # Where a first run tries algorithms, it takes what later ones do not.
+        self._tries = self._device.startswith("GPU") and any(
+            rule_of(operation.type).tries_algorithms
+            for group in planned.traced.groups
+            for operation in group
+        )
+
+    def __call__(self, *flat: tf.Tensor) -> Any:
+        """Runs a step.
+
+        Raises:
+          OutOfMemory: Memory ran out before a step came to its end; all is as before the step.
+        """
+        run = self.planned.run if self.steps else self._undone_if_out_of_memory
+        if not self._reports:
+            return self._timed(run, flat)
+        before, highest = self._counts()
+        if highest > self._budget:  # reached by something else: a step's peak would not be seen
+            devices.forget_peak(self._device)
+            highest = before
+        result = self._timed(run, flat)
+        peak = self._counts()[1]
+        if peak > highest or not self.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes, peak)
+            self.rise_bytes = max(self.rise_bytes, peak - before)
+        if peak > self._budget and not self.is_final and (self.steps > 1 or not self._tries):
+            self._above = (
+                f"Step {self.steps} of {self._name!r} took {format_bytes(peak)},"
+                f" {format_bytes(peak - self._budget)} more than the budget of"
+                f" {format_bytes(self._budget)}."
+            )
+            log.warning("%s The next step runs under a lower plan, if there is one.", self._above)
+        return result
+
+    def reason_to_plan_anew(self) -> tuple[str, float] | None:
+        """Returns why, as a sentence, and the correction of predictions, where the last step took
+        more than the budget, or the next one would, or so much less that a cheaper plan may pay."""
+        if self.is_final:
+            return None
+        if self._above:
+            why, self._above = self._above, ""
+            return why, max(self.correction, LEAST_CORRECTION)
+        if excess := self._excess_bytes():
+            why = (
+                f"{self._name!r} would take {format_bytes(excess)} more than the budget of"
+                f" {format_bytes(self._budget)} with what is in use now."
+            )
+            return why, max(self.correction, 1.0)
+        if self.steps == FEW_STEPS and self._may_be_cheaper():
+            return f"{self._name!r} takes less than predicted.", self.correction
+        return None
+
+    def _may_be_cheaper(self) -> bool:
+        """True where activations were fewer than predicted, and what recomputation takes in many
+        steps is more than planning took."""
+        planned = self.planned
+        if planned.result is None or planned.part or self.correction > 1 - UNUSED_SHARE:
+            return False
+        seconds = TUNING.steps * (planned.cost - planned.graph.total_cost)
+        return self._reports and seconds > sum(planned.report.seconds.values())
+
+    def _excess_bytes(self) -> int:
+        """By how many bytes the next step's peak would be above the budget for what is in use now;
+        0 for none, or where the allocator does not report."""
+        rise = self.rise_bytes or self.planned.rise_bytes
+        if not self._reports or not rise:
+            return 0
+        if self._counts()[0] + rise <= self._budget:
+            return 0
+        gc.collect()  # what is in reference cycles is in use only until it is collected
+        devices.synchronize()
+        return max(0, self._counts()[0] + rise - self._budget)
+
+    @property
+    def correction(self) -> float:
+        """What steps had in use beyond what was there when they began, as a multiple of what was
+        predicted."""
+        return self.rise_bytes / self.planned.rise_bytes if self.planned.rise_bytes else 1.0
+
+    def _counts(self) -> tuple[int, int]:
+        """Bytes in use now, and the most so far, with what the allocator does not count."""
+        found = tf.config.experimental.get_memory_info(self._device)
+        uncounted = self.planned.report.memory.uncounted_bytes
+        return found["current"] + uncounted, found["peak"] + uncounted
+
+    def _timed(self, run: Any, flat: tuple[tf.Tensor, ...]) -> Any:
+        started = time.perf_counter()
+        result = run(*flat)
+        seconds = time.perf_counter() - started
+        if self.steps and self._device.startswith("CPU"):  # a GPU's kernels run on
+            self.seconds = min(self.seconds or seconds, seconds)
+        self.steps += 1
+        return result
+
+    def _undone_if_out_of_memory(self, *flat: tf.Tensor) -> Any:
+        undo = Undo.before(self.planned.run, self.planned.traced)
+        try:
+            return self.planned.run(*flat)
+        except tf.errors.ResourceExhaustedError as error:
+            changed, effects = undo.undo(error)
+            if not changed and not effects:
+                why = f"{self._name!r} ran out of memory in its first step, which was undone."
+                log.warning("%s It is done again under a lower plan, if there is one.", why)
+                raise OutOfMemory(why) from error
+            listed = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+            said = f" These variables may have changed: {listed}." if changed else ""
+            if effects:
+                said += f" These side effects may have happened: {', '.join(effects[:5])}."
+            raise tf.errors.ResourceExhaustedError(
+                error.node_def,
+                error.op,
+                f"{error.message}\n{self._name!r} ran out of memory within the budget of"
+                f" {format_bytes(self._budget)}, in a step that cannot be undone.{said} Restore a"
+                " checkpoint, and give a smaller budget.",
+            ) from error
