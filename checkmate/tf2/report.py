@@ -44,8 +44,8 @@ class Report(ReportFacts):
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
         return (
-            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)}, within"
-            f" the {format_bytes(self.budget_bytes)} allowed,{self._how()} for"
+            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)},"
+            f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for"
             f" {self._more_time()}; {self._proof()}."
         )
 

@@ -13,7 +13,7 @@ from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.differences import Difference, as_written, compare, move_weights
 from checkmate.tf2.execution.observed import evaluations, not_in_place
-from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
+from checkmate.tf2.execution.replay import output_buffers_bytes
 from checkmate.tf2.execution.undo import kept_state
 from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.graph.operations import draws

@@ -3,19 +3,6 @@
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unknown(request, tensorflow):
-    """What was measured of a step is not looked up in what an earlier test left."""
-    if request.module.__name__.endswith("known_steps"):
-        yield
-        return
-    from checkmate.tf2.memory.known_steps import KnownStep
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("checkmate.tf2.memory.known_steps.load", lambda traced: KnownStep())
-        yield
-
-
 @pytest.fixture(scope="module")
 def alone(tensorflow):
     """What else this process holds is not counted: for tests of numbers, whose budgets are shares
@@ -35,11 +22,3 @@ def optimizer_on(tensorflow):
     options.set_experimental_options({name: False})
     yield
     options.set_experimental_options({name: before})
-
-
-@pytest.fixture
-def predicted(monkeypatch):
-    """The plain step is not measured: for tests in which budgets and peaks are given."""
-    from dense import not_measured
-
-    monkeypatch.setattr("checkmate.tf2.planning.new_plan.measured", not_measured)

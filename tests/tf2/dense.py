@@ -1,7 +1,6 @@
 """A small dense model and steps of it, for the tests of compile()'s contract."""
 
 import functools
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -69,14 +68,6 @@ def tight(make, lowest=60):
     raise AssertionError("no budget below the plain step's is feasible")
 
 
-def not_measured(*_, **__):
-    """What is known of a plain step that was not run: the peak of so small a one varies by a tenth,
-    and budgets hang on it."""
-    from checkmate.tf2.memory.plain_step import PlainStep
-
-    return PlainStep(why_not="the predicted peak counts here")
-
-
 def nothing_else(patch):
     """Has budgets count the step alone, and nothing else that this process holds."""
     from checkmate.tf2.memory.budget import MemoryBudget
@@ -85,7 +76,10 @@ def nothing_else(patch):
 
     def of_the_step(*arguments, **options):
         memory = of(*arguments, **options)
-        return replace(memory, resident_bytes=memory.counted_bytes)
+        counted = memory.counted_bytes
+        return replace(
+            memory, resident_bytes=counted, uncounted_bytes=counted - memory.start_bytes
+        )
 
     patch.setattr(MemoryBudget, "of", of_the_step)
 
@@ -108,10 +102,9 @@ def planner_of(budget=HUGE, *, explains=True, **options):
 @functools.cache
 def planned():
     """A step that recomputes, for tests that leave it as it is; what else its process holds is not
-    counted, and the plain step not measured."""
+    counted."""
     with pytest.MonkeyPatch.context() as patch:
         nothing_else(patch)
-        patch.setattr("checkmate.tf2.planning.new_plan.measured", not_measured)
         return tight(lambda budget: compiled(budget=budget), lowest=40)
 
 
@@ -143,33 +136,6 @@ class Idle:
 
     def run(self, search):
         """Finds nothing."""
-
-
-def confirmed(patch, taken):
-    """Has no step run to confirm a plan: the k-th plan that is built is found to take
-    `taken(budget, k)` bytes, None where memory runs out.
-
-    The bytes are in the budget's terms, as reports tell them. What is predicted is what ops ask
-    for, wherever it may lie.
-    """
-    from checkmate.tf2.memory.budget import MemoryBudget
-    from checkmate.tf2.memory.confirm import Confirmed
-    from checkmate.tf2.memory.prediction import Predictor
-    from checkmate.tf2.planning import plan_search
-
-    of, budgets, built = MemoryBudget.of, [], itertools.count()
-
-    def noted(*arguments, **options):
-        budgets.append(of(*arguments, **options))
-        return budgets[-1]
-
-    def confirm(*_, **__):
-        peak = taken(budgets[-1].limit_bytes, next(built))
-        return Confirmed(None if peak is None else peak - budgets[-1].peak(0))
-
-    patch.setattr(MemoryBudget, "of", noted)
-    patch.setattr(plan_search, "confirm", confirm)
-    patch.setattr(Predictor, "refresh", lambda self, step_bytes: None)
 
 
 def address(variable):

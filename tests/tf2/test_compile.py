@@ -6,7 +6,7 @@ import pytest
 
 from checkmate import replay
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 MODELS = ("mlp", "cnn", "unet", "transformer", "lstm", "two_inputs", "subclassed")
 LARGER = ("unet", "transformer", "lstm")

@@ -20,7 +20,7 @@ from fitting import (
 
 from checkmate import TraceError
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def test_three_epochs_with_all_that_belongs_to_a_script():

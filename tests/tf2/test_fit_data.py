@@ -6,7 +6,7 @@ import pytest
 from fitting import BATCH, WIDTH, assert_same, data, history, small, under_budget
 from training import assert_equal
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def batches(x, y, *more):

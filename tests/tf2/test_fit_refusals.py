@@ -7,7 +7,7 @@ from fitting import classifier, data, small, under_budget
 
 from checkmate import BudgetError, SolverUnavailableError, TraceError
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def test_xla_is_told_in_one_sentence_with_what_it_costs_and_how_to_silence_it():

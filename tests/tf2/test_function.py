@@ -9,7 +9,7 @@ from unhurried import UNHURRIED
 
 from checkmate import PlanError, PlanFileError, TraceError
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH, DEPTH = 1024, 32, 5
 FAST = {"cost_model": "roofline", "solver": UNHURRIED}

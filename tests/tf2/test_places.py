@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dense import address
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 @pytest.mark.parametrize("name", ["cnn", "unet"])

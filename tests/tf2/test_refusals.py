@@ -34,7 +34,7 @@ from checkmate import (
 from checkmate.units import format_bytes
 
 # Budgets are those of a step made before.
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 @pytest.mark.parametrize(

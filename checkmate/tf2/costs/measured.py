@@ -152,6 +152,6 @@ def _with_cost(op: Op, found: Measurement, in_place_deps: set[int]) -> Op:
     return replace(
         op,
         cost=found.seconds,
-        workspace_bytes=found.workspace_bytes,
+        workspace_bytes=max(op.workspace_bytes, found.workspace_bytes),
         in_place=tuple(sorted(in_place_deps)),
     )

@@ -60,6 +60,7 @@ class FlatGraph:
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
+      traced_graph: The graph of `traced`.
       operations: All ops that run, inputs first.
       position: Their index in `operations`.
       planned: The kernels that decide about memory, in the same order.
@@ -79,7 +80,7 @@ class FlatGraph:
     def __init__(
         self, concrete: Any, traced: Any, inlined: Any, planned_names: set[str] | None = None
     ):
-        self.concrete = concrete
+        self.concrete, self.traced_graph = concrete, traced.graph
         self.variables = variables_of(traced)
         self._planned_names = planned_names
         place = {operation.name: k for k, operation in enumerate(reachable(inlined.graph))}
@@ -109,6 +110,13 @@ class FlatGraph:
     def bytes_of(self, operation: tf.Operation) -> int:
         """Bytes of all outputs of an op, without those that are small next to a larger one."""
         return self._sizes.total[operation] - self._small_outputs.get(operation, 0)
+
+    def estimates(self) -> dict[str, tuple[int, ...]]:
+        """Bytes of each output of the ops of which a size is estimated, by name."""
+        return {
+            operation.name: self._sizes.of_outputs(operation)
+            for operation in self._sizes.estimated
+        }
 
     def planned_sources(self, tensor: tf.Tensor) -> set[tf.Operation]:
         """The planned ops whose values must be in memory to have this tensor."""

@@ -14,7 +14,9 @@ from dataclasses import replace
 import tensorflow as tf
 
 from checkmate.core.op import Op
+from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.flat_graph import FlatGraph
+from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
 from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
 from checkmate.tf2.op_rule import Role
@@ -74,12 +76,19 @@ def main_tensor(values: Group) -> tuple[tf.Tensor | None, int]:
     return tensors[sizes.index(max(sizes))], sum(sizes) - max(sizes)
 
 
-def needed_bytes(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
+def needed_bytes(
+    group: Group,
+    values: Group,
+    taken: Sequence[tf.Operation] = (),
+    *,
+    within: Mapping[tf.Operation, int] | None = None,
+) -> int:
     """Returns the bytes that a group needs besides its inputs, its value included, as far as shapes
     and the table tell.
 
     Args:
       taken: The ops whose values only the group reads, so that it may write over them.
+      within: Bytes that the bodies of ops of the group need while these run.
     """
     sizes = {operation: _known_bytes(operation) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
@@ -94,10 +103,28 @@ def needed_bytes(group: Group, values: Group, taken: Sequence[tf.Operation] = ()
         if forwarded is not None:
             del live[forwarded]
         live[operation] = sizes[operation]
-        peak = max(peak, sum(live.values()))
+        peak = max(peak, sum(live.values()) + (within or {}).get(operation, 0))
         for o in ending:
             live.pop(o, None)
     return peak - inputs
+
+
+def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
+    """Returns the most bytes that one run of a body of a loop or condition has in memory besides
+    what goes in, as far as shapes tell; 0 for another op.
+
+    Args:
+      graph: The graph of the step as it was traced; its bodies have the inferred shapes.
+    """
+    found = 0
+    for body in bodies.bodies_of(graph, operation):
+        if body is None:
+            continue
+        group = tuple(o for o in reachable(body) if role_of(o) is Role.KERNEL)
+        within = {o: body_bytes(graph, o) for o in group}
+        ends = tuple({made_by(tensor) for tensor in body.outputs})
+        found = max(found, needed_bytes(group, ends, within=within))
+    return found
 
 
 def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:

@@ -66,6 +66,14 @@ class OpSizes:
         kernels = (operation for operation in operations if role_of(operation) is Role.KERNEL)
         self.small_bytes = _small_threshold([size for o in kernels for size in self._sizes(o)])
 
+    def of_outputs(self, operation: tf.Operation) -> tuple[int, ...]:
+        """Returns the bytes of each output of an op; 0 for what only a loop's next iteration
+        reads."""
+        return tuple(
+            0 if is_loop(operation) and not tensor.consumers() else self._size_of(tensor)
+            for tensor in operation.outputs
+        )
+
     def is_small(self, operation: tf.Operation) -> bool:
         """Returns whether all outputs of an op are small."""
         return all(size <= self.small_bytes for size in self._sizes(operation))

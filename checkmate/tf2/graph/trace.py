@@ -39,7 +39,8 @@ class TracedStep:
       function: The traced step.
       flat: The same step without calls (see `inline`), simplified (see `simplify`): the function
         whose ops are planned and copied by the executor.
-      graph: The DFGraph, with unit costs and no workspaces until it is profiled.
+      graph: The DFGraph, with unit costs and no workspaces, but those of bodies of loops, until it
+        is profiled.
       groups: groups[i] are the TensorFlow ops that graph.ops[i] stands for, in order.
       values: values[i] are those of groups[i] that other ops read: the value of graph.ops[i].
       taken: taken[i] are the TensorFlow ops whose values graph.ops[i] is the last to read and
@@ -49,6 +50,8 @@ class TracedStep:
         They are written right after it has been computed.
       small_bytes: Bytes of `graph.fixed_bytes` for small values, which need not all be in memory at
         once.
+      estimates: Op name -> bytes of each of its outputs, for ops of which an output has a size that
+        the graph does not tell, such as the lists that a loop returns.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
       notes: Sentences for the report about ops that could not be treated as usual.
@@ -67,6 +70,7 @@ class TracedStep:
     early: tuple[bool, ...]
     results: tuple[tuple[int, ...], ...]
     small_bytes: int
+    estimates: Mapping[str, tuple[int, ...]]
     plain_order: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
@@ -209,6 +213,7 @@ def analyse(
             for i in range(len(groups))
         ),
         small_bytes=flat.small_values_bytes(),
+        estimates=flat.estimates(),
         plain_order=plain_order,
         notes=flat.notes(),
     )
@@ -227,6 +232,7 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
         name=group[-1].name,
         deps=others(chain.from_iterable(flat.data_deps[o] for o in group)),
         output_bytes=size,
+        workspace_bytes=max(in_place.body_bytes(flat.traced_graph, o) for o in group),
         is_backward=any(o in flat.backward for o in group),
         recomputable=all(o in flat.recomputable for o in group),
         control_deps=others(chain.from_iterable(flat.order_deps[o] for o in group)),

@@ -33,6 +33,7 @@ class Programs:
     def __init__(self, traced: TracedStep, graph: DFGraph):
         self._workspaces, self._in_place = _workspaces(traced, graph), _seen_in_place(traced, graph)
         self._facts: dict[tf.Operation, Node] = {}
+        self._estimates = traced.estimates
 
     def of(self, written: Written) -> Program:
         """Returns the nodes of a plan's step in the order in which they run, which is that in which
@@ -46,8 +47,11 @@ class Programs:
         if not isinstance(like, tf.Operation):
             return _made(definition, like or ())
         if like not in self._facts:
+            made = _made(definition, like.outputs)
+            sizes = self._estimates.get(like.name) if made.kind is Kind.KERNEL else None
             self._facts[like] = replace(
-                _made(definition, like.outputs),
+                made,
+                output_bytes=sizes or made.output_bytes,
                 key=like.name,
                 workspace_bytes=self._workspaces.get(like.name, 0),
                 in_place=rule_of(definition.op).in_place is not None or like.name in self._in_place,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from unhurried import UNHURRIED
 
-pytestmark = pytest.mark.usefixtures("tensorflow", "alone", "predicted")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 BATCH, WIDTH, DEPTH = 1024, 32, 5
 FAST = {"cost_model": "roofline", "solver": UNHURRIED}

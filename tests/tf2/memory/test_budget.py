@@ -14,6 +14,7 @@ def budget(limit=100 * MIB, **changes):
     kinds = {
         "resident_bytes": 20 * MIB,
         "counted_bytes": 17 * MIB,
+        "batch_bytes": 2 * MIB,
         "next_batch_bytes": 4 * MIB,
         "step_bytes": 6 * MIB,
         "start_bytes": 25 * MIB,
@@ -89,3 +90,22 @@ def test_the_kinds_of_bytes_of_a_step(tensorflow):
     assert ahead.other_bytes == memory.other_bytes + ahead.next_batch_bytes
     assert other_bytes_in_use(traced) == in_use - traced.before_bytes
     del others
+
+
+def test_memory_is_set_aside_for_more_batches_where_they_are_small(tensorflow):
+    from dense import batch_of, planned
+
+    from checkmate.tf2.memory.pipeline import (
+        MORE_BATCHES,
+        argument_bytes,
+        batches_ahead,
+        bytes_ahead,
+    )
+
+    traced = planned().planned.traced
+    assert argument_bytes(traced) >= sum(each.nbytes for each in batch_of())
+    assert bytes_ahead(traced, 0) == 0
+    assert bytes_ahead(traced, 2) in [k * argument_bytes(traced) for k in range(2, 9)]
+    assert [batches_ahead(2, 100, peak * 100) for peak in (1, 50, 75, 100, 10**4)] == [
+        2, 2, 3, 4, 2 + MORE_BATCHES,
+    ]  # fmt: skip

@@ -1,0 +1,213 @@
+"""Planning runs no step; the first real ones confirm it, and lead to another plan where they take
+more than the budget."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
+
+WIDTH, ROWS = 256, 4096
+
+
+class Chain:
+    """A training step of dense layers on 4,096 rows of 256 numbers: 4 MiB for each value."""
+
+    def __init__(self, depth=8):
+        import tensorflow as tf
+
+        self.weights = [
+            tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (k, 1)) / 16)
+            for k in range(depth)
+        ]
+        self.count = tf.Variable(0, dtype=tf.int64)
+        self.x = tf.random.stateless_normal((ROWS, WIDTH), (1, 2))
+
+    def step(self, x):
+        import tensorflow as tf
+
+        self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in self.weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h * h)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    def planned(self, budget="60%", **options):
+        from training import planned_function
+
+        return planned_function(self.step, self.x, budget=budget, **options)
+
+    def state(self):
+        return [variable.numpy().tobytes() for variable in (*self.weights, self.count)]
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans that are made, in order."""
+    from checkmate.tf2.planning.planner import Planner
+
+    made, plan = [], Planner.plan
+
+    def noted(self, *arguments, **options):
+        made.append(plan(self, *arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(Planner, "plan", noted)
+    return made
+
+
+def test_no_step_runs_before_the_first_call(plans):
+    chain = Chain()
+    before = chain.state()
+    step = chain.planned()
+    assert step.plan.recomputed and chain.state() == before
+    report = step.report()
+    assert report.steps == 0 and report.measured_peak_bytes is None
+    assert "no step ran yet" in str(report) and "(predicted)" in report.sentence()
+    for k in range(1, 4):
+        step(chain.x)
+        assert int(chain.count) == k and step.report().steps == k
+    assert len(plans) == 1, "the plan was confirmed"
+    assert "measured in 3 steps" in str(step.report())
+    assert step.report().step_seconds > 0
+
+
+def test_steps_take_what_was_predicted(plans):
+    step = Chain().planned()
+    for _ in range(4):
+        step(Chain().x)
+    report = step.report()
+    assert report.measured_peak_bytes <= report.budget_bytes
+    ahead = report.memory.next_batch_bytes
+    predicted = report.predicted_peak_bytes - ahead
+    assert predicted == pytest.approx(report.measured_peak_bytes, rel=0.01)
+
+
+def too_little(monkeypatch, share):
+    """Has predictions say that a step takes this share of what it takes, but for corrections."""
+    from checkmate.tf2.memory.prediction import Peak, Predictor
+
+    peak = Predictor.peak
+
+    def less(self, plan):
+        found = peak(self, plan)
+        missing = int((1 - share) * found.rise_bytes)
+        return Peak(found.bytes - missing, found.rise_bytes - missing)
+
+    monkeypatch.setattr(Predictor, "peak", less)
+
+
+def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, monkeypatch, caplog):
+    too_little(monkeypatch, 0.6)
+    chain = Chain()
+    step = chain.planned("70%")
+    with caplog.at_level(logging.WARNING, "checkmate"):
+        step(chain.x)
+    assert "Step 1 of" in caplog.text and "more than the budget" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "checkmate"):
+        for _ in range(3):
+            step(chain.x)
+    assert len(plans) >= 2 and not caplog.text
+    assert step.report().measured_peak_bytes <= step.budget_bytes
+    assert int(chain.count) == 4
+
+
+def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, monkeypatch):
+    from checkmate.tf2.planning import running
+
+    too_little(monkeypatch, 1.3)
+    monkeypatch.setattr(running.RunningStep, "_may_be_cheaper", lambda self: self.correction < 0.97)
+    chain = Chain()
+    step = chain.planned("70%")
+    dear = step.result.cost
+    for _ in range(6):
+        step(chain.x)
+    assert len(plans) == 2 and step.result.cost < dear
+    assert step.report().measured_peak_bytes <= step.budget_bytes
+
+
+def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, monkeypatch, caplog):
+    """Its state is as before it, so that it counts once."""
+    import tensorflow as tf
+
+    from checkmate.tf2.execution.replay import Replayed
+
+    chain, reference = Chain(), Chain()
+    step, run = chain.planned(), Replayed.__call__
+    name = next(o.name for o in step.planned.traced.groups[4])
+    out = []
+
+    def runs_out(self, *flat):
+        if not out:
+            out.append(True)
+            chain.count.assign_add(1)
+            message = f"OOM\n\t [[{{{{node planned/{name}/evaluation_0}}}}]]"
+            raise tf.errors.ResourceExhaustedError(None, None, message)
+        return run(self, *flat)
+
+    monkeypatch.setattr(Replayed, "__call__", runs_out)
+    plain = tf.function(reference.step)
+    for _ in range(2):
+        np.testing.assert_array_equal(step(chain.x).numpy(), plain(reference.x).numpy())
+    assert chain.state() == reference.state() and len(plans) == 2
+    assert "ran out of memory" in caplog.text
+
+
+def test_a_step_that_cannot_be_undone_says_what_may_have_changed(monkeypatch):
+    import tensorflow as tf
+
+    from checkmate.tf2.execution.replay import Replayed
+
+    chain = Chain()
+    step = chain.planned()
+
+    def runs_out(self, *flat):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM, nobody knows where")
+
+    monkeypatch.setattr(Replayed, "__call__", runs_out)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="may have changed: Variable"):
+        step(chain.x)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, "InvalidArgumentError", "OutOfRangeError"])
+def test_an_error_of_the_step_is_the_users_own_and_the_plan_stays(plans, monkeypatch, error):
+    import tensorflow as tf
+
+    from checkmate.tf2.execution.replay import Replayed
+
+    chain = Chain()
+    step, run = chain.planned(), Replayed.__call__
+    raised = error() if isinstance(error, type) else getattr(tf.errors, error)(None, None, "mine")
+
+    def failing(self, *flat):
+        raise raised
+
+    monkeypatch.setattr(Replayed, "__call__", failing)
+    with pytest.raises(type(raised)) as caught:
+        step(chain.x)
+    assert caught.value is raised
+    monkeypatch.setattr(Replayed, "__call__", run)
+    step(chain.x)
+    assert len(plans) == 1 and int(chain.count) == 1
+
+
+def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans, caplog):
+    import tensorflow as tf
+
+    chain = Chain()
+    step = chain.planned("75%")
+    step(chain.x)
+    held = tf.zeros((6, ROWS, WIDTH))
+    with caplog.at_level(logging.INFO, "checkmate"):
+        step(chain.x)
+    assert len(plans) == 2 and "with what is in use now" in caplog.text
+    assert step.report().measured_peak_bytes <= step.budget_bytes
+    del held
