@@ -60,6 +60,17 @@ class Events:
     steps: tuple[tuple[int, int], ...]
     results: tuple[int, ...]
 
+    @property
+    def most_requested_bytes(self) -> int:
+        """The most bytes requested at once, without what an allocator adds."""
+        live: dict[int, int] = {}
+        most = total = 0
+        for buffer, size in self.steps:
+            total += size - live.pop(buffer, 0)
+            live[buffer] = size
+            most = max(most, total)
+        return most
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:

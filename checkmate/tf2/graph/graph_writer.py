@@ -164,6 +164,24 @@ class GraphWriter:
         self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
         return name
 
+    def made(self, number: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that fills memory of its own with a number; returns the name of its tensor.
+
+        Args:
+          number: The name of a scalar.
+          like: A tensor of the value's shape and dtype.
+        """
+        shape = self.constant(like.shape.as_list(), tf.int32)
+        name = self.add("Fill", [shape, number], like.dtype, after=after, name="made")
+        self.like[name.removesuffix(":0")] = (like,)
+        return name
+
+    def clock(self, *, after: Sequence[str]) -> str:
+        """Writes an op that returns the time once these ops have run, and all kernels of the device
+        with them; returns the name of its tensor."""
+        synchronized = self._node("synchronized", "SyncDevice", [], after)
+        return f"{self._node('clock', 'Timestamp', [], [synchronized.name]).name}:0"
+
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""
         node = self._node("shape", "Const", [], dtype=dtype)

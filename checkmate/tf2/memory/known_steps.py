@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.files import fingerprint
-from checkmate.core.footprint import Footprint, Request
+from checkmate.core.footprint import Footprint
 from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import PlanFileError
 from checkmate.tf2 import device as devices
@@ -61,7 +61,10 @@ def load(traced: TracedStep) -> KnownStep:
             return KnownStep()
         return KnownStep(
             _plain(data["plain"]),
-            {_renamed(key, names): _footprint(row) for key, row in data["footprints"].items()},
+            {
+                _renamed(key, names): Footprint.of_row(row)
+                for key, row in data["footprints"].items()
+            },
         )
     except (PlanFileError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if path.exists():
@@ -74,11 +77,7 @@ def save(traced: TracedStep, known: KnownStep) -> None:
     measures again."""
     path, numbered = _path(traced), _numbers(traced)
     rows = {
-        _renamed(name, numbered): [
-            footprint.in_place,
-            [[each.bytes, each.output, each.until] for each in footprint.requests],
-        ]
-        for name, footprint in known.footprints.items()
+        _renamed(name, numbered): footprint.row() for name, footprint in known.footprints.items()
     }
     plain = None if known.plain is None else [known.plain.peak_bytes, known.plain.seconds]
     try:
@@ -128,18 +127,3 @@ def _plain(row: Any) -> PlainStep | None:
     if type(peak) is not int or type(seconds) is not float or peak < 1 or seconds <= 0:
         raise ValueError("the plain step's peak and time are no positive numbers")
     return PlainStep(peak, seconds)
-
-
-def _footprint(row: Any) -> Footprint:
-    in_place, requests = row
-    if in_place not in (None, True, False):
-        raise ValueError("a footprint says neither yes nor no")
-    found = tuple(Request(*each) for each in requests)
-    for each in found:
-        if (
-            not all(value is None or type(value) is int for value in (each.output, each.until))
-            or type(each.bytes) is not int
-            or each.bytes < 1
-        ):
-            raise ValueError("a request is no positive number of bytes")
-    return Footprint(found, in_place)

@@ -1,0 +1,234 @@
+"""Chain: groups of ops that run one after another in one function, each on inputs of its own, to be
+timed and watched.
+
+To build a function takes longer than to run most ops, and to start TensorFlow's profiler does, too.
+So many groups are in one function, with clocks between them, and one profiler session watches all.
+An op's inputs are filled where it runs, and are held by nothing else, so that it runs in place if
+it ever does. They are out of memory before those of the next group are made.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.events import Log, Program, bursts, learn
+from checkmate.core.footprint import Footprint, Kind
+from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
+from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.graph_writer import GraphWriter
+from checkmate.tf2.memory.profiler import observe
+from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
+from checkmate.tf2.ops import rule_of
+
+log = logging.getLogger("checkmate")
+
+LENGTH = 64
+"""The groups in a chain, at most."""
+
+RUNS, MAX_RUNS, RUN_FOR_S = 3, 20, 0.001
+"""Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
+average or MAX_RUNS times."""
+
+_numbers = count()
+
+NOTHING = IsolatedOps((), (), ())
+"""Stands at the end of each chain: what its clocks tell is not the time of an op."""
+
+
+class Chain:
+    """Groups of ops as one function. Making it runs it once, which creates kernels, maps memory and
+    has a GPU's convolutions try their algorithms.
+
+    Args:
+      members: The groups, all of which can run.
+      device: Where they run.
+    """
+
+    def __init__(self, members: Sequence[IsolatedOps], device: str):
+        self.members, self.scope = members, f"chain_{next(_numbers)}"
+        writer = GraphWriter()
+        dtypes = {tensor.dtype for each in members for tensor in each.arguments}
+        self._numbers = {f"{dtype.name}:0": some_value(tf.TensorSpec((), dtype)) for dtype in dtypes}
+        names = {dtype: f"{dtype.name}:0" for dtype in dtypes}
+        self._copied: list[Copied] = []
+        after: tuple[str, ...] = ()
+        for each in (*members, NOTHING):
+            self._copied.append(each.write(writer, names, after))
+            after = self._copied[-1].clocks[1:]
+        self._nodes = [node_of(each, writer.like.get(each.name)) for each in writer.nodes]
+        clocks = [clock for each in self._copied for clock in each.clocks]
+
+        def build(*numbers: tf.Tensor) -> tf.Tensor:
+            with tf.device(device):
+                given = dict(zip(self._numbers, numbers, strict=True))
+                return tf.stack(writer.import_here(given, clocks, scope=self.scope))
+
+        specs = [tf.TensorSpec((), number.dtype) for number in self._numbers.values()]
+        self._function: Any = tf.compat.v1.wrap_function(build, specs)
+        self.run()
+
+    def run(self) -> list[float]:
+        """Runs all ops and returns the seconds of each group."""
+        clocks = grappler.run(self._function, *self._numbers.values()).numpy().reshape(-1, 2)
+        *seconds, overhead = (clocks[:, 1] - clocks[:, 0]).tolist()
+        return [
+            (whole - overhead) / each.times
+            for whole, each in zip(seconds, self.members, strict=True)
+        ]
+
+    def seconds(self, first: Sequence[float]) -> list[float]:
+        """Runs all ops so often that their time is known, and returns it; `first` is that of a run
+        before."""
+        runs = [first]
+        spent = sum(first)
+        enough = RUN_FOR_S * len(self.members)
+        while len(runs) < RUNS or (spent < enough and len(runs) < MAX_RUNS):
+            runs.append(self.run())
+            spent += sum(runs[-1])
+        return [
+            statistics.median(each) if member.times == 1 else min(each)
+            for member, each in zip(self.members, zip(*runs, strict=True), strict=True)
+        ]
+
+    def measurements(self, seconds: Sequence[float], log: Log | None) -> list[Measurement]:
+        """Returns what each group takes.
+
+        Args:
+          log: What was asked of the allocator in a run; None where that was not seen.
+        """
+        if log is None:
+            return [
+                Measurement(
+                    max(took, 1e-6), in_place.workspace(each.group, each.values, each.taken)
+                )
+                for took, each in zip(seconds, self.members, strict=True)
+            ]
+        footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
+        held_until = _held_until(log)
+        return [
+            Measurement(
+                max(took, 1e-6),
+                self._workspace(each, copied, footprints),
+                _written_over(each, copied, held_until),
+                tuple(footprints[copied.made[operation]] for operation in each.group),
+            )
+            for took, each, copied in zip(seconds, self.members, self._copied[:-1], strict=True)
+        ]
+
+    def _workspace(
+        self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]
+    ) -> int:
+        """Bytes that a group requests besides those of its values, on inputs that stay."""
+        if not any(rule_of(operation.type).scratch for operation in ops.group):
+            return in_place.workspace(ops.group, ops.values, ops.taken)
+        nodes = [
+            replace(node, kind=Kind.RESIDENT) if node.name in copied.inputs else node
+            for node in self._nodes[copied.nodes]
+        ]
+        values = [(copied.made[o], k) for o in ops.values for k in range(len(o.outputs))]
+        events = Program(tuple(nodes), tuple(values)).events(footprints)
+        of_values = sum(exact_bytes(tensor) for o in ops.values for tensor in o.outputs)
+        return max(0, events.most_requested_bytes - of_values)
+
+
+def measured(
+    members: Sequence[IsolatedOps], device: str, reports: bool
+) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
+    """Yields what each group takes, None where TensorFlow refuses to run it.
+
+    Args:
+      members: Groups that can run. Neighbours should take similar times, as they are timed together.
+      reports: Whether the profiler sees what the device's allocator gives out.
+    """
+    chains: list[Chain] = []
+    try:
+        for k in range(0, len(members), LENGTH):
+            for made in _chains(members[k : k + LENGTH], device):
+                if isinstance(made, Chain):
+                    chains.append(made)
+                else:
+                    yield made, None
+        first, logs = _watched(chains, reports)
+        for chain, took, log in zip(chains, first, logs, strict=True):
+            yield from zip(
+                chain.members, chain.measurements(chain.seconds(took), log), strict=True
+            )
+    finally:
+        del chains, made, chain
+        gc.collect()  # functions are in cycles, and have constants in memory
+
+
+def _chains(members: Sequence[IsolatedOps], device: str) -> Iterator[Chain | IsolatedOps]:
+    """Chains of the groups that TensorFlow runs, and each group that it refuses to run."""
+    try:
+        yield Chain(members, device)
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        if len(members) == 1:
+            log.info("%s is not measured: %s", members[0].group[-1].name, error)
+            yield members[0]
+            return
+        half = len(members) // 2
+        yield from _chains(members[:half], device)
+        yield from _chains(members[half:], device)
+
+
+def _watched(
+    chains: Sequence[Chain], reports: bool
+) -> tuple[list[list[float]], list[Log | None]]:
+    """Runs each chain once, and returns the seconds of its groups and what was asked of the
+    allocator; None where that was not seen."""
+    run = [chain.run for chain in chains]
+    try:
+        seen = observe(lambda: [each() for each in run]) if reports else None
+    except CheckmateError as error:  # another profile is being taken
+        log.info("What ops ask the allocator for was not seen: %s", error)
+        seen = None
+    if seen is None:
+        return [each() for each in run], [None] * len(chains)
+    logs: dict[str, list[Any]] = {chain.scope: [] for chain in chains}
+    scope = ""
+    for node, *rest in log_of(seen):
+        if node:
+            scope, _, node = node.partition("/")
+        if scope in logs:
+            logs[scope].append((node, *rest))
+    return seen.result, [logs[chain.scope] for chain in chains]
+
+
+def _held_until(log: Log) -> dict[str, tuple[int, int]]:
+    """(when the memory was released that a node asked for last, as a number in order; its
+    bytes)."""
+    live: dict[int, tuple[str, int]] = {}
+    held: dict[str, tuple[int, int]] = {}
+    for k, (node, address, size, _) in enumerate(log):
+        if node is not None:
+            live[address] = node, size
+        elif address in live:
+            owner, bytes_ = live.pop(address)
+            held[owner] = k, bytes_
+    return held
+
+
+def _written_over(
+    ops: IsolatedOps, copied: Copied, held: dict[str, tuple[int, int]]
+) -> tuple[int, ...]:
+    """The argument that the group's value was written over: of the memory of its size, its own is
+    held longest."""
+    names = (*copied.inputs, *copied.made.values())
+    found = []
+    for tensor in in_place.candidates(ops.group, ops.values):
+        fitting = [name for name in names if held.get(name, (0, 0))[1] == exact_bytes(tensor)]
+        last = max(fitting, key=lambda name: held[name][0], default="")
+        found += [k for k, name in enumerate(copied.inputs) if name == last and ops.arguments[k] is tensor]
+    return tuple(found)
