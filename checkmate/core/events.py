@@ -192,7 +192,9 @@ class _Executor:
         inputs = [self.buffers.get(tensor) for tensor in node.reads]
         in_place = None
         for k, size in enumerate(node.output_bytes):
-            if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
+            if node.shares and k not in outputs.values():
+                in_place = False  # it has the memory of an input, whoever holds that
+            elif size and self._readers[node.name, k] and self._host(inputs, size) is not None:
                 in_place = in_place or k not in outputs.values()
             elif size and k not in outputs.values() and in_place is None:
                 # No request and no buffer to take: another kernel allocates the output, or none.

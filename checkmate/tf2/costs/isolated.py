@@ -109,11 +109,13 @@ class IsolatedOps:
                 names = [self._name(tensor, writer, made, given) for tensor in operation.inputs]
                 made[operation] = writer.copy(operation, names, after=() if given else last)
             last = list(made.values()) or last
-        # Each output is read, as that of a step is: only then it may take the memory of an input.
+        # Each value is read, as that of a step is: only then it may take the memory of an input.
+        inside = {in_place.buffer_of(t).ref() for o in self.group for t in o.inputs}
         read = [
             writer.wait([], f"{name}:{tensor.value_index}", tensor)
             for operation, name in made.items()
             for tensor in operation.outputs
+            if operation in self.values or tensor.ref() not in inside
         ]
         ended = writer.clock(after=[_op(name) for name in read] or last)
         nodes = slice(start, len(writer.nodes))
