@@ -95,9 +95,13 @@ class IsolatedOps:
           after: What the inputs wait for: tensors of the group before, which is then out of memory.
         """
         start = len(writer.nodes)
-        before = [_op(name) for name in after]
-        inputs = [writer.made(numbers[t.dtype], t, after=before) for t in self.arguments]
-        started = writer.clock(after=[_op(name) for name in inputs] or before)
+        inputs: list[str] = []
+        last = [_op(name) for name in after]
+        for tensor in self.arguments:
+            # One after another: TensorFlow makes one of ops that are equal and wait for the same.
+            inputs.append(writer.made(numbers[tensor.dtype], tensor, after=last))
+            last = [_op(inputs[-1])]
+        started = writer.clock(after=last)
         last, made = [_op(started)], dict[tf.Operation, str]()
         for _ in range(self.times):
             given = [
