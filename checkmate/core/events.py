@@ -205,13 +205,20 @@ class _Executor:
         asked = {request.output for request in footprint.requests}
         in_place = node.in_place if footprint.in_place is None else footprint.in_place
         placed: dict[int, int | None] = {}
+        requests = [*footprint.requests]
         for k, size in enumerate(node.output_bytes):
             if size and in_place and self._readers[node.name, k]:
                 host = self._host(inputs, size, placed.values())
                 if host is not None:
                     placed[k] = host
             elif size and k not in asked and not in_place:
-                placed[k] = self._shared(inputs, size) if node.shares else None
+                # It was a workspace where the op ran without what reads this output.
+                alone = [j for j, r in enumerate(requests) if (r.bytes, r.output) == (size, None)]
+                if alone:
+                    requests[alone[0]] = Request(size, k)
+                    asked.add(k)
+                else:
+                    placed[k] = self._shared(inputs, size) if node.shares else None
         missing = [
             Request(size, k)
             for k, size in enumerate(node.output_bytes)
@@ -219,7 +226,7 @@ class _Executor:
         ]
         workspaces: dict[int, int | None] = {}  # buffer -> `Request.until`
         unread: list[int] = []
-        for number, request in enumerate([*footprint.requests, *missing]):
+        for number, request in enumerate([*requests, *missing]):
             for buffer in [
                 buffer
                 for buffer, until in workspaces.items()

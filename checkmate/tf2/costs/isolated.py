@@ -20,7 +20,8 @@ from checkmate.tf2.graph.operations import (
     source_of,
     static_shape,
 )
-from checkmate.tf2.op_rule import Role
+from checkmate.tf2.op_rule import Pooling, Role
+from checkmate.tf2.ops import rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,14 @@ class IsolatedOps:
         for operation in self.group:
             for tensor in operation.inputs:
                 self._collect(tensor)
+        # With oneDNN, the gradient of a pooling reads what that left in memory, if it reads its value
+        # directly.
+        self._poolings = {
+            tensor.op
+            for tensor in self.arguments
+            if rule_of(tensor.op.type).pooling is Pooling.FORWARD
+            and all(source_of(each).ref() in self._index for each in tensor.op.inputs)
+        }
         self.runs = all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
 
     def signature(self) -> str:
@@ -98,14 +107,18 @@ class IsolatedOps:
         inputs: list[str] = []
         last = [_op(name) for name in after]
         for tensor in self.arguments:
-            # One after another: TensorFlow makes one of ops that are equal and wait for the same.
-            inputs.append(writer.made(numbers[tensor.dtype], tensor, after=last))
+            if tensor.op in self._poolings:
+                read = [self._name(each, writer, {}, inputs) for each in tensor.op.inputs]
+                inputs.append(f"{writer.copy(tensor.op, read, after=last)}:{tensor.value_index}")
+            else:
+                # After the one before: TensorFlow makes one of ops that are equal.
+                inputs.append(writer.made(numbers[tensor.dtype], tensor, after=last))
             last = [_op(inputs[-1])]
         started = writer.clock(after=last)
         last, made = [_op(started)], dict[tf.Operation, str]()
         for _ in range(self.times):
             given = [
-                writer.wait(last, name, each)
+                name if each.op in self._poolings else writer.wait(last, name, each)
                 for name, each in zip(inputs, self.arguments, strict=True)
             ]
             made = {}
