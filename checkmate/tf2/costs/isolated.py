@@ -20,6 +20,7 @@ from checkmate.tf2.graph.operations import (
     source_of,
     static_shape,
 )
+from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.op_rule import Pooling, Role
 from checkmate.tf2.ops import rule_of
 
@@ -76,6 +77,12 @@ class IsolatedOps:
             and all(source_of(each).ref() in self._index for each in tensor.op.inputs)
         }
         self.runs = all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
+
+    @property
+    def touched_bytes(self) -> int:
+        """The bytes that the ops read and make."""
+        made = [tensor for operation in self.group for tensor in operation.outputs]
+        return sum(tensor_bytes(tensor) or 0 for tensor in (*self.arguments, *made))
 
     def signature(self) -> str:
         """Returns a digest of all that decides about time and memory."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
-from checkmate.core.replay import needs
+from checkmate.core.replay import needs, replay
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import CostCache
@@ -26,9 +26,13 @@ from checkmate.tf2.costs.roofline import roofline, unit
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.trace import TracedStep
 
-MEASURED_SHARE, SHORT_S, TIMES = 0.001, 5e-5, 8
-"""An op that takes less than SHORT_S seconds by its roofline, and at least this share of the step's
-time, is evaluated TIMES times between two readings of the clock."""
+MEASURED_TIME, MEASURED_BYTES = 0.001, 0.003
+"""An op is measured if it takes this share of the step's time, by its roofline, or if it reads and
+makes this share of the bytes that the plain step needs."""
+
+SHORT_S, TIMES = 5e-5, 8
+"""An op that is measured for its time and takes less than SHORT_S seconds, by its roofline, is
+evaluated TIMES times between two readings of the clock."""
 
 Progress = Callable[[int, int], None]
 CostModel = Callable[[TracedStep, Progress], "list[Measurement]"]
@@ -78,18 +82,14 @@ def costs_of(
         )
     model = models[cost_model] if isinstance(cost_model, str) else cost_model
     measurements = model(traced, on_progress or (lambda done, total: None))
-    number = traced.numbers()
-    parts = zip(traced.graph.ops, traced.groups, traced.values, measurements, strict=True)
     ops, footprints = [], dict[str, Footprint]()
-    for op, group, values, found in parts:
-        forwarded = in_place.by_table(group, values, found.workspace_bytes)
-        by_table = {number[each.op] for each in forwarded if each.op in number}
+    for op, group, found in zip(traced.graph.ops, traced.groups, measurements, strict=True):
         seen = {
             d
             for d in found.in_place
             if d in op.deps and traced.graph.ops[d].output_bytes >= op.output_bytes
         }
-        ops.append(_with_cost(op, found, by_table & {*op.in_place} | seen))
+        ops.append(_with_cost(op, found, {*op.in_place} | seen))
         # A final write to a variable has none.
         pairs = zip(group, found.footprints, strict=False)
         footprints |= {operation.name: each for operation, each in pairs if each}
@@ -122,14 +122,20 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     """
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
-    least = MEASURED_SHARE * sum(estimate.seconds for estimate in estimates)
+    least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
+    large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
     isolated = [
         IsolatedOps(*each, TIMES if least <= estimate.seconds < SHORT_S else 1)
         for *each, estimate in zip(
             traced.groups, traced.values, traced.taken, estimates, strict=True
         )
     ]
-    keys = [each.signature() if each.runs else None for each in isolated]
+    keys = [
+        each.signature()
+        if each.runs and (estimate.seconds >= least or each.touched_bytes >= large)
+        else None
+        for each, estimate in zip(isolated, estimates, strict=True)
+    ]
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
             key: (estimate.seconds, each)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.device import training_device
 from checkmate.tf2.graph import copying
 from checkmate.tf2.graph.operations import is_call
 from checkmate.tf2.graph.placement import place
@@ -36,6 +37,7 @@ class GraphWriter:
         self._used: set[str] = {node.name for node in self._graph_def.node}
         self._added: set[str] = set()
         self._repeats: Counter[str] = Counter()
+        self._shapes: dict[tuple[int, ...], str] = {}  # the constants that `made` reads
         self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
 
     @property
@@ -171,16 +173,20 @@ class GraphWriter:
           number: The name of a scalar.
           like: A tensor of the value's shape and dtype.
         """
-        shape = self.constant(like.shape.as_list(), tf.int32)
-        name = self.add("Fill", [shape, number], like.dtype, after=after, name="made")
+        shape = tuple(like.shape.as_list())
+        if shape not in self._shapes:
+            self._shapes[shape] = self.constant(shape, tf.int32)
+        read = [self._shapes[shape], number]
+        name = self.add("Fill", read, like.dtype, after=after, name="made")
         self.like[name.removesuffix(":0")] = (like,)
         return name
 
     def clock(self, *, after: Sequence[str]) -> str:
         """Writes an op that returns the time once these ops have run, and all kernels of the device
         with them; returns the name of its tensor."""
-        synchronized = self._node("synchronized", "SyncDevice", [], after)
-        return f"{self._node('clock', 'Timestamp', [], [synchronized.name]).name}:0"
+        if training_device().startswith("GPU"):  # whose kernels run asynchronously
+            after = [self._node("synchronized", "SyncDevice", [], after).name]
+        return f"{self._node('clock', 'Timestamp', [], after).name}:0"
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""
