@@ -64,11 +64,7 @@ class CostCache:
     def __exit__(self, *exception: Any) -> None:
         if len(self.entries) == self._count:
             return
-        rows = {
-            key: _row(found)
-            for key, found in (self._read() | self.entries).items()
-            if found
-        }
+        rows = {key: _row(found) for key, found in (self._read() | self.entries).items() if found}
         data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
         with contextlib.suppress(OSError, PlanFileError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,6 @@ import tensorflow as tf
 from checkmate.core.events import Log, Program, bursts, learn
 from checkmate.core.footprint import Footprint, Kind
 from checkmate.errors import CheckmateError
-from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.graph import grappler, in_place
@@ -58,7 +57,9 @@ class Chain:
         self.members, self.scope = members, f"chain_{next(_numbers)}"
         writer = GraphWriter()
         dtypes = {tensor.dtype for each in members for tensor in each.arguments}
-        self._numbers = {f"{dtype.name}:0": some_value(tf.TensorSpec((), dtype)) for dtype in dtypes}
+        self._numbers = {
+            f"{dtype.name}:0": some_value(tf.TensorSpec((), dtype)) for dtype in dtypes
+        }
         names = {dtype: f"{dtype.name}:0" for dtype in dtypes}
         self._copied: list[Copied] = []
         after: tuple[str, ...] = ()
@@ -69,9 +70,11 @@ class Chain:
         clocks = [clock for each in self._copied for clock in each.clocks]
 
         def build(*numbers: tf.Tensor) -> tf.Tensor:
+            given = dict(zip(self._numbers, numbers, strict=True))
             with tf.device(device):
-                given = dict(zip(self._numbers, numbers, strict=True))
-                return tf.stack(writer.import_here(given, clocks, scope=self.scope))
+                times = writer.import_here(given, clocks, scope=self.scope)
+            with tf.device("CPU:0"):
+                return tf.stack(times)
 
         specs = [tf.TensorSpec((), number.dtype) for number in self._numbers.values()]
         self._function: Any = tf.compat.v1.wrap_function(build, specs)
@@ -122,9 +125,7 @@ class Chain:
             for took, each, copied in zip(seconds, self.members, self._copied[:-1], strict=True)
         ]
 
-    def _workspace(
-        self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]
-    ) -> int:
+    def _workspace(self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]) -> int:
         """Bytes that a group requests besides those of its values, on inputs that stay."""
         if not any(rule_of(operation.type).scratch for operation in ops.group):
             return in_place.workspace(ops.group, ops.values, ops.taken)
@@ -145,25 +146,28 @@ def measured(
     """Yields what each group takes, None where TensorFlow refuses to run it.
 
     Args:
-      members: Groups that can run. Neighbours should take similar times, as they are timed together.
+      members: Groups that can run. Neighbours are timed together, and should take similar times.
       reports: Whether the profiler sees what the device's allocator gives out.
     """
-    chains: list[Chain] = []
     try:
-        for k in range(0, len(members), LENGTH):
-            for made in _chains(members[k : k + LENGTH], device):
-                if isinstance(made, Chain):
-                    chains.append(made)
-                else:
-                    yield made, None
-        first, logs = _watched(chains, reports)
-        for chain, took, log in zip(chains, first, logs, strict=True):
-            yield from zip(
-                chain.members, chain.measurements(chain.seconds(took), log), strict=True
-            )
+        yield from _measured(members, device, reports)
     finally:
-        del chains, made, chain
         gc.collect()  # functions are in cycles, and have constants in memory
+
+
+def _measured(
+    members: Sequence[IsolatedOps], device: str, reports: bool
+) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
+    chains: list[Chain] = []
+    for k in range(0, len(members), LENGTH):
+        for made in _chains(members[k : k + LENGTH], device):
+            if isinstance(made, Chain):
+                chains.append(made)
+            else:
+                yield made, None
+    first, logs = _watched(chains, reports)
+    for chain, took, log in zip(chains, first, logs, strict=True):
+        yield from zip(chain.members, chain.measurements(chain.seconds(took), log), strict=True)
 
 
 def _chains(members: Sequence[IsolatedOps], device: str) -> Iterator[Chain | IsolatedOps]:
@@ -180,9 +184,7 @@ def _chains(members: Sequence[IsolatedOps], device: str) -> Iterator[Chain | Iso
         yield from _chains(members[half:], device)
 
 
-def _watched(
-    chains: Sequence[Chain], reports: bool
-) -> tuple[list[list[float]], list[Log | None]]:
+def _watched(chains: Sequence[Chain], reports: bool) -> tuple[list[list[float]], list[Log | None]]:
     """Runs each chain once, and returns the seconds of its groups and what was asked of the
     allocator; None where that was not seen."""
     run = [chain.run for chain in chains]
@@ -227,5 +229,7 @@ def _written_over(
     for tensor in in_place.candidates(ops.group, ops.values):
         fitting = [name for name in names if held.get(name, (0, 0))[1] == exact_bytes(tensor)]
         last = max(fitting, key=lambda name: held[name][0], default="")
-        found += [k for k, name in enumerate(copied.inputs) if name == last and ops.arguments[k] is tensor]
+        found += [
+            k for k, name in enumerate(copied.inputs) if name == last and ops.arguments[k] is tensor
+        ]
     return tuple(found)

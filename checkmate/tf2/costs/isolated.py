@@ -68,8 +68,7 @@ class IsolatedOps:
         for operation in self.group:
             for tensor in operation.inputs:
                 self._collect(tensor)
-        # With oneDNN, the gradient of a pooling reads what that left in memory, if it reads its value
-        # directly.
+        # oneDNN has the gradient of a pooling that it reads directly take what that left in memory.
         self._poolings = {
             tensor.op
             for tensor in self.arguments

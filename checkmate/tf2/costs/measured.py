@@ -18,8 +18,8 @@ from checkmate.core.op import Op
 from checkmate.core.replay import needs, replay
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.cache import CostCache
-from checkmate.tf2.costs.chain import measured
+from checkmate.tf2.costs import chain
+from checkmate.tf2.costs.cache import CostCache, Entries
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.costs.roofline import roofline, unit
@@ -124,11 +124,10 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     estimates = roofline(traced, on_progress)
     least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
     large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
+    parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
     isolated = [
-        IsolatedOps(*each, TIMES if least <= estimate.seconds < SHORT_S else 1)
-        for *each, estimate in zip(
-            traced.groups, traced.values, traced.taken, estimates, strict=True
-        )
+        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
+        for group, values, taken, estimate in parts
     ]
     keys = [
         each.signature()
@@ -146,11 +145,15 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
         # Ops of similar length are timed together.
         by_time = [each for _, each in sorted(missing.values(), key=lambda pair: pair[0])]
         reports = devices.requests_are_seen(device)
-        on_progress(0, len(missing))
-        for done, (each, measurement) in enumerate(measured(by_time, device, reports), 1):
-            cache.entries[key_of[each]] = measurement
+        if missing:
+            on_progress(0, len(missing))
+        not_seen: Entries = {}  # another profile was being taken
+        for done, (each, measurement) in enumerate(chain.measured(by_time, device, reports), 1):
+            is_whole = measurement is None or measurement.footprints or not reports
+            (cache.entries if is_whole else not_seen)[key_of[each]] = measurement
             on_progress(done, len(missing))
-        found = [cache.entries.get(key) if key is not None else None for key in keys]
+        entries = cache.entries | not_seen
+        found = [entries.get(key) if key is not None else None for key in keys]
     return _completed(traced, isolated, found, estimates)
 
 

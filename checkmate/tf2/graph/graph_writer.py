@@ -186,7 +186,9 @@ class GraphWriter:
         with them; returns the name of its tensor."""
         if training_device().startswith("GPU"):  # whose kernels run asynchronously
             after = [self._node("synchronized", "SyncDevice", [], after).name]
-        return f"{self._node('clock', 'Timestamp', [], after).name}:0"
+        clock = self._node("clock", "Timestamp", [], after)
+        clock.device = "/device:CPU:0"
+        return f"{clock.name}:0"
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""

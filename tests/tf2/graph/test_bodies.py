@@ -83,3 +83,75 @@ def test_sizes_of_what_loops_and_conditions_return(tensorflow):
     lists = [k for k, t in enumerate(loop.outputs) if t.dtype == tf.variant and t.consumers()]
     assert sum(sizes.bytes_of(loop, k) for k in lists) == 3 * 4 * N * N
     assert sizes.bytes_of(case, 0) == 2 * 4 * N * N
+
+
+def _looped(tf, body):
+    return lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, body(x)), (0, x))[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "pure"),
+    [
+        ("MatMul", lambda tf: lambda x: x @ x, True),
+        ("Cast", lambda tf: lambda x: tf.cast(x, tf.bool), True),
+        (
+            "StatelessRandomUniformV2",
+            lambda tf: lambda x: tf.random.stateless_uniform([N], [1, 2]),
+            True,
+        ),
+        ("CheckNumerics", lambda tf: lambda x: tf.debugging.check_numerics(x, ""), True),
+        ("While", lambda tf: _looped(tf, tf.sin), True),
+        ("While", lambda tf: _looped(tf, lambda x: tf.map_fn(tf.sin, x)), True),
+        ("RandomUniform", lambda tf: lambda x: x + tf.random.uniform([N]), False),
+        ("RandomShuffle", lambda tf: tf.random.shuffle, False),
+        (
+            "FractionalMaxPool",
+            lambda tf: (
+                lambda x: tf.raw_ops.FractionalMaxPool(
+                    value=x[None, ..., None], pooling_ratio=[1.0, 1.5, 1.5, 1.0]
+                )[0]
+            ),
+            False,
+        ),
+        ("PrintV2", lambda tf: lambda x: (tf.print(x), x)[1], False),
+        ("Assert", lambda tf: lambda x: (tf.debugging.assert_positive(x), x)[1], False),
+        ("PyFunc", lambda tf: lambda x: tf.numpy_function(lambda x: x, [x], tf.float32), False),
+        (
+            "PyFuncStateless",
+            lambda tf: lambda x: tf.numpy_function(lambda x: x, [x], tf.float32, stateful=False),
+            False,
+        ),
+        ("EagerPyFunc", lambda tf: lambda x: tf.py_function(lambda x: x, [x], tf.float32), False),
+        ("ReadVariableOp", lambda tf: lambda x, v=tf.Variable(1.0): x + v, False),
+        (
+            "LookupTableFindV2",
+            lambda tf: (
+                lambda x, t=tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0): (
+                    t.lookup(tf.cast(x, tf.int64))
+                )
+            ),
+            False,
+        ),
+        ("IteratorGetNext", lambda tf: lambda x, i=iter(tf.data.Dataset.range(9)): next(i), False),
+        ("AsString", lambda tf: tf.strings.as_string, False),
+        (
+            "TensorListFromTensor",
+            lambda tf: (
+                lambda x: tf.raw_ops.TensorListStack(
+                    input_handle=tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[N]),
+                    element_shape=[N],
+                    element_dtype=tf.float32,
+                )
+            ),
+            False,
+        ),
+        ("While", lambda tf: _looped(tf, lambda x: x + tf.random.uniform([N])), False),
+        ("While", lambda tf: _looped(tf, lambda x: (tf.print(x), x)[1]), False),
+        ("While", lambda tf: _looped(tf, _looped(tf, lambda x: x + tf.random.uniform([N]))), False),
+    ],
+)
+def test_ops_that_may_run_on_any_data_at_any_time(tensorflow, kind, step, pure):
+    """A step's ops run alone to be measured: they must neither print nor draw nor read a batch."""
+    from checkmate.tf2.graph.bodies import is_pure
+
+    assert is_pure(one(concrete_of(step(tensorflow)), kind)) is pure
