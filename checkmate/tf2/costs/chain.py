@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.allocator import UNIT_BYTES
 from checkmate.core.events import Log, Program, bursts, learn
 from checkmate.core.footprint import Footprint, Kind
 from checkmate.errors import CheckmateError
@@ -62,12 +65,14 @@ class Chain:
         }
         names = {dtype: f"{dtype.name}:0" for dtype in dtypes}
         self._copied: list[Copied] = []
+        self._clock = _clock()  # which keeps the Python function that its op calls
+        clock = self._clock.get_operations()[0]
         after: tuple[str, ...] = ()
         for each in (*members, NOTHING):
-            self._copied.append(each.write(writer, names, after))
+            self._copied.append(each.write(writer, clock, names, after))
             after = self._copied[-1].clocks[1:]
         self._nodes = [node_of(each, writer.like.get(each.name)) for each in writer.nodes]
-        clocks = [clock for each in self._copied for clock in each.clocks]
+        clocks = [f"{name}:0" for each in self._copied for name in each.clocks]
 
         def build(*numbers: tf.Tensor) -> tf.Tensor:
             given = dict(zip(self._numbers, numbers, strict=True))
@@ -170,6 +175,17 @@ def _measured(
         yield from zip(chain.members, chain.measurements(chain.seconds(took), log), strict=True)
 
 
+def _clock() -> Any:
+    """A graph whose first op returns the time. `tf.timestamp` refuses to run where ops are
+    deterministic; to ask Python takes longer."""
+    try:
+        tf.timestamp()
+        read = tf.timestamp
+    except tf.errors.FailedPreconditionError:
+        read = partial(tf.numpy_function, time.perf_counter, [], tf.float64)
+    return tf.function(read, autograph=False).get_concrete_function().graph
+
+
 def _chains(members: Sequence[IsolatedOps], device: str) -> Iterator[Chain | IsolatedOps]:
     """Chains of the groups that TensorFlow runs, and each group that it refuses to run."""
     try:
@@ -197,11 +213,13 @@ def _watched(chains: Sequence[Chain], reports: bool) -> tuple[list[list[float]],
         return [each() for each in run], [None] * len(chains)
     logs: dict[str, list[Any]] = {chain.scope: [] for chain in chains}
     scope = ""
-    for node, *rest in log_of(seen):
+    for node, address, size, is_output in log_of(seen):
         if node:
             scope, _, node = node.partition("/")
+        elif node is not None and size < UNIT_BYTES:
+            continue  # what Python returns as the time
         if scope in logs:
-            logs[scope].append((node, *rest))
+            logs[scope].append((node, address, size, is_output))
     return seen.result, [logs[chain.scope] for chain in chains]
 
 

@@ -33,7 +33,7 @@ class Copied:
       nodes: Where its nodes are among those of the writer.
       inputs: The names of the nodes that make the arguments.
       made: The name of each op's copy; of the last, where it is evaluated several times.
-      clocks: The names of the tensors that tell the time before the ops and after them.
+      clocks: The names of the ops that tell the time before the ops and after them.
     """
 
     nodes: slice
@@ -75,6 +75,8 @@ class IsolatedOps:
             if rule_of(tensor.op.type).pooling is Pooling.FORWARD
             and all(source_of(each).ref() in self._index for each in tensor.op.inputs)
         }
+        self.arguments.sort(key=lambda tensor: tensor.op in self._poolings)  # after their inputs
+        self._index = {tensor.ref(): k for k, tensor in enumerate(self.arguments)}
         self.runs = all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
 
     @property
@@ -97,7 +99,11 @@ class IsolatedOps:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def write(
-        self, writer: GraphWriter, numbers: dict[tf.DType, str], after: Sequence[str]
+        self,
+        writer: GraphWriter,
+        clock: tf.Operation,
+        numbers: dict[tf.DType, str],
+        after: Sequence[str],
     ) -> Copied:
         """Writes the ops, on inputs that no other op holds, between two clocks.
 
@@ -106,12 +112,12 @@ class IsolatedOps:
         leave their inputs to the last one, which alone may write over them.
 
         Args:
+          clock: An op that returns the time.
           numbers: The name of a scalar of each type.
-          after: What the inputs wait for: tensors of the group before, which is then out of memory.
+          after: The ops that the inputs wait for: then the group before is out of memory.
         """
         start = len(writer.nodes)
-        inputs: list[str] = []
-        last = [_op(name) for name in after]
+        inputs, last = list[str](), after
         for tensor in self.arguments:
             if tensor.op in self._poolings:
                 read = [self._name(each, writer, {}, inputs) for each in tensor.op.inputs]
@@ -120,8 +126,8 @@ class IsolatedOps:
                 # After the one before: TensorFlow makes one of ops that are equal.
                 inputs.append(writer.made(numbers[tensor.dtype], tensor, after=last))
             last = [_op(inputs[-1])]
-        started = writer.clock(after=last)
-        last, made = [_op(started)], dict[tf.Operation, str]()
+        started = writer.copy(clock, [], after=writer.after(last), device="/device:CPU:0")
+        last, made = [started], dict[tf.Operation, str]()
         for _ in range(self.times):
             given = [
                 name if each.op in self._poolings else writer.wait(last, name, each)
@@ -140,7 +146,8 @@ class IsolatedOps:
             for tensor in operation.outputs
             if operation in self.values or tensor.ref() not in inside
         ]
-        ended = writer.clock(after=[_op(name) for name in read] or last)
+        last = [_op(name) for name in read] or last
+        ended = writer.copy(clock, [], after=writer.after(last), device="/device:CPU:0")
         nodes = slice(start, len(writer.nodes))
         return Copied(nodes, tuple(map(_op, inputs)), made, (started, ended))
 

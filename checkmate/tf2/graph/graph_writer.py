@@ -181,14 +181,12 @@ class GraphWriter:
         self.like[name.removesuffix(":0")] = (like,)
         return name
 
-    def clock(self, *, after: Sequence[str]) -> str:
-        """Writes an op that returns the time once these ops have run, and all kernels of the device
-        with them; returns the name of its tensor."""
-        if training_device().startswith("GPU"):  # whose kernels run asynchronously
-            after = [self._node("synchronized", "SyncDevice", [], after).name]
-        clock = self._node("clock", "Timestamp", [], after)
-        clock.device = "/device:CPU:0"
-        return f"{clock.name}:0"
+    def after(self, before: Sequence[str]) -> Sequence[str]:
+        """Writes what waits until these ops have run, on a GPU their kernels, too, and returns the
+        names of the ops to wait for."""
+        if not training_device().startswith("GPU"):
+            return before
+        return [self._node("synchronized", "SyncDevice", [], before).name]
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""

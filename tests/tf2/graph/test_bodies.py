@@ -85,73 +85,74 @@ def test_sizes_of_what_loops_and_conditions_return(tensorflow):
     assert sizes.bytes_of(case, 0) == 2 * 4 * N * N
 
 
-def _looped(tf, body):
+def _looped(body):
+    import tensorflow as tf
+
     return lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, body(x)), (0, x))[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "step", "pure"),
-    [
-        ("MatMul", lambda tf: lambda x: x @ x, True),
-        ("Cast", lambda tf: lambda x: tf.cast(x, tf.bool), True),
-        (
-            "StatelessRandomUniformV2",
-            lambda tf: lambda x: tf.random.stateless_uniform([N], [1, 2]),
-            True,
-        ),
-        ("CheckNumerics", lambda tf: lambda x: tf.debugging.check_numerics(x, ""), True),
-        ("While", lambda tf: _looped(tf, tf.sin), True),
-        ("While", lambda tf: _looped(tf, lambda x: tf.map_fn(tf.sin, x)), True),
-        ("RandomUniform", lambda tf: lambda x: x + tf.random.uniform([N]), False),
-        ("RandomShuffle", lambda tf: tf.random.shuffle, False),
-        (
-            "FractionalMaxPool",
-            lambda tf: (
-                lambda x: tf.raw_ops.FractionalMaxPool(
-                    value=x[None, ..., None], pooling_ratio=[1.0, 1.5, 1.5, 1.0]
-                )[0]
-            ),
-            False,
-        ),
-        ("PrintV2", lambda tf: lambda x: (tf.print(x), x)[1], False),
-        ("Assert", lambda tf: lambda x: (tf.debugging.assert_positive(x), x)[1], False),
-        ("PyFunc", lambda tf: lambda x: tf.numpy_function(lambda x: x, [x], tf.float32), False),
-        (
-            "PyFuncStateless",
-            lambda tf: lambda x: tf.numpy_function(lambda x: x, [x], tf.float32, stateful=False),
-            False,
-        ),
-        ("EagerPyFunc", lambda tf: lambda x: tf.py_function(lambda x: x, [x], tf.float32), False),
-        ("ReadVariableOp", lambda tf: lambda x, v=tf.Variable(1.0): x + v, False),
-        (
-            "LookupTableFindV2",
-            lambda tf: (
-                lambda x, t=tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0): (
-                    t.lookup(tf.cast(x, tf.int64))
-                )
-            ),
-            False,
-        ),
-        ("IteratorGetNext", lambda tf: lambda x, i=iter(tf.data.Dataset.range(9)): next(i), False),
-        ("AsString", lambda tf: tf.strings.as_string, False),
-        (
-            "TensorListFromTensor",
-            lambda tf: (
-                lambda x: tf.raw_ops.TensorListStack(
-                    input_handle=tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[N]),
-                    element_shape=[N],
-                    element_dtype=tf.float32,
-                )
-            ),
-            False,
-        ),
-        ("While", lambda tf: _looped(tf, lambda x: x + tf.random.uniform([N])), False),
-        ("While", lambda tf: _looped(tf, lambda x: (tf.print(x), x)[1]), False),
-        ("While", lambda tf: _looped(tf, _looped(tf, lambda x: x + tf.random.uniform([N]))), False),
-    ],
-)
-def test_ops_that_may_run_on_any_data_at_any_time(tensorflow, kind, step, pure):
-    """A step's ops run alone to be measured: they must neither print nor draw nor read a batch."""
+def _drawn(x):
+    import tensorflow as tf
+
+    return x + tf.random.uniform([N])
+
+
+def _printed(x):
+    import tensorflow as tf
+
+    tf.print(x)
+    return x
+
+
+def _with_state(make, use):
+    """A step that uses what was made before it."""
+    made = make()
+    return lambda x: use(made, x)
+
+
+def _steps(tf):
+    """(type of an op, step with it, whether it is pure)."""
+    raw = tf.raw_ops
+    table = tf.lookup.experimental.MutableHashTable
+    ratio = [1.0, 1.5, 1.5, 1.0]
+    yield "MatMul", lambda x: x @ x, True
+    yield "Cast", lambda x: tf.cast(x, tf.bool), True
+    yield "RandomUniformV2", lambda x: tf.random.stateless_uniform([N], [1, 2]), True
+    yield "CheckNumerics", lambda x: tf.debugging.check_numerics(x, ""), True
+    yield "While", _looped(tf.sin), True
+    yield "While", _looped(lambda x: tf.map_fn(tf.sin, x)), True
+    yield "RandomUniform", _drawn, False
+    yield "RandomShuffle", tf.random.shuffle, False
+    pool = raw.FractionalMaxPool
+    yield "FractionalMaxPool", lambda x: pool(value=x[None, ..., None], pooling_ratio=ratio), False
+    yield "PrintV2", _printed, False
+    yield "If", lambda x: (tf.debugging.assert_positive(x), x)[1], False
+    yield "PyFunc", lambda x: tf.numpy_function(abs, [x], x.dtype), False
+    yield "PyFuncStateless", lambda x: tf.numpy_function(abs, [x], x.dtype, stateful=False), False
+    yield "EagerPyFunc", lambda x: tf.py_function(abs, [x], x.dtype), False
+    yield "ReadVariableOp", _with_state(lambda: tf.Variable(1.0), lambda v, x: x + v), False
+    yield (
+        "LookupTableFindV2",
+        _with_state(lambda: table(tf.int64, tf.int64, 0), lambda t, x: t[tf.cast(x, tf.int64)]),
+        False,
+    )
+    yield (
+        "IteratorGetNext",
+        _with_state(lambda: iter(tf.data.Dataset.range(9)), lambda i, x: next(i)),
+        False,
+    )
+    yield "AsString", tf.strings.as_string, False
+    make_list = raw.TensorListFromTensor
+    yield "TensorListFromTensor", lambda x: make_list(tensor=x, element_shape=[N]), False
+    yield "While", _looped(_drawn), False
+    yield "While", _looped(_printed), False
+    yield "While", _looped(_looped(_drawn)), False
+
+
+def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
+    """A step's ops run alone to be measured: they must neither print nor draw nor take a batch."""
     from checkmate.tf2.graph.bodies import is_pure
 
-    assert is_pure(one(concrete_of(step(tensorflow)), kind)) is pure
+    for kind, step, pure in _steps(tensorflow):
+        concrete = concrete_of(step)
+        assert is_pure(one(concrete, kind)) is pure, kind
