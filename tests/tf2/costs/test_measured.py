@@ -212,6 +212,7 @@ def test_other_shapes_are_other_ops(tensorflow, folder, measured):
         lambda text: json.dumps({**json.loads(text), "version": 99}),
         lambda text: json.dumps({**json.loads(text), "device": "another"}),
         lambda text: json.dumps({**json.loads(text), "entries": {"x": ["soon", None]}}),
+        lambda text: json.dumps({**json.loads(text), "entries": {"x": [1.0, 0, [], [[2, []]]]}}),
         lambda text: json.dumps({**json.loads(text), "entries": [1, 2]}),
     ],
 )
@@ -233,6 +234,17 @@ def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured):
     folder.write_text("a file where the folder should be")
     assert all(op.cost > 0 for op in with_costs(step, "profile").ops)
     assert measured
+
+
+def test_a_full_disk_is_no_failure(step, folder, measured, monkeypatch):
+    from checkmate.errors import PlanFileError
+    from checkmate.tf2.costs import cache
+
+    def full(path, data):
+        raise PlanFileError("No space left on device.")
+
+    monkeypatch.setattr(cache, "write_json", full)
+    assert all(op.cost > 0 for op in with_costs(step, "profile").ops)
 
 
 def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured, monkeypatch):
