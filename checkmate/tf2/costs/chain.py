@@ -30,14 +30,13 @@ from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
-from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
 
 LENGTH = 64
 """The groups in a chain, at most."""
 
-RUNS, MAX_RUNS, RUN_FOR_S = 2, 20, 0.001
+RUNS, MAX_RUNS, RUN_FOR_S = 2, 20, 0.0005
 """Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
 average or MAX_RUNS times. The shortest time counts."""
 
@@ -131,18 +130,24 @@ class Chain:
         ]
 
     def _workspace(self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]) -> int:
-        """Bytes that a group requests besides those of its values, on inputs that stay."""
-        if not any(rule_of(operation.type).scratch for operation in ops.group):
-            return in_place.workspace(ops.group, ops.values, ops.taken)
+        """Bytes that a group requests besides those of its inputs and its value; only inputs that
+        it takes over can be written over or released before it ends."""
+        taken = {
+            name: exact_bytes(tensor)
+            for name, tensor in zip(copied.inputs, ops.arguments, strict=True)
+            if in_place.made_by(tensor) in ops.taken
+        }
         nodes = [
-            replace(node, kind=Kind.RESIDENT) if node.name in copied.inputs else node
+            replace(node, kind=Kind.RESIDENT)
+            if node.name in copied.inputs and node.name not in taken
+            else node
             for node in self._nodes[copied.nodes]
         ]
         values = [(copied.made[o], k) for o in ops.values for k in range(len(o.outputs))]
         own = {name: footprints[name] for name in copied.made.values()}
-        events = Program(tuple(nodes), tuple(values)).events(own)
+        asked = Program(tuple(nodes), tuple(values)).events(own).most_requested_bytes
         of_values = sum(exact_bytes(tensor) for o in ops.values for tensor in o.outputs)
-        return max(0, events.most_requested_bytes - of_values)
+        return max(0, asked - sum(taken.values()) - of_values)
 
 
 def measured(

@@ -24,6 +24,10 @@ from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.op_rule import Pooling, Role
 from checkmate.tf2.ops import rule_of
 
+SMALL_CONSTANT_BYTES = 4096
+"""A larger constant is made where it is read, as the values of other ops are: a function has its
+constants in memory as long as it lives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copied:
@@ -53,8 +57,7 @@ class IsolatedOps:
       times: How often the ops are evaluated, one evaluation after another.
 
     Attributes:
-      arguments: The tensors that other ops make.
-      runs: Whether the ops may run on other data, and such data can be made.
+      arguments: The tensors that other ops make, and large constants.
     """
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
@@ -77,7 +80,11 @@ class IsolatedOps:
         }
         self.arguments.sort(key=lambda tensor: tensor.op in self._poolings)  # after their inputs
         self._index = {tensor.ref(): k for k, tensor in enumerate(self.arguments)}
-        self.runs = all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
+
+    @property
+    def runs(self) -> bool:
+        """Whether the ops may run on other data, and such data can be made."""
+        return all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
 
     @property
     def touched_bytes(self) -> int:
@@ -170,7 +177,8 @@ class IsolatedOps:
 
     def _collect(self, tensor: tf.Tensor) -> None:
         tensor = source_of(tensor)
-        made_here = tensor.op in self.group or is_constant(tensor.op)
+        is_small = is_constant(tensor.op) and (tensor_bytes(tensor) or 0) <= SMALL_CONSTANT_BYTES
+        made_here = tensor.op in self.group or is_small
         if made_here or _shape_value(tensor) is not None:
             return
         if role_of(tensor.op) is Role.VIEW:

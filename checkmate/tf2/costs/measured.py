@@ -131,7 +131,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     ]
     keys = [
         each.signature()
-        if each.runs and (estimate.seconds >= least or each.touched_bytes >= large)
+        if (estimate.seconds >= least or each.touched_bytes >= large) and each.runs
         else None
         for each, estimate in zip(isolated, estimates, strict=True)
     ]
