@@ -12,7 +12,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -30,15 +31,16 @@ from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
+from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
 
 LENGTH = 64
 """The groups in a chain, at most."""
 
-RUNS, MAX_RUNS, RUN_FOR_S = 2, 20, 0.0005
+RUNS, MAX_RUNS, RUN_FOR_S, LEAST_S = 2, 20, 0.0005, 1e-6
 """Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
-average or MAX_RUNS times. The shortest time counts."""
+average or MAX_RUNS times. The shortest time counts, LEAST_S at least."""
 
 _numbers = count()
 
@@ -47,8 +49,8 @@ NOTHING = IsolatedOps((), (), ())
 
 
 class Chain:
-    """Groups of ops as one function. Making it runs it once, which creates kernels, maps memory and
-    has a GPU's convolutions try their algorithms.
+    """Groups of ops as one function. Making it runs it: that creates kernels and maps memory, and
+    the profiler may watch.
 
     Args:
       members: The groups, all of which can run.
@@ -82,7 +84,10 @@ class Chain:
 
         specs = [tf.TensorSpec((), number.dtype) for number in self._numbers.values()]
         self._function: Any = tf.compat.v1.wrap_function(build, specs)
-        self.run()
+        self._first = self.run()
+        types = {operation.type for each in members for operation in each.group}
+        if device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types):
+            self._first = self.run()  # with the algorithms that were chosen, and their memory
 
     def run(self) -> list[float]:
         """Runs all ops and returns the seconds of each group."""
@@ -93,35 +98,32 @@ class Chain:
             for whole, each in zip(seconds, self.members, strict=True)
         ]
 
-    def seconds(self, first: Sequence[float]) -> list[float]:
-        """Runs all ops so often that their time is known, and returns it; `first` is that of a run
-        before."""
-        runs = [first]
-        spent = sum(first)
+    def seconds(self) -> list[float]:
+        """Runs all ops so often that their time is known, and returns it."""
+        runs, spent = [self._first], sum(self._first)
         enough = RUN_FOR_S * len(self.members)
         while len(runs) < RUNS or (spent < enough and len(runs) < MAX_RUNS):
             runs.append(self.run())
             spent += sum(runs[-1])
-        return [min(each) for each in zip(*runs, strict=True)]
+        return [max(min(each), LEAST_S) for each in zip(*runs, strict=True)]
 
-    def measurements(self, seconds: Sequence[float], log: Log | None) -> list[Measurement]:
+    def measurements(self, log: Log | None) -> list[Measurement]:
         """Returns what each group takes.
 
         Args:
           log: What was asked of the allocator in a run; None where that was not seen.
         """
+        seconds = self.seconds()
         if log is None:
             return [
-                Measurement(
-                    max(took, 1e-6), in_place.workspace(each.group, each.values, each.taken)
-                )
+                Measurement(took, in_place.workspace(each.group, each.values, each.taken))
                 for took, each in zip(seconds, self.members, strict=True)
             ]
         footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
         held_until = _held_until(log)
         return [
             Measurement(
-                max(took, 1e-6),
+                took,
                 self._workspace(each, copied, footprints),
                 _written_over(each, copied, held_until),
                 tuple(footprints[copied.made[operation]] for operation in each.group),
@@ -168,16 +170,13 @@ def measured(
 def _measured(
     members: Sequence[IsolatedOps], device: str, reports: bool
 ) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
-    chains: list[Chain] = []
-    for k in range(0, len(members), LENGTH):
-        for made in _chains(members[k : k + LENGTH], device):
-            if isinstance(made, Chain):
-                chains.append(made)
-            else:
-                yield made, None
-    first, logs = _watched(chains, reports)
-    for chain, took, log in zip(chains, first, logs, strict=True):
-        yield from zip(chain.members, chain.measurements(chain.seconds(took), log), strict=True)
+    made, logs = _watched(partial(_made, members, device), reports)
+    for each in made:
+        if isinstance(each, Chain):
+            found = each.measurements(None if logs is None else logs[each.scope])
+            yield from zip(each.members, found, strict=True)
+        else:
+            yield each, None
 
 
 def _clock() -> Any:
@@ -191,41 +190,43 @@ def _clock() -> Any:
     return tf.function(read, autograph=False).get_concrete_function().graph
 
 
-def _chains(members: Sequence[IsolatedOps], device: str) -> Iterator[Chain | IsolatedOps]:
+def _made(members: Sequence[IsolatedOps], device: str) -> list[Chain | IsolatedOps]:
     """Chains of the groups that TensorFlow runs, and each group that it refuses to run."""
+    if len(members) > LENGTH:
+        return _made(members[:LENGTH], device) + _made(members[LENGTH:], device)
     try:
-        yield Chain(members, device)
+        return [Chain(members, device)] if members else []
     except (tf.errors.OpError, ValueError, TypeError) as error:
         if len(members) == 1:
             log.info("%s is not measured: %s", members[0].group[-1].name, error)
-            yield members[0]
-            return
-        half = len(members) // 2
-        yield from _chains(members[:half], device)
-        yield from _chains(members[half:], device)
+            return [members[0]]
+    half = len(members) // 2
+    return _made(members[:half], device) + _made(members[half:], device)
 
 
-def _watched(chains: Sequence[Chain], reports: bool) -> tuple[list[list[float]], list[Log | None]]:
-    """Runs each chain once, and returns the seconds of its groups and what was asked of the
-    allocator; None where that was not seen."""
-    run = [chain.run for chain in chains]
+def _watched(
+    make: Callable[[], list[Chain | IsolatedOps]], reports: bool
+) -> tuple[list[Chain | IsolatedOps], Mapping[str, Log] | None]:
+    """Makes chains, and returns what the last run of each asked of the allocator meanwhile, by
+    `Chain.scope`; None where that was not seen."""
     try:
-        seen = observe(lambda: [each() for each in run]) if reports else None
+        seen = observe(make) if reports else None
     except CheckmateError as error:  # another profile is being taken
         log.info("What ops ask the allocator for was not seen: %s", error)
         seen = None
     if seen is None:
-        return [each() for each in run], [None] * len(chains)
-    logs: dict[str, list[Any]] = {chain.scope: [] for chain in chains}
+        return make(), None
+    logs: dict[str, list[Any]] = defaultdict(list)
     scope = ""
     for node, address, size, is_output in log_of(seen):
         if node:
             scope, _, node = node.partition("/")
+            if logs[scope] and logs[scope][0][0] == node:
+                logs[scope].clear()  # that was a run before
         elif node is not None and size < UNIT_BYTES:
             continue  # what Python returns as the time
-        if scope in logs:
-            logs[scope].append((node, address, size, is_output))
-    return seen.result, [logs[chain.scope] for chain in chains]
+        logs[scope].append((node, address, size, is_output))
+    return seen.result, dict(logs)
 
 
 def _held_until(log: Log) -> dict[str, tuple[int, int]]:
