@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.execution.sequential import edge_from
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import is_pure
 from checkmate.tf2.graph.graph_writer import GraphWriter
@@ -21,7 +22,7 @@ from checkmate.tf2.graph.operations import (
     static_shape,
 )
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.op_rule import Pooling, Role
+from checkmate.tf2.op_rule import Fusion, Pooling, Role
 from checkmate.tf2.ops import rule_of
 
 SMALL_CONSTANT_BYTES = 4096
@@ -140,10 +141,7 @@ class IsolatedOps:
                 name if each.op in self._poolings else writer.wait(last, name, each)
                 for name, each in zip(inputs, self.arguments, strict=True)
             ]
-            made = {}
-            for operation in self.group:
-                names = [self._name(tensor, writer, made, given) for tensor in operation.inputs]
-                made[operation] = writer.copy(operation, names, after=() if given else last)
+            made = self._evaluate(writer, given, last)
             last = list(made.values()) or last
         # Each value is read, as that of a step is: only then it may take the memory of an input.
         inside = {in_place.buffer_of(t).ref() for o in self.group for t in o.inputs}
@@ -157,6 +155,28 @@ class IsolatedOps:
         ended = writer.copy(clock, [], after=writer.after(last), device="/device:CPU:0")
         nodes = slice(start, len(writer.nodes))
         return Copied(nodes, tuple(map(_op, inputs)), made, (started, ended))
+
+    def _evaluate(
+        self, writer: GraphWriter, given: Sequence[str], last: Sequence[str]
+    ) -> dict[tf.Operation, str]:
+        """Writes the ops once, one after another as in a plan (see `plan_writer`), and returns
+        their names."""
+        made: dict[tf.Operation, str] = {}
+        edges, before = [] if given else list(last), None
+        for operation in self.group:
+            names = [self._name(tensor, writer, made, given) for tensor in operation.inputs]
+            fusion = rule_of(operation.type).fusion
+            if before is not None:
+                paired = rule_of(before.type).fusion, fusion
+                edges = edge_from(made[before], operation, names)
+                if paired == (Fusion.BIAS_GRADIENT, Fusion.FILTER_GRADIENT):
+                    edges = []
+                elif edges and fusion is Fusion.PRODUCT:
+                    names[0] = writer.wait(edges, names[0], operation.inputs[0])
+                    edges = []
+            made[operation] = writer.copy(operation, names, after=edges)
+            before = operation
+        return made
 
     def _name(
         self,

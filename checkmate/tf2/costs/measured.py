@@ -1,8 +1,8 @@
 """Cost models: the seconds that each op of a traced step takes, and its memory while it runs.
 
-"profile" runs every distinct op (types, shapes, dtypes, attributes) on the device that trains,
-several times after a warm-up run, and takes the median. If the allocator reports what is in use, it
-also learns what each op asks for. "roofline" and "unit" run nothing.
+"profile" runs every distinct op (types, shapes, dtypes, attributes) that takes time or memory, on
+the device that trains, and takes the shortest of some times. If the allocator reports what is in
+use, it also learns what each op asks for. "roofline" and "unit" run nothing.
 """
 
 from __future__ import annotations

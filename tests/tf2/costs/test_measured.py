@@ -392,6 +392,17 @@ def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
     assert sum(count for (_, kernel), count in seen.ran.items() if kernel == "Sin") == 5
 
 
+def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, monkeypatch):
+    """They run asynchronously. The op that waits for them does nothing on a CPU."""
+    from checkmate.tf2.costs.chain import Chain
+    from checkmate.tf2.memory.profiler import observe
+
+    monkeypatch.setattr("checkmate.tf2.graph.graph_writer.training_device", lambda: "GPU:0")
+    ops, _kept = isolated(tensorflow.sin, (64, 64))
+    ran = [kernel for _, kernel in observe(Chain(ops, "CPU:0").run).ran]
+    assert ran.count("SyncDevice") == 4, "before and after the op, and before and after nothing"
+
+
 def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch):
     """In place where nothing else holds the input; a product asks for its value."""
     from tracing import VALUE_BYTES, op_of, traced
