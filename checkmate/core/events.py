@@ -60,6 +60,17 @@ class Events:
     steps: tuple[tuple[int, int], ...]
     results: tuple[int, ...]
 
+    @property
+    def most_requested_bytes(self) -> int:
+        """The most bytes requested at once, without what an allocator adds."""
+        live: dict[int, int] = {}
+        most = total = 0
+        for buffer, size in self.steps:
+            total += size - live.pop(buffer, 0)
+            live[buffer] = size
+            most = max(most, total)
+        return most
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
@@ -181,7 +192,9 @@ class _Executor:
         inputs = [self.buffers.get(tensor) for tensor in node.reads]
         in_place = None
         for k, size in enumerate(node.output_bytes):
-            if size and self._readers[node.name, k] and self._host(inputs, size) is not None:
+            if node.shares and k not in outputs.values():
+                in_place = False  # it has the memory of an input, whoever holds that
+            elif size and self._readers[node.name, k] and self._host(inputs, size) is not None:
                 in_place = in_place or k not in outputs.values()
             elif size and k not in outputs.values() and in_place is None:
                 # No request and no buffer to take: another kernel allocates the output, or none.
@@ -192,13 +205,20 @@ class _Executor:
         asked = {request.output for request in footprint.requests}
         in_place = node.in_place if footprint.in_place is None else footprint.in_place
         placed: dict[int, int | None] = {}
+        requests = [*footprint.requests]
         for k, size in enumerate(node.output_bytes):
             if size and in_place and self._readers[node.name, k]:
                 host = self._host(inputs, size, placed.values())
                 if host is not None:
                     placed[k] = host
             elif size and k not in asked and not in_place:
-                placed[k] = self._shared(inputs, size) if node.shares else None
+                # It was a workspace where the op ran without what reads this output.
+                alone = [j for j, r in enumerate(requests) if (r.bytes, r.output) == (size, None)]
+                if alone:
+                    requests[alone[0]] = Request(size, k)
+                    asked.add(k)
+                else:
+                    placed[k] = self._shared(inputs, size) if node.shares else None
         missing = [
             Request(size, k)
             for k, size in enumerate(node.output_bytes)
@@ -206,7 +226,7 @@ class _Executor:
         ]
         workspaces: dict[int, int | None] = {}  # buffer -> `Request.until`
         unread: list[int] = []
-        for number, request in enumerate([*footprint.requests, *missing]):
+        for number, request in enumerate([*requests, *missing]):
             for buffer in [
                 buffer
                 for buffer, until in workspaces.items()

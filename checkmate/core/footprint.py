@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,30 @@ class Footprint:
 
     requests: tuple[Request, ...]
     in_place: bool | None = None
+
+    def row(self) -> list[Any]:
+        """Returns the footprint as lists, for a JSON file."""
+        return [
+            self.in_place,
+            [[each.bytes, each.output, each.until] for each in self.requests],
+        ]
+
+    @classmethod
+    def of_row(cls, row: Any) -> Footprint:
+        """Returns the footprint of a row. Raises `ValueError` or `TypeError` for anything that is
+        no row."""
+        in_place, requests = row
+        if in_place not in (None, True, False):
+            raise ValueError("a footprint says neither yes nor no")
+        found = tuple(Request(*each) for each in requests)
+        for each in found:
+            if (
+                not all(value is None or type(value) is int for value in (each.output, each.until))
+                or type(each.bytes) is not int
+                or each.bytes < 1
+            ):
+                raise ValueError("a request is no positive number of bytes")
+        return cls(found, in_place)
 
 
 class Kind(Enum):

@@ -533,3 +533,27 @@ def test_another_plan_of_the_same_ops_is_told_by_what_was_learnt(problem, data):
 @pytest.mark.parametrize("kind", [Kind.KERNEL, Kind.VIEW])
 def test_a_node_without_outputs_gives_back_what_it_read(kind):
     assert asked(node("a"), node("end", "a", (), kind))[0] == [(0, 100), (0, 0)]
+
+
+def test_what_shares_an_inputs_memory_does_so_whoever_holds_it():
+    """A slice that ran alone did not ask, and nothing else held its input."""
+    nodes = node("a"), node("slice", "a", shares=True), node("reader", "slice")
+    ran = program(*nodes)
+    learned = learn(ran, {name: [LoggedRequest(100, True, None)] for name in ("a", "reader")})
+    assert learned["slice"] == Footprint((), in_place=False)
+    steps, _ = asked(*nodes, node("later", "a"), **learned)
+    assert [size for _, size in steps if size] == [100, 100, 100]
+
+
+def test_a_workspace_where_an_op_runs_alone_is_an_output_where_that_is_read():
+    """As what a pooling leaves for its gradient."""
+    pool = node("pool", sizes=(100, 30))
+    alone = Footprint((Request(100, output=0), Request(30, until=2)))
+    gradient = node("gradient", "pool:1", (7,))
+    steps, _ = asked(pool, gradient, pool=alone)
+    assert steps == [(0, 100), (1, 30), (0, 0), (2, 7), (2, 0), (1, 0)]
+
+
+def test_the_most_bytes_requested_at_once():
+    events = program(node("a"), node("b", "a", (50,)), node("c", "b")).events({})
+    assert events.most_requested_bytes == 150

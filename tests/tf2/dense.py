@@ -77,9 +77,7 @@ def nothing_else(patch):
     def of_the_step(*arguments, **options):
         memory = of(*arguments, **options)
         counted = memory.counted_bytes
-        return replace(
-            memory, resident_bytes=counted, uncounted_bytes=counted - memory.start_bytes
-        )
+        return replace(memory, resident_bytes=counted, uncounted_bytes=counted - memory.start_bytes)
 
     patch.setattr(MemoryBudget, "of", of_the_step)
 

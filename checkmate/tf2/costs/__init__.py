@@ -1,1 +1,1 @@
-"""Seconds, workspaces and in-place inputs of each distinct op on the device that trains."""
+"""Seconds, workspaces and footprints of each distinct op on the device that trains."""

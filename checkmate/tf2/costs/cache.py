@@ -10,11 +10,12 @@ from typing import Any
 
 import platformdirs
 
-from checkmate.core.files import read_json, write_json
+from checkmate.core.footprint import Footprint
+from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import PlanFileError
 from checkmate.tf2.costs.measurement import Measurement
 
-FORMAT, VERSION = "checkmate-profile", 4
+FORMAT, VERSION = "checkmate-profile", 5
 
 Entries = dict[str, Measurement | None]
 """Measurements by the signature of an op; None for an op that TensorFlow refused to run."""
@@ -63,13 +64,9 @@ class CostCache:
     def __exit__(self, *exception: Any) -> None:
         if len(self.entries) == self._count:
             return
-        rows = {
-            key: [found.seconds, found.workspace_bytes, found.in_place]
-            for key, found in (self._read() | self.entries).items()
-            if found
-        }
+        rows = {key: _row(found) for key, found in (self._read() | self.entries).items() if found}
         data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, PlanFileError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, data)
 
@@ -78,9 +75,17 @@ class CostCache:
             data = read_json(self._path)
             if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
                 return {}
-            return {
-                str(key): Measurement(float(seconds), int(space), tuple(map(int, over)))
-                for key, (seconds, space, over) in data["entries"].items()
-            }
+            return {str(key): _measurement(row) for key, row in data["entries"].items()}
         except (PlanFileError, KeyError, TypeError, ValueError, AttributeError):
             return {}
+
+
+def _row(found: Measurement) -> list[Any]:
+    footprints = [each and each.row() for each in found.footprints]
+    return [found.seconds, found.workspace_bytes, found.in_place, footprints]
+
+
+def _measurement(row: list[Any]) -> Measurement:
+    seconds, space, over, footprints = row
+    seen = tuple(None if each is None else Footprint.of_row(each) for each in footprints)
+    return Measurement(float(seconds), int(space), tuple(map(int, over)), seen)

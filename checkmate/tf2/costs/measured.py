@@ -1,14 +1,13 @@
 """Cost models: the seconds that each op of a traced step takes, and its memory while it runs.
 
-"profile" runs every distinct op (types, shapes, dtypes, attributes) on the device that trains,
-several times after a warm-up run, and takes the median; an op that is shorter than a call is
-evaluated many times in a call. If the allocator reports what is in use, it also measures the
-workspace. "roofline" and "unit" run nothing.
+"profile" runs every distinct op (types, shapes, dtypes, attributes) that takes time or memory, on
+the device that trains, and takes the shortest of some times. If the allocator reports what is in
+use, it also learns what each op asks for. "roofline" and "unit" run nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -16,19 +15,23 @@ import tensorflow as tf
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
-from checkmate.core.replay import needs
+from checkmate.core.replay import replay
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.cache import CostCache
+from checkmate.tf2.costs import chain
+from checkmate.tf2.costs.cache import CostCache, Entries
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.costs.roofline import roofline, unit
-from checkmate.tf2.costs.timing import call_overhead_s
-from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.trace import TracedStep
 
-MEASURED_SHARE = 0.001
-"""An op that takes less than this share of the step's time, by its roofline, is not measured."""
+MEASURED_TIME, MEASURED_BYTES = 0.001, 0.003
+"""An op is measured if it takes this share of the step's time, by its roofline, or if it reads and
+makes this share of the bytes that the plain step needs."""
+
+SHORT_S, TIMES = 5e-5, 8
+"""An op that is measured for its time and takes less than SHORT_S seconds, by its roofline, is
+evaluated TIMES times between two readings of the clock."""
 
 Progress = Callable[[int, int], None]
 CostModel = Callable[[TracedStep, Progress], "list[Measurement]"]
@@ -36,12 +39,16 @@ CostModel = Callable[[TracedStep, Progress], "list[Measurement]"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
+    """What a step's ops take.
+
+    Attributes:
+      graph: The step's graph with costs in seconds (for "unit": in units) and workspaces.
+      footprints: What TensorFlow ops ask the allocator for, by their names in the flat graph; those
+        that were not seen are missing.
+    """
+
     graph: DFGraph
-    footprints: Mapping[str, Footprint]
-
-
-def costs_of(traced, cost_model="profile", *, on_progress=None) -> Costs:
-    return Costs(with_costs(traced, cost_model, on_progress=on_progress), {})
+    footprints: dict[str, Footprint]
 
 
 def with_costs(
@@ -50,7 +57,17 @@ def with_costs(
     *,
     on_progress: Progress | None = None,
 ) -> DFGraph:
-    """Returns the step's graph with costs in seconds (for "unit": in units) and workspaces.
+    """Returns the graph of `costs_of`."""
+    return costs_of(traced, cost_model, on_progress=on_progress).graph
+
+
+def costs_of(
+    traced: TracedStep,
+    cost_model: str | CostModel = "profile",
+    *,
+    on_progress: Progress | None = None,
+) -> Costs:
+    """Returns what the step's ops take.
 
     Args:
       cost_model: "profile", "roofline", "unit", or a function (traced, on_progress) -> a
@@ -63,67 +80,62 @@ def with_costs(
             f"There is no cost model {cost_model!r}. Known: {', '.join(models)}, or a function."
         )
     model = models[cost_model] if isinstance(cost_model, str) else cost_model
-    measured = model(traced, on_progress or (lambda done, total: None))
-    number = traced.numbers()
-    parts = zip(traced.graph.ops, traced.groups, traced.values, measured, strict=True)
-    ops = []
-    for op, group, values, found in parts:
-        forwarded = in_place.by_table(group, values, found.workspace_bytes)
-        by_table = {number[each.op] for each in forwarded if each.op in number}
+    measurements = model(traced, on_progress or (lambda done, total: None))
+    ops, footprints = [], dict[str, Footprint]()
+    for op, group, found in zip(traced.graph.ops, traced.groups, measurements, strict=True):
         seen = {
             d
             for d in found.in_place
             if d in op.deps and traced.graph.ops[d].output_bytes >= op.output_bytes
         }
-        ops.append(_with_cost(op, found, by_table & {*op.in_place} | seen))
-    return replace(traced.graph, ops=tuple(ops))
-
-
-def without_disproved(traced: TracedStep, graph: DFGraph, plain_bytes: int) -> DFGraph:
-    """Returns the graph with the workspaces that shapes tell for the ops of which a measurement
-    cannot be true: with it, they would need more than the plain step as a whole took.
-
-    Args:
-      graph: The step's graph with measured workspaces.
-      plain_bytes: The measured peak of the plain step alone.
-    """
-    ops = list(graph.ops)
-    for need in needs(graph):
-        if need.bytes - traced.small_bytes > plain_bytes:
-            parts = traced.groups[need.op], traced.values[need.op], traced.taken[need.op]
-            by_shapes = min(ops[need.op].workspace_bytes, in_place.workspace(*parts))
-            ops[need.op] = replace(ops[need.op], workspace_bytes=by_shapes)
-    return replace(graph, ops=tuple(ops))
+        ops.append(_with_cost(op, found, {*op.in_place} | seen))
+        # A final write to a variable has none.
+        pairs = zip(group, found.footprints, strict=False)
+        footprints |= {operation.name: each for operation, each in pairs if each}
+    return Costs(replace(traced.graph, ops=tuple(ops)), footprints)
 
 
 def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
-    """Runs every distinct op on the training device.
+    """Runs every distinct op on the training device, if it is pure (`bodies.is_pure`).
 
-    Ops that take a variable, a list or a string are not run, nor are ops that take next to no time.
-    Their seconds are the roofline's, times the ratio of measured seconds to roofline of the other
-    ops. Measurements are kept in the process and on disk, by device and TensorFlow version, in the
-    user's cache folder (or $CHECKMATE_CACHE_DIR).
+    The seconds of the others are the roofline's, times the ratio of measured seconds to roofline of
+    those that ran. Measurements are kept in the process and on disk, by device and TensorFlow
+    version, in the user's cache folder (or $CHECKMATE_CACHE_DIR).
     """
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
-    parts = zip(traced.groups, traced.values, traced.taken, strict=True)
-    isolated = [IsolatedOps(*each) for each in parts]
-    keys = [each.signature() if each.runs else None for each in isolated]
-    least = MEASURED_SHARE * sum(estimate.seconds for estimate in estimates)
+    least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
+    large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
+    parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
+    isolated = [
+        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
+        for group, values, taken, estimate in parts
+    ]
+    keys = [
+        each.signature()
+        if (estimate.seconds >= least or each.touched_bytes >= large) and each.runs
+        else None
+        for each, estimate in zip(isolated, estimates, strict=True)
+    ]
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
-            key: (each, estimate.seconds)
+            key: (estimate.seconds, each)
             for key, each, estimate in zip(keys, isolated, estimates, strict=True)
-            if key is not None and key not in cache.entries and estimate.seconds >= least
+            if key is not None and key not in cache.entries
         }
+        key_of = {each: key for key, (_, each) in missing.items()}
+        # Ops of similar length are timed together.
+        by_time = [each for _, each in sorted(missing.values(), key=lambda pair: pair[0])]
         reports = devices.requests_are_seen(device)
-        overhead = call_overhead_s(device) if missing else 0.0
-        for done, (key, (each, expected)) in enumerate(missing.items()):
-            on_progress(done, len(missing))
-            cache.entries[key] = each.measure(device, reports, overhead, expected)
         if missing:
-            on_progress(len(missing), len(missing))
-        found = [cache.entries.get(key) if key is not None else None for key in keys]
+            on_progress(0, len(missing))
+        not_seen: Entries = {}  # another profile was being taken
+        for done, (each, measurement) in enumerate(chain.measured(by_time, device, reports), 1):
+            is_whole = measurement is None or measurement.footprints or not reports
+            (cache.entries if is_whole else not_seen)[key_of[each]] = measurement
+            on_progress(done, len(missing))
+        entries = cache.entries | not_seen
+        found = [entries.get(key) if key is not None else None for key in keys]
     return _completed(traced, isolated, found, estimates)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.operations import has_bodies, is_argument, may_run_again
+from checkmate.tf2.graph.operations import can_be_copied, has_bodies, is_argument, may_run_again
 from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
@@ -74,4 +74,26 @@ def _is_pure(graph: tf.Graph, body: Any) -> bool:
     return all(
         only_reads(graph, each) if has_bodies(each) else is_argument(each) or may_run_again(each)
         for each in body.get_operations()
+    )
+
+
+def is_pure(operation: tf.Operation) -> bool:
+    """True for an op that may be run on any data at any time: TensorFlow ships it, its outputs
+    follow from its inputs, all of them numbers, and it does nothing else; nor do the functions that
+    it runs."""
+    tensors = (*operation.inputs, *operation.outputs)
+    return _computes(operation) and all(can_be_copied(tensor.dtype) for tensor in tensors)
+
+
+def _computes(operation: tf.Operation) -> bool:
+    """The same for an op in a function, which may take and return lists of tensors, too."""
+    tensors = (*operation.inputs, *operation.outputs)
+    if not may_run_again(operation) or any(t.dtype in (tf.resource, tf.string) for t in tensors):
+        return False
+    attributes = operation.node_def.attr.values()
+    called = [each for value in attributes for each in (value.func, *value.list.func) if each.name]
+    graphs = [named(operation.graph, each.name) for each in called]
+    return all(
+        graph is not None and all(is_argument(o) or _computes(o) for o in graph.get_operations())
+        for graph in graphs
     )

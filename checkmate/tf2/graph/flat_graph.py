@@ -114,8 +114,7 @@ class FlatGraph:
     def estimates(self) -> dict[str, tuple[int, ...]]:
         """Bytes of each output of the ops of which a size is estimated, by name."""
         return {
-            operation.name: self._sizes.of_outputs(operation)
-            for operation in self._sizes.estimated
+            operation.name: self._sizes.of_outputs(operation) for operation in self._sizes.estimated
         }
 
     def planned_sources(self, tensor: tf.Tensor) -> set[tf.Operation]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.tf2.device import training_device
 from checkmate.tf2.graph import copying
 from checkmate.tf2.graph.operations import is_call
 from checkmate.tf2.graph.placement import place
@@ -36,6 +37,7 @@ class GraphWriter:
         self._used: set[str] = {node.name for node in self._graph_def.node}
         self._added: set[str] = set()
         self._repeats: Counter[str] = Counter()
+        self._shapes: dict[tuple[int, ...], str] = {}  # the constants that `made` reads
         self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
 
     @property
@@ -163,6 +165,28 @@ class GraphWriter:
         name = self.add("EnsureShape", [value], like.dtype, after=before, name="in_turn")
         self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
         return name
+
+    def made(self, number: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+        """Writes an op that fills memory of its own with a number; returns the name of its tensor.
+
+        Args:
+          number: The name of a scalar.
+          like: A tensor of the value's shape and dtype.
+        """
+        shape = tuple(like.shape.as_list())
+        if shape not in self._shapes:
+            self._shapes[shape] = self.constant(shape, tf.int32)
+        read = [self._shapes[shape], number]
+        name = self.add("Fill", read, like.dtype, after=after, name="made")
+        self.like[name.removesuffix(":0")] = (like,)
+        return name
+
+    def after(self, before: Sequence[str]) -> Sequence[str]:
+        """Writes what waits until these ops have run, on a GPU their kernels, too, and returns the
+        names of the ops to wait for."""
+        if not training_device().startswith("GPU"):
+            return before
+        return [self._node("synchronized", "SyncDevice", [], before).name]
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         """Writes a constant and returns its tensor's name."""

@@ -133,14 +133,9 @@ def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -
     return max(0, needed_bytes(group, values, taken) - sum(map(_known_bytes, values)))
 
 
-def by_table(group: Group, values: Group, workspace_bytes: int = 0) -> list[tf.Tensor]:
-    """Returns those of the `candidates` that, by the table, the value is written over.
-
-    Args:
-      workspace_bytes: The measured bytes that the group needs besides its inputs and its value, if
-        they are more than `workspace` returns.
-    """
-    allowed = max(workspace_bytes, workspace(group, values))
+def by_table(group: Group, values: Group) -> list[tf.Tensor]:
+    """Returns those of the `candidates` that, by the table, the value is written over."""
+    allowed = workspace(group, values)
     return [
         tensor
         for tensor in candidates(group, values)

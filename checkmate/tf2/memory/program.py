@@ -45,19 +45,29 @@ class Programs:
 
     def _node(self, definition: Any, like: Any) -> Node:
         if not isinstance(like, tf.Operation):
-            return _made(definition, like or ())
+            return node_of(definition, like)
         if like not in self._facts:
-            made = _made(definition, like.outputs)
-            sizes = self._estimates.get(like.name) if made.kind is Kind.KERNEL else None
+            node = node_of(definition, like)
+            sizes = self._estimates.get(like.name) if node.kind is Kind.KERNEL else None
             self._facts[like] = replace(
-                made,
-                output_bytes=sizes or made.output_bytes,
-                key=like.name,
+                node,
+                output_bytes=sizes or node.output_bytes,
                 workspace_bytes=self._workspaces.get(like.name, 0),
-                in_place=rule_of(definition.op).in_place is not None or like.name in self._in_place,
-                shares=any(map(may_share_memory, like.outputs)),
+                in_place=node.in_place or like.name in self._in_place,
             )
         return replace(self._facts[like], name=definition.name, reads=_reads(definition))
+
+
+def node_of(definition: Any, like: tf.Operation | Iterable[tf.Tensor] | None) -> Node:
+    """Returns the node of an op that is written, without what was measured of it.
+
+    Args:
+      like: The op that it is a copy of, or tensors that its outputs are like, if known.
+    """
+    if not isinstance(like, tf.Operation):
+        return _made(definition, like or ())
+    shares = any(map(may_share_memory, like.outputs))
+    return replace(_made(definition, like.outputs), key=like.name, shares=shares)
 
 
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:

@@ -137,9 +137,7 @@ class PlanSearch:
         return found
 
     def _fits(self, candidate: Candidate) -> bool:
-        return (
-            candidate.expected_bytes is not None and candidate.expected_bytes <= self.limit_bytes
-        )
+        return candidate.expected_bytes is not None and candidate.expected_bytes <= self.limit_bytes
 
     def _next_target(self) -> int | None:
         tried = [self._tried(*each) for each in self.answers]

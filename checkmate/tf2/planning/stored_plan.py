@@ -59,9 +59,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
         plain_plan=traced.plain_plan(),
     )
     plan = stored.plan or traced.plain_plan()
-    return Planned(
-        traced, stored.graph, plan, report.result, run, report, stored.rise_bytes
-    )
+    return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
 
 
 def _accept(task: PlanTask, stored: plan_files.StoredPlan, other_bytes: int) -> None:

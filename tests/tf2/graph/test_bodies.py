@@ -83,3 +83,76 @@ def test_sizes_of_what_loops_and_conditions_return(tensorflow):
     lists = [k for k, t in enumerate(loop.outputs) if t.dtype == tf.variant and t.consumers()]
     assert sum(sizes.bytes_of(loop, k) for k in lists) == 3 * 4 * N * N
     assert sizes.bytes_of(case, 0) == 2 * 4 * N * N
+
+
+def _looped(body):
+    import tensorflow as tf
+
+    return lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, body(x)), (0, x))[1]
+
+
+def _drawn(x):
+    import tensorflow as tf
+
+    return x + tf.random.uniform([N])
+
+
+def _printed(x):
+    import tensorflow as tf
+
+    tf.print(x)
+    return x
+
+
+def _with_state(make, use):
+    """A step that uses what was made before it."""
+    made = make()
+    return lambda x: use(made, x)
+
+
+def _steps(tf):
+    """(type of an op, step with it, whether it is pure)."""
+    raw = tf.raw_ops
+    table = tf.lookup.experimental.MutableHashTable
+    ratio = [1.0, 1.5, 1.5, 1.0]
+    yield "MatMul", lambda x: x @ x, True
+    yield "Cast", lambda x: tf.cast(x, tf.bool), True
+    yield "RandomUniformV2", lambda x: tf.random.stateless_uniform([N], [1, 2]), True
+    yield "CheckNumerics", lambda x: tf.debugging.check_numerics(x, ""), True
+    yield "While", _looped(tf.sin), True
+    yield "While", _looped(lambda x: tf.map_fn(tf.sin, x)), True
+    yield "RandomUniform", _drawn, False
+    yield "RandomShuffle", tf.random.shuffle, False
+    pool = raw.FractionalMaxPool
+    yield "FractionalMaxPool", lambda x: pool(value=x[None, ..., None], pooling_ratio=ratio), False
+    yield "PrintV2", _printed, False
+    yield "If", lambda x: (tf.debugging.assert_positive(x), x)[1], False
+    yield "PyFunc", lambda x: tf.numpy_function(abs, [x], x.dtype), False
+    yield "PyFuncStateless", lambda x: tf.numpy_function(abs, [x], x.dtype, stateful=False), False
+    yield "EagerPyFunc", lambda x: tf.py_function(abs, [x], x.dtype), False
+    yield "ReadVariableOp", _with_state(lambda: tf.Variable(1.0), lambda v, x: x + v), False
+    yield (
+        "LookupTableFindV2",
+        _with_state(lambda: table(tf.int64, tf.int64, 0), lambda t, x: t[tf.cast(x, tf.int64)]),
+        False,
+    )
+    yield (
+        "IteratorGetNext",
+        _with_state(lambda: iter(tf.data.Dataset.range(9)), lambda i, x: next(i)),
+        False,
+    )
+    yield "AsString", tf.strings.as_string, False
+    make_list = raw.TensorListFromTensor
+    yield "TensorListFromTensor", lambda x: make_list(tensor=x, element_shape=[N]), False
+    yield "While", _looped(_drawn), False
+    yield "While", _looped(_printed), False
+    yield "While", _looped(_looped(_drawn)), False
+
+
+def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
+    """A step's ops run alone to be measured: they must neither print nor draw nor take a batch."""
+    from checkmate.tf2.graph.bodies import is_pure
+
+    for kind, step, pure in _steps(tensorflow):
+        concrete = concrete_of(step)
+        assert is_pure(one(concrete, kind)) is pure, kind

@@ -1,0 +1,259 @@
+"""Chain: groups of ops that run one after another in one function, each on inputs of its own, to be
+timed and watched.
+
+To build a function takes longer than to run most ops, and to start TensorFlow's profiler does, too.
+So many groups are in one function, with clocks between them, and one profiler session watches all.
+An op's inputs are filled where it runs, and are held by nothing else, so that it runs in place if
+it ever does. They are out of memory before those of the next group are made.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.allocator import UNIT_BYTES
+from checkmate.core.events import Log, Program, bursts, learn
+from checkmate.core.footprint import Footprint, Kind
+from checkmate.errors import CheckmateError
+from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
+from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.graph_writer import GraphWriter
+from checkmate.tf2.memory.profiler import observe
+from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
+from checkmate.tf2.ops import rule_of
+
+log = logging.getLogger("checkmate")
+
+LENGTH = 64
+"""The groups in a chain, at most."""
+
+RUNS, MAX_RUNS, RUN_FOR_S, LEAST_S = 2, 20, 0.0005, 1e-6
+"""Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
+average or MAX_RUNS times. The shortest time counts, LEAST_S at least."""
+
+_numbers = count()
+
+NOTHING = IsolatedOps((), (), ())
+"""Stands at the end of each chain: what its clocks tell is not the time of an op."""
+
+
+class Chain:
+    """Groups of ops as one function. Making it runs it: that creates kernels and maps memory, and
+    the profiler may watch.
+
+    Args:
+      members: The groups, all of which can run.
+      device: Where they run.
+    """
+
+    def __init__(self, members: Sequence[IsolatedOps], device: str):
+        self.members, self.scope = members, f"chain_{next(_numbers)}"
+        writer = GraphWriter()
+        dtypes = {tensor.dtype for each in members for tensor in each.arguments}
+        self._numbers = {
+            f"{dtype.name}:0": some_value(tf.TensorSpec((), dtype)) for dtype in dtypes
+        }
+        names = {dtype: f"{dtype.name}:0" for dtype in dtypes}
+        self._copied: list[Copied] = []
+        self._clock = _clock()  # which keeps the Python function that its op calls
+        clock = self._clock.get_operations()[0]
+        after: tuple[str, ...] = ()
+        for each in (*members, NOTHING):
+            self._copied.append(each.write(writer, clock, names, after))
+            after = self._copied[-1].clocks[1:]
+        self._nodes = [node_of(each, writer.like.get(each.name)) for each in writer.nodes]
+        clocks = [f"{name}:0" for each in self._copied for name in each.clocks]
+
+        def build(*numbers: tf.Tensor) -> tf.Tensor:
+            given = dict(zip(self._numbers, numbers, strict=True))
+            with tf.device(device):
+                times = writer.import_here(given, clocks, scope=self.scope)
+            with tf.device("CPU:0"):
+                return tf.stack(times)
+
+        specs = [tf.TensorSpec((), number.dtype) for number in self._numbers.values()]
+        self._function: Any = tf.compat.v1.wrap_function(build, specs)
+        self._first = self.run()
+        types = {operation.type for each in members for operation in each.group}
+        if device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types):
+            self._first = self.run()  # with the algorithms that were chosen, and their memory
+
+    def run(self) -> list[float]:
+        """Runs all ops and returns the seconds of each group."""
+        clocks = grappler.run(self._function, *self._numbers.values()).numpy().reshape(-1, 2)
+        *seconds, overhead = (clocks[:, 1] - clocks[:, 0]).tolist()
+        return [
+            (whole - overhead) / each.times
+            for whole, each in zip(seconds, self.members, strict=True)
+        ]
+
+    def seconds(self) -> list[float]:
+        """Runs all ops so often that their time is known, and returns it."""
+        runs, spent = [self._first], sum(self._first)
+        enough = RUN_FOR_S * len(self.members)
+        while len(runs) < RUNS or (spent < enough and len(runs) < MAX_RUNS):
+            runs.append(self.run())
+            spent += sum(runs[-1])
+        return [max(min(each), LEAST_S) for each in zip(*runs, strict=True)]
+
+    def measurements(self, log: Log | None) -> list[Measurement]:
+        """Returns what each group takes.
+
+        Args:
+          log: What was asked of the allocator in a run; None where that was not seen.
+        """
+        seconds = self.seconds()
+        if log is None:
+            return [
+                Measurement(took, in_place.workspace(each.group, each.values, each.taken))
+                for took, each in zip(seconds, self.members, strict=True)
+            ]
+        footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
+        held_until = _held_until(log)
+        return [
+            Measurement(
+                took,
+                self._workspace(each, copied, footprints),
+                _written_over(each, copied, held_until),
+                tuple(footprints[copied.made[operation]] for operation in each.group),
+            )
+            for took, each, copied in zip(seconds, self.members, self._copied[:-1], strict=True)
+        ]
+
+    def _workspace(self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]) -> int:
+        """Bytes that a group requests besides those of its inputs and its value; only inputs that
+        it takes over can be written over or released before it ends."""
+        taken = {
+            name: exact_bytes(tensor)
+            for name, tensor in zip(copied.inputs, ops.arguments, strict=True)
+            if in_place.made_by(tensor) in ops.taken
+        }
+        nodes = [
+            replace(node, kind=Kind.RESIDENT)
+            if node.name in copied.inputs and node.name not in taken
+            else node
+            for node in self._nodes[copied.nodes]
+        ]
+        values = [(copied.made[o], k) for o in ops.values for k in range(len(o.outputs))]
+        own = {name: footprints[name] for name in copied.made.values()}
+        asked = Program(tuple(nodes), tuple(values)).events(own).most_requested_bytes
+        of_values = sum(exact_bytes(tensor) for o in ops.values for tensor in o.outputs)
+        return max(0, asked - sum(taken.values()) - of_values)
+
+
+def measured(
+    members: Sequence[IsolatedOps], device: str, reports: bool
+) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
+    """Yields what each group takes, None where TensorFlow refuses to run it.
+
+    Args:
+      members: Groups that can run. Neighbours are timed together, and should take similar times.
+      reports: Whether the profiler sees what the device's allocator gives out.
+    """
+    try:
+        yield from _measured(members, device, reports)
+    finally:
+        gc.collect()  # functions are in cycles, and have constants in memory
+
+
+def _measured(
+    members: Sequence[IsolatedOps], device: str, reports: bool
+) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
+    made, logs = _watched(partial(_made, members, device), reports)
+    for each in made:
+        if isinstance(each, Chain):
+            found = each.measurements(None if logs is None else logs[each.scope])
+            yield from zip(each.members, found, strict=True)
+        else:
+            yield each, None
+
+
+def _clock() -> Any:
+    """A graph whose first op returns the time. `tf.timestamp` refuses to run where ops are
+    deterministic; to ask Python takes longer."""
+    try:
+        tf.timestamp()
+        read = tf.timestamp
+    except tf.errors.FailedPreconditionError:
+        read = partial(tf.numpy_function, time.perf_counter, [], tf.float64)
+    return tf.function(read, autograph=False).get_concrete_function().graph
+
+
+def _made(members: Sequence[IsolatedOps], device: str) -> list[Chain | IsolatedOps]:
+    """Chains of the groups that TensorFlow runs, and each group that it refuses to run."""
+    if len(members) > LENGTH:
+        return _made(members[:LENGTH], device) + _made(members[LENGTH:], device)
+    try:
+        return [Chain(members, device)] if members else []
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        if len(members) == 1:
+            log.info("%s is not measured: %s", members[0].group[-1].name, error)
+            return [members[0]]
+    half = len(members) // 2
+    return _made(members[:half], device) + _made(members[half:], device)
+
+
+def _watched(
+    make: Callable[[], list[Chain | IsolatedOps]], reports: bool
+) -> tuple[list[Chain | IsolatedOps], Mapping[str, Log] | None]:
+    """Makes chains, and returns what the last run of each asked of the allocator meanwhile, by
+    `Chain.scope`; None where that was not seen."""
+    try:
+        seen = observe(make) if reports else None
+    except CheckmateError as error:  # another profile is being taken
+        log.info("What ops ask the allocator for was not seen: %s", error)
+        seen = None
+    if seen is None:
+        return make(), None
+    logs: dict[str, list[Any]] = defaultdict(list)
+    scope = ""
+    for node, address, size, is_output in log_of(seen):
+        if node:
+            scope, _, node = node.partition("/")
+            if logs[scope] and logs[scope][0][0] == node:
+                logs[scope].clear()  # that was a run before
+        elif node is not None and size < UNIT_BYTES:
+            continue  # what Python returns as the time
+        logs[scope].append((node, address, size, is_output))
+    return seen.result, dict(logs)
+
+
+def _held_until(log: Log) -> dict[str, tuple[int, int]]:
+    """(when the memory was released that a node asked for last, as a number in order; its
+    bytes)."""
+    live: dict[int, tuple[str, int]] = {}
+    held: dict[str, tuple[int, int]] = {}
+    for k, (node, address, size, _) in enumerate(log):
+        if node is not None:
+            live[address] = node, size
+        elif address in live:
+            owner, bytes_ = live.pop(address)
+            held[owner] = k, bytes_
+    return held
+
+
+def _written_over(
+    ops: IsolatedOps, copied: Copied, held: dict[str, tuple[int, int]]
+) -> tuple[int, ...]:
+    """The argument that the group's value was written over: of the memory of its size, its own is
+    held longest."""
+    names = (*copied.inputs, *copied.made.values())
+    found = []
+    for tensor in in_place.candidates(ops.group, ops.values):
+        fitting = [name for name in names if held.get(name, (0, 0))[1] == exact_bytes(tensor)]
+        last = max(fitting, key=lambda name: held[name][0], default="")
+        found += [
+            k for k, name in enumerate(copied.inputs) if name == last and ops.arguments[k] is tensor
+        ]
+    return tuple(found)
