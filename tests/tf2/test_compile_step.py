@@ -11,7 +11,6 @@ from dense import (
     HUGE,
     batch_of,
     compiled,
-    confirmed,
     dense_model,
     nothing_else,
     planned,
@@ -83,24 +82,12 @@ def test_budgets_as_amounts(text, count):
 def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
     step = compiled(budget="250%")
     report = step.report()
-    own = report.plain_measured_bytes - report.outside_bytes
+    own = report.plain_peak_bytes - report.outside_bytes
     assert step.budget_bytes == int(2.5 * own) + report.outside_bytes, (
         "what else is in use is there with any plan"
     )
-    assert (
-        report.plain_peak_bytes == replay(step.graph, step.plan).peak_bytes + report.outside_bytes
-    )
-
-
-def test_a_share_is_of_the_predicted_peak_where_the_plain_step_cannot_be_run(monkeypatch):
-    monkeypatch.setattr("checkmate.tf2.memory.plain_step.free_or_none", lambda device: None)
-    report = compiled(budget="250%").report()
-    assert report.plain_measured_bytes is None and report.plain_not_measured
-    assert (
-        report.budget_bytes
-        == int(2.5 * (report.plain_peak_bytes - report.outside_bytes)) + report.outside_bytes
-    )
-    assert report.plain_not_measured in str(report)
+    asked = replay(step.graph, step.plan).peak_bytes
+    assert own == pytest.approx(asked, rel=0.2), "the allocator's overhead is added"
 
 
 def test_auto_is_what_the_device_has_free(monkeypatch):
@@ -137,15 +124,13 @@ def test_what_a_step_shows():
     assert (
         report.fixed_bytes
         == step.graph.fixed_bytes
-        < report.measured_peak_bytes
+        < report.predicted_peak_bytes
         <= step.budget_bytes
     )
     assert step.result.budget_bytes < step.budget_bytes, "something is left to the allocator"
     assert report.ops == len(step.graph) < report.tensorflow_ops
-    measured = {"measuring ops", "measuring the plain step"}
-    assert {"tracing", "solving", "predicting", "building", "confirming"} | measured == set(
-        report.seconds
-    )
+    phases = {"tracing", "measuring ops", "solving", "predicting", "building"}
+    assert phases == set(report.seconds)
 
 
 @pytest.mark.parametrize("ops", [1, 1000, 1001, 5000])
@@ -190,15 +175,13 @@ def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
         yield
 
     monkeypatch.setattr(Clock, "phase", counted)
-    # Every other one takes too much.
-    confirmed(monkeypatch, lambda budget, k: budget // 2 if k % 2 else budget + 4096)
 
     def made(budget):
         phases.clear()
         return compiled(budget=budget)
 
     step = tight(made)
-    assert phases["confirming"] == phases["building"] == 2 <= phases["solving"]
+    assert phases["building"] == 1 <= phases["solving"]
     assert step.report().seconds == phases
 
 
@@ -208,6 +191,7 @@ def test_a_huge_budget_runs_the_step_as_it_is():
     assert not step.plan.recomputed
     assert "none needed: the step runs unchanged" in str(step.report())
     assert "proven" not in str(step.report())
+    step(*batch_of())
     assert step.report().measured_peak_bytes > step.report().fixed_bytes
 
 
@@ -228,7 +212,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     import keras
     from training import assert_equal, plain_step
 
-    from checkmate.tf2.planning import plan_search, planner
+    from checkmate.tf2.planning import planner
 
     sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
     replays = []
@@ -238,8 +222,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
         replays.append(plan)
         return make_replay(traced, plan, *rooms)
 
-    for module in (plan_search, planner):
-        monkeypatch.setattr(module, "Replayed", counting)
+    monkeypatch.setattr(planner, "Replayed", counting)
     plain, plain_state, _ = two_epochs(
         lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer),
         sizes,
@@ -248,7 +231,6 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
     def make(model, optimizer):
         ask = functools.partial(compiled, model, optimizer=optimizer)
         step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
-        step.planned_for(*batch_of())  # confirmed on a batch
         replays.clear()
         return step
 
@@ -279,7 +261,7 @@ def regularized_model():
 
 @pytest.mark.parametrize("budget", [HUGE, "tight"])
 def test_compile_changes_nothing(budget):
-    """It runs the step on made-up data to measure its memory."""
+    """It runs no step."""
     import keras
     from training import state
 
@@ -289,7 +271,6 @@ def test_compile_changes_nothing(budget):
     before = state(model, optimizer)
     ask = functools.partial(compiled, model, optimizer=optimizer)
     step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask()
-    assert step.report().measured_peak_bytes, "nothing was run"
     for a, b in zip(before, state(model, optimizer), strict=True):
         np.testing.assert_array_equal(a, b)
     step(*batch_of())
@@ -418,30 +399,24 @@ def test_a_log_without_a_terminal_gets_a_line_about_the_plan(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("predicted")
 def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(monkeypatch, tmp_path):
-    """As more came to be in use since."""
+    """As steps took more than was predicted."""
     nothing_else(monkeypatch)
-    planner, specs = planner_of(planned().budget_bytes, plan=tmp_path)
-    confirmed(monkeypatch, lambda budget, k: int(0.9 * budget) - k)
+    planner, specs = planner_of(int(1.2 * planned().budget_bytes), plan=tmp_path)
     first = planner.plan(specs)
     path = planner.path_of(first.traced)
     left = path.read_bytes()
-    again = planner.with_more_in_use(first, specs, (), 4096)
+    again = planner.anew(first, specs, (), "It took more.", 1.1)
     assert "solving" in again.report.seconds, "planned, and not taken from the folder"
-    assert path.read_bytes() != left, "another measured peak at least"
+    assert path.read_bytes() != left
 
 
-@pytest.mark.usefixtures("predicted")
 def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(
     monkeypatch, caplog
 ):
     nothing_else(monkeypatch)
     planner, specs = planner_of(planned().budget_bytes)
-    confirmed(monkeypatch, lambda budget, k: budget + 2**20 if k else int(0.9 * budget))
     first = planner.plan(specs)
-    kept = planner.with_more_in_use(first, specs, (), 4096)
-    assert kept.plan is first.plan and kept.run is first.run
-    assert not kept.in_use_bytes, "the excess is not looked for again"
+    assert planner.anew(first, specs, (), "It took more.", 3.0) is first
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1 and "4.00 KiB more than the budget" in warnings[0]
+    assert len(warnings) == 1 and warnings[0].startswith("It took more. No other plan")

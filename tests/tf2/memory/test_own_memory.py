@@ -79,7 +79,7 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
     import keras
 
     import checkmate
-    from checkmate.tf2.planning import new_plan
+    from checkmate.tf2.planning import planner
 
     inputs = keras.Input((512,))
     model = keras.Model(inputs, keras.layers.Dense(512)(keras.layers.Dense(512)(inputs)))
@@ -92,13 +92,13 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    seen, with_costs = [], new_plan.with_costs
+    seen, costs_of = [], planner.costs_of
 
     def watched(*arguments, **options):
         seen.append(in_use())
-        return with_costs(*arguments, **options)
+        return costs_of(*arguments, **options)
 
-    monkeypatch.setattr(new_plan, "with_costs", watched)
+    monkeypatch.setattr(planner, "costs_of", watched)
     before = in_use()
     checkmate.tf2.function(
         step, tensorflow.TensorSpec((8, 512)), budget="1GiB", cost_model="roofline", verbose=False
