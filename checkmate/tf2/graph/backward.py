@@ -40,6 +40,33 @@ def forward_names(concrete: Any) -> set[str]:
     }
 
 
+def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
+    """Returns the ops from which gradients are computed that come later: the values of any forward
+    pass, of the second one in a step too, and gradients of which gradients of higher order are
+    computed.
+
+    Args:
+      operations: All ops, inputs first.
+    """
+    highest: dict[tf.Operation, int] = {}  # the highest order of the gradients that read an op
+    found = set()
+    for operation in reversed(operations):
+        order = _order(operation)
+        above = highest.get(operation, 0)
+        if above > order:
+            found.add(operation)
+        for tensor in operation.inputs:
+            before = tensor.op
+            highest[before] = max(highest.get(before, 0), order, above)
+    return found
+
+
+def _order(operation: tf.Operation) -> int:
+    """The order of a gradient by its name: 1 for one of a loss, 2 for one of such a gradient; 0 for
+    another op."""
+    return max(operation.name.count("gradient_tape/"), int(in_backward_scope(operation)))
+
+
 def with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
     """Returns the ops of these names and all ops that they are computed from.
 

@@ -20,7 +20,12 @@ import tensorflow as tf
 
 from checkmate.core.allocator import rounded_up
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph.backward import follows_gradients, forward_names, with_inputs
+from checkmate.tf2.graph.backward import (
+    follows_gradients,
+    forward_names,
+    read_by_gradients,
+    with_inputs,
+)
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
@@ -267,13 +272,14 @@ class FlatGraph:
             # A small kernel runs once. Once it has run, nothing reads the variable through it.
             elif role_of(operation) is not Role.KERNEL:
                 read_through[operation] = shown
-        # Only forward ops: a chain of recomputed gradients would move every update of a variable to
-        # the end of the step.
+        # A gradient that no gradient of higher order reads, and an update, are read right after
+        # they are made. A chain of them would move every update to the end of the step.
+        read_later = read_by_gradients(self.operations)
         self.recomputable = {
             o
             for o in self.planned
             if self.may_repeat(o)
-            and o not in self.backward
+            and (o not in self.backward or o in read_later)
             and small_writes.isdisjoint(direct_reads.get(o, ()))
         }
 
