@@ -36,7 +36,7 @@ VARIANTS = (PLAIN, XLA, COLD, COSTS_KNOWN, PLAN_KEPT)
 """In the order in which they run: `COLD` fills the folders of costs and plans that the last two
 read."""
 
-COLUMNS = ("model", "variant", "phase", "wall s", "/ plain", "CPU s", "/ plain", "steps before")
+COLUMNS = ("model", "variant", "phase", "wall s", "/ plain", "CPU s", "/ plain")
 WHOLE, NO_PHASE, FIRST_STEP = "all", "no phase", "first step"
 
 
@@ -44,8 +44,7 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
     """Yields a row per variant, and for each of ours a row per phase.
 
     Phase "all" is the whole variant, "no phase" is the time of `compile` in none of its report's
-    phases, "first step" is the call of the step. `cpu_s` is None if it is not known; `steps_before`
-    counts steps run before the first one, None if the report does not count them. A variant that
+    phases, "first step" is the call of the step. `cpu_s` is None if it is not known. A variant that
     failed has `error` instead of figures.
     """
     compile_annealer()
@@ -75,7 +74,6 @@ def measure(name: str, budget: str, batch: int) -> Iterator[dict[str, Any]]:
                     "phase": phase,
                     **seconds,
                     **plain,
-                    "steps_before": found["steps_before"],
                 }
 
 
@@ -101,7 +99,6 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['wall_s'] / row['plain_wall_s']:.2f}",
         f"{row['cpu_s']:.2f}" if known else "-",
         f"{row['cpu_s'] / row['plain_cpu_s']:.2f}" if known else "-",
-        "-" if row["steps_before"] is None else str(row["steps_before"]),
     )
 
 
@@ -160,9 +157,9 @@ def run(name: str, batch: int, variant: str, budget: str, folder: Path) -> dict[
     ended = _now()
     phases = {WHOLE: _between(started, ended)}
     if not ours:
-        return {"phases": phases, "steps_before": 0}
+        return {"phases": phases}
     phases |= _phases(report, _between(started, compiled)) | {FIRST_STEP: _between(compiled, ended)}
-    return {"phases": phases, "steps_before": report.steps_before}
+    return {"phases": phases}
 
 
 def _phases(report: Any, compiling: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -173,7 +173,7 @@ def first_step(models: tuple[str, ...], budget: str, batch: int, as_json: bool) 
     MODELS are workloads of `checkmate demo --model`; four of them by default. Imports and building
     the model and the optimizer are not counted. CPU seconds are those of all threads.
 
-    JSON: model, variant, phase, wall_s, cpu_s, plain_wall_s, plain_cpu_s, steps_before; or error.
+    JSON: model, variant, phase, wall_s, cpu_s, plain_wall_s, plain_cpu_s; or error.
     """
     b = first_step_benchmark
     title = "seconds from the call to the end of the first training step, each in a fresh process"

@@ -110,8 +110,7 @@ def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> di
     report = step.report()
     return row | {
         "budget_bytes": step.budget_bytes,
-        "predicted_bytes": report.peak_bytes,
-        "peak_bytes": report.measured_peak_bytes,
+        "peak_bytes": report.expected_peak_bytes,
         "overhead": report.predicted_slowdown,
         "recomputed": sum(step.plan.recomputed.values()),
         "seconds": time.perf_counter() - started,
@@ -123,10 +122,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     start, seconds = (row["model"], row["for"]), f"{row['seconds']:.1f} s"
     if "error" in row:
         return (*start, row["budget"], "-", "-", "-", seconds, row["error"])
-    peak = row["peak_bytes"] or row["predicted_bytes"]
     facts = (
         format_bytes(row["budget_bytes"]),
-        format_bytes(peak),
+        format_bytes(row["peak_bytes"]),
         f"{row['overhead'] - 1:+.2%}",
         str(row["recomputed"]),
     )

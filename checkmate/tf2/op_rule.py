@@ -173,6 +173,7 @@ class OpRule:
       fusion: Within which kernel it may be computed.
       tries_algorithms: On a GPU, its first run at some shapes tries several algorithms, each with
         scratch memory of its own, and may take many times what later runs take.
+      gives_batches: It takes a batch from an iterator, whose pipeline makes the next one.
       pooling: Whether it leaves or reads a pooling's workspace.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
       absorbs_transpose: TensorFlow's optimizer may merge a neighbouring transposition into it.
@@ -198,6 +199,7 @@ class OpRule:
     flops: Callable[[tf.Operation], float] | None = None
     fusion: Fusion | None = None
     tries_algorithms: bool = False
+    gives_batches: bool = False
     pooling: Pooling | None = None
     broadcasts: bool = False
     absorbs_transpose: bool = False

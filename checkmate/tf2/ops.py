@@ -128,6 +128,9 @@ add_row("InplaceAdd InplaceSub InplaceUpdate", eager_refusal=_WRITES)
 # Registered as stateful so that zeros are not folded into a constant.
 add_row("Empty", stateless_if="init")
 
+# Iterators.
+add_row("IteratorGetNext IteratorGetNextAsOptional IteratorGetNextSync", gives_batches=True)
+
 # Elementwise.
 add_row(
     "Abs Ceil Cos Div DivNoNan Elu EluGrad Erf Erfc Expm1 Floor FloorDiv FloorMod", _ELEMENTWISE

@@ -36,7 +36,7 @@ def processes(monkeypatch):
                 "tracing": {"wall_s": 1.0, "cpu_s": None},
                 "first step": {"wall_s": 0.5, "cpu_s": 0.75},
             }
-        return {"phases": phases, "steps_before": None}
+        return {"phases": phases}
 
     monkeypatch.setattr(first_step, "fresh_process", fresh_process)
     return asked
@@ -63,7 +63,6 @@ def test_rows_are_beside_the_plain_step(processes):
         "1.00",
         "3.00",
         "1.00",
-        "-",
     )
     assert first_step.cells(rows[1]) == ("unet", "XLA", "all", "ValueError: no XLA here")
     assert first_step.cells(rows[2]) == (
@@ -74,7 +73,6 @@ def test_rows_are_beside_the_plain_step(processes):
         "5.00",
         "12.00",
         "4.00",
-        "-",
     )
     assert first_step.cells(rows[3]) == (
         "unet",
@@ -84,10 +82,8 @@ def test_rows_are_beside_the_plain_step(processes):
         "0.50",
         "-",
         "-",
-        "-",
     )
-    assert first_step.cells(rows[4])[2:] == ("first step", "0.50", "0.25", "0.75", "0.25", "-")
-    assert first_step.cells({**rows[2], "steps_before": 7})[-1] == "7"
+    assert first_step.cells(rows[4])[2:] == ("first step", "0.50", "0.25", "0.75", "0.25")
 
 
 def test_the_table_in_a_sentence_is_of_whole_variants(processes):

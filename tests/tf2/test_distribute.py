@@ -60,8 +60,9 @@ def whole_step(run, *, budget, exchange=0, replicas=1):
     from checkmate.tf2 import device as devices
     from checkmate.tf2.replicas import WholeStep
 
-    start = 256 + devices.bytes_in_use("CPU:0")  # 0 stands for an allocator that does not report
-    planned = SimpleNamespace(in_use_bytes=start, report=SimpleNamespace(name="replicated"))
+    start = devices.bytes_in_use("CPU:0")
+    report = SimpleNamespace(name="replicated", memory=SimpleNamespace(start_bytes=start))
+    planned = SimpleNamespace(report=report)
     return WholeStep(run, planned, start + budget, replicas=replicas, exchange=exchange)
 
 

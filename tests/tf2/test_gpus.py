@@ -185,15 +185,3 @@ def test_what_is_free_in_a_pool_that_grows_is_not_asked(monkeypatch):
     monkeypatch.setattr(tf.raw_ops, "Empty", lambda **_: pytest.fail("memory was requested"))
     with pytest.raises(CheckmateError, match="memory growth"):
         probe(GIB)
-
-
-def test_a_step_of_which_no_request_was_seen_is_not_one_without_requests(monkeypatch):
-    import tensorflow as tf
-
-    from checkmate.tf2.memory import confirm
-
-    call = lambda: tf.zeros([4])  # noqa: E731
-    assert confirm._watched(call)[1]
-    seen = SimpleNamespace(result=1, events=())
-    monkeypatch.setattr(confirm, "observe", lambda call: seen)
-    assert confirm._watched(call) == (1, None)

@@ -44,7 +44,7 @@ def test_a_planned_step_is_the_plain_one_and_nothing_changes(tensorflow):
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert found.ok, str(found)
     assert found.planned_evaluations > len(step.graph) and not found.not_run and not found.run_again
-    assert len(found.differences) == 2 + len(step._main.traced.function.variables)
+    assert len(found.differences) == 2 + len(step.planned.traced.function.variables)
     assert all(each.planned == 0 for each in found.differences), (
         "one thread, deterministic ops, nothing fused"
     )
@@ -72,9 +72,12 @@ def test_tokens_and_dropout(tensorflow):
 
 def altered(step, change):
     """The step with its function changed, for as long as the test lasts."""
+    from checkmate.tf2.planning.running import RunningStep
+
     changed = object.__new__(type(step))
     changed.__dict__.update(step.__dict__)
-    changed._main = change(step._main)
+    planned = change(step.planned)
+    changed._main = RunningStep(planned, step.budget_bytes, "changed")
     changed._by_shape = dict.fromkeys(step._by_shape, changed._main)
     return changed
 
@@ -142,7 +145,9 @@ def test_evaluations_that_do_not_run_are_seen(trained):
     """As when TensorFlow finds two evaluations equal and keeps one: the plain step runs nothing
     twice."""
     case, _, step = trained
-    plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
+    plain = replace(
+        step.planned, run=lambda *flat: step.planned.traced.function(*_packed(step, flat))
+    )
     found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
     assert not found.ok and len(found.not_run) > 20
 
@@ -169,7 +174,9 @@ def test_where_no_kernels_are_traced_requests_for_memory_tell_what_ran(trained, 
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert not found.not_run and not found.run_again
     assert any("does not trace the kernels of a GPU" in note for note in found.notes)
-    plain = replace(step._main, run=lambda *flat: step._main.traced.function(*_packed(step, flat)))
+    plain = replace(
+        step.planned, run=lambda *flat: step.planned.traced.function(*_packed(step, flat))
+    )
     found = checkmate.tf2.verify(altered(step, lambda main: plain), (case.inputs, case.labels))
     assert not found.ok and found.not_run
 
@@ -205,7 +212,7 @@ def test_a_kernel_run_within_that_of_an_op_outside_of_the_plan_is_not_missed(tra
     from checkmate.tf2.execution.observed import evaluations
     from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
 
-    main = trained[2]._main
+    main = trained[2].planned
     names = evaluations_of(main)
     product = next(
         name for name, operation in names.items() if operation.type in ("MatMul", "Conv2D")
@@ -232,7 +239,7 @@ def test_what_the_profiler_loses_is_looked_for_again(tensorflow, monkeypatch):
     verify = importlib.import_module("checkmate.tf2.verify")
     case, _, step = planned_cnn()
     looks, observe = [], verify.observe
-    names = [(name, operation.type) for name, operation in evaluations_of(step._main).items()]
+    names = [(name, operation.type) for name, operation in evaluations_of(step.planned).items()]
 
     def forgetful(call):
         """Half of all that runs is seen at the first look, and the other half at the second."""
@@ -268,12 +275,12 @@ def test_loops_of_cheap_ops_and_sizes_are_not_missed(tensorflow):
     assert len(planned.plan.computed) > len(planned.graph), "something has to be computed again"
     found = checkmate.tf2.verify(planned, (x,))
     assert found.ok, str(found)
-    evaluated = evaluations_of(planned._main)
+    evaluated = evaluations_of(planned.planned)
     loops = {name for name, operation in evaluated.items() if is_loop(operation)}
     ran = Counter(
         {(name, operation.type): 1 for name, operation in evaluated.items() if name not in loops}
     )
-    assert loops and evaluations(planned._main.traced, planned.plan, ran)[1] == ()
+    assert loops and evaluations(planned.planned.traced, planned.plan, ran)[1] == ()
 
 
 @pytest.mark.own_process
@@ -335,7 +342,7 @@ def test_constants_that_tensorflow_folds_are_counted(trained, tensorflow):
     step = planned_function(with_constants, x, budget="1000%")
 
     def planned(main):
-        return replace(main, result=trained[2]._main.result, run=Replayed(main.traced, main.plan))
+        return replace(main, result=trained[2].planned.result, run=Replayed(main.traced, main.plan))
 
     found = checkmate.tf2.verify(altered(step, planned), (x,))
     fixed, constants, working = 3 * 2**20, 6 * 2**20, 3 * 2**20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from checkmate.core.replay import replay
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.ops import rule_of
 
 BATCHES_MADE = 2
 """Batches for which memory is set aside at first where a pipeline makes the next batch while a step
@@ -26,11 +27,17 @@ def argument_bytes(traced: TracedStep) -> int:
 def bytes_ahead(traced: TracedStep, batches: int) -> int:
     """Returns the bytes to set aside for the batches that a pipeline makes while a step runs: for
     at least `batches`, and for none where that is 0."""
-    one = argument_bytes(traced)
+    one = argument_bytes(traced) + _taken_bytes(traced)
     if not batches or not one:
         return 0
     plain_peak = replay(traced.graph, traced.plain_plan()).peak_bytes
     return batches_ahead(batches, one, plain_peak) * one
+
+
+def _taken_bytes(traced: TracedStep) -> int:
+    """The bytes of a batch that the step takes from an iterator itself."""
+    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
+    return sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
 
 
 def batches_ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:

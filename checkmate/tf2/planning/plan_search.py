@@ -86,6 +86,10 @@ class PlanSearch:
         while (target := self._next_target()) is not None:
             if not self._ask(target):
                 break
+        return self.cheapest()
+
+    def cheapest(self) -> Candidate | None:
+        """Returns the cheapest of the plans found that is expected to be within the budget."""
         within = (each for each in self.candidates if self._fits(each))
         return min(within, key=lambda each: _cost(each.result), default=None)
 

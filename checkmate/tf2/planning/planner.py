@@ -261,9 +261,12 @@ def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) 
     """The step under the plan that a search finds. Under budget="auto" it runs unchanged where none
     is found: what trains without a plan must not stop."""
     found = search.run()
+    if found is None:
+        refusal = Refusal(search)  # has looked for the plan with the lowest peak
+        found = search.cheapest()
     if found is not None:
         return _built(task, search, found, report)
-    error = Refusal(search).error()
+    error = refusal.error()
     search.forget()  # whoever keeps the error keeps this frame, too
     if task.request.options.budget != "auto":
         raise error

@@ -205,9 +205,8 @@ def test_a_print_in_a_function_is_not_run_before_training():
 
         return descend([lambda x, weight: tell(tf.tanh(x @ weight))] * DEPTH, weights), weights
 
-    step = trained(make, budget="1000%", steps=1)
+    trained(make, budget="1000%", steps=1)
     assert len(lines) == 2 * DEPTH
-    assert step.report().measured_peak_bytes is None
 
 
 def test_layer_names_in_a_function():

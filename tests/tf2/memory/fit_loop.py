@@ -94,7 +94,7 @@ def main() -> None:
     )
     found = {
         name: getattr(report, name)
-        for name in ("budget_bytes", "outside_bytes", "plain_measured_bytes", "measured_peak_bytes")
+        for name in ("budget_bytes", "outside_bytes", "plain_peak_bytes", "measured_peak_bytes")
     }
     print(
         "FOUND "
