@@ -88,7 +88,8 @@ class ReplicatedFunction(PlannedFunction):
         """Returns the report of one replica's part for the first kind of call, with what was found
         of a whole step."""
         report = super().report()
-        notes = [note for run in self._runs.values() for note in run.notes]
+        runs = self._runs.values()
+        notes = dict.fromkeys(note for run in runs for note in (run.shared, *run.notes) if note)
         return replace(report, notes=(*report.notes, *notes))
 
     def _run(self, on_replica: Callable) -> Callable:

@@ -130,6 +130,7 @@ class WholeStep:
 
     Attributes:
       notes: What was found to be above the budget, in a sentence.
+      shared: What replicas that share a device may take together, as a sentence; "" for one.
     """
 
     def __init__(
@@ -142,6 +143,12 @@ class WholeStep:
         start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
         self._calls, self._counts = 0, start > 0
+        self.shared = (
+            f"{replicas} replicas share this device's memory: together they may take"
+            f" {format_bytes(self._limit)}."
+            if replicas > 1 and self._counts
+            else ""
+        )
         if self._counts:
             self._compare(start + replicas * exchange, "is expected to take")
 

@@ -10,7 +10,9 @@ import tensorflow as tf
 from checkmate.core.replay import floor
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2 import device as devices
+from checkmate.tf2.graph.grappler_nodes import functions
 from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.op_rule import Runs
 from checkmate.tf2.ops import rule_of
 from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.proof import Need, needs_apart
@@ -61,7 +63,7 @@ class Refusal:
             - memory.next_batch_bytes
         )
         needed = max(counted, self.smallest_bytes or 0)
-        binds, advice = self._binds(lowest), self._advice(needed)
+        binds, advice = self._binds(lowest) + self._of_loops(), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
         if proven > budget:
             return InfeasibleBudgetError(
@@ -126,6 +128,23 @@ class Refusal:
             f" {format_bytes(memory.next_batch_bytes)} are set aside for the next batch, and"
             f" {format_bytes(memory.reserve_bytes)} are the reserve."
             f"{self._of_algorithms(lowest)}"
+        )
+
+    def _of_loops(self) -> str:
+        """Which op runs more ops than the rest of the step, where one does: a plan takes it as it
+        is."""
+        graph_def = self.search.task.traced.function.graph.as_graph_def()
+        sizes = {each.signature.name: len(each.node_def) for each in graph_def.library.function}
+        most, name = 0, ""
+        for node in graph_def.node:
+            inner = sum(sizes.get(each, 0) for each in functions(node))
+            if inner > most and rule_of(node.op).runs is not Runs.CALL:
+                most, name = inner, f"{node.name!r} ({node.op})"
+        if most <= len(graph_def.node):
+            return ""
+        return (
+            f" Most of the step runs within op {name}, a loop that a plan takes as one op: have one"
+            " iteration be the step, and loop over calls of it in Python."
         )
 
     def _of_algorithms(self, lowest: Need) -> str:
