@@ -7,6 +7,8 @@ step and is planned anew.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,4 +111,49 @@ def _identity(leaf: Any) -> Any:
         (type(leaf), leaf)
         if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType))
         else id(leaf)
+    )
+
+
+def converted(
+    step: Callable[..., Any], signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Returns the arguments of a call in the order and the dtypes of an `input_signature`, as a
+    `tf.function` converts them; specs stay as they are.
+
+    Raises:
+      TraceError: An argument does not fit.
+    """
+    try:
+        given = inspect.signature(step).bind(*args, **kwargs).args
+        if len(given) != len(signature):
+            raise TypeError(f"{len(given)} arguments instead of {len(signature)}")
+        for spec, value in zip(signature, given, strict=True):
+            if not isinstance(spec, tf.TensorSpec):
+                tf.nest.assert_same_structure(spec, value)
+    except (TypeError, ValueError) as error:
+        raise TraceError(
+            f"The step has the input_signature {tuple(signature)}, and was called with other"
+            f" arguments: {error}"
+        ) from error
+
+    def one(spec: tf.TensorSpec, value: Any) -> Any:
+        try:
+            if not tf.is_tensor(value) and not isinstance(value, tf.TensorSpec):
+                value = tf.convert_to_tensor(value, spec.dtype)
+        except (TypeError, ValueError) as error:
+            raise TraceError(
+                f"An argument cannot be turned into {spec}, as the input_signature asks: {error}"
+            ) from error
+        if value.dtype != spec.dtype or not spec.shape.is_compatible_with(value.shape):
+            raise TraceError(
+                f"The input_signature asks for {spec}; got {value.dtype.name}"
+                f"{tf.TensorShape(value.shape).as_list()}. Convert the argument before the call."
+            )
+        return value
+
+    return tuple(
+        one(spec, value)
+        if isinstance(spec, tf.TensorSpec)
+        else tf.nest.map_structure(one, spec, value)
+        for spec, value in zip(signature, given, strict=True)
     )

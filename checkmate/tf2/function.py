@@ -85,7 +85,14 @@ def _planned(
         return ReplicatedFunction(
             python, asked, strategy, optimizer, name=name, autograph=autograph
         )
-    planned = PlannedFunction(python, asked, name=name, autograph=autograph, on_lost=_refuse)
+    planned = PlannedFunction(
+        python,
+        asked,
+        name=name,
+        autograph=autograph,
+        on_lost=_refuse,
+        signature=getattr(step, "input_signature", None),
+    )
     functools.update_wrapper(planned, step, updated=())
     return planned
 

@@ -39,7 +39,8 @@ class PlanOptions:
       budget: The limit for all bytes resident on the device while a step runs: variables, optimizer
         slots, the batch, activations, gradients, workspaces, and the results of the step before.
         "6GiB", a number of bytes, "60%" of the plain step's predicted peak, or "auto": 90 % of
-        the free bytes of the device, or 96 % of the allocator's own limit (TF_CPU_BFC_MEM_LIMIT_IN_MB).
+        the free bytes of the device, or 96 % of the allocator's own limit
+        (TF_CPU_BFC_MEM_LIMIT_IN_MB).
       batch_size: The largest first dimension of later calls; by default that of the first call. A
         smaller batch runs under the same plan, a larger one is refused.
       solver: See `checkmate.solve`.

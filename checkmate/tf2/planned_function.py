@@ -16,7 +16,7 @@ from checkmate.core.plan import Plan
 from checkmate.errors import PlanError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
-from checkmate.tf2.call import Call
+from checkmate.tf2.call import Call, converted
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
@@ -43,6 +43,7 @@ class PlannedFunction:
       name: Its name, for reports.
       autograph: Whether Python control flow on tensors becomes TensorFlow's.
       on_lost: Is told of Python state that the step changed while it was traced.
+      signature: The `input_signature` of a `tf.function`, to which arguments are converted.
 
     Example:
       >>> step = checkmate.tf2.function(train_step, budget="2GiB")  # doctest: +SKIP
@@ -58,16 +59,33 @@ class PlannedFunction:
         name: str,
         autograph: bool,
         on_lost: Callable[[str], None] | None = None,
+        signature: Any = None,
     ):
         self._step, self._options, self._name, self._autograph = step, options, name, autograph
-        self._on_lost = on_lost
+        self._on_lost, self._signature = on_lost, signature
         self._steps: dict[Any, PlannedStep] = {}
         self._scratch = Scratch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step, planned now where no call of this kind was met before."""
-        call = Call.of(args, kwargs)
+        call = self._call(args, kwargs)
         return self._planned(call)(*call.tensors)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Returns the step of an instance where the step is a method, as a `tf.function` does. The
+        instance keeps it, so that its plans go with it."""
+        if instance is None:
+            return self
+        name = f"_checkmate_{self._name}_{id(self)}"
+        bound = vars(instance).get(name)
+        if bound is None or bound.__self__ is not instance:  # a copy of another instance
+            bound = vars(instance)[name] = BoundFunction(self, instance, owner)
+        return bound
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self._signature is not None:
+            args, kwargs = converted(self._step, self._signature, args, kwargs), {}
+        return Call.of(args, kwargs)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> PlannedStep:
         """Plans for a call without running it.
@@ -76,7 +94,7 @@ class PlannedFunction:
           args: Arguments like those of the call; specs will do.
           kwargs: Its keyword arguments.
         """
-        return self._planned(Call.of(args, kwargs))
+        return self._planned(self._call(args, kwargs))
 
     @property
     def plan(self) -> Plan:
@@ -174,3 +192,25 @@ class PlannedFunction:
             return result
 
         return flat_step
+
+
+class BoundFunction(PlannedFunction):
+    """A step that is a method of this instance. A copy or a pickle of the instance leaves it out.
+
+    Args:
+      function: The step as it stands in the class.
+    """
+
+    def __init__(self, function: PlannedFunction, instance: Any, owner: Any):
+        self.__self__ = instance
+        super().__init__(
+            function._step.__get__(instance, owner),
+            function._options,
+            name=function._name,
+            autograph=function._autograph,
+            on_lost=function._on_lost,
+            signature=function._signature,
+        )
+
+    def __reduce__(self) -> Any:
+        return type(None), ()

@@ -173,7 +173,7 @@ def _measured(
     made, logs = _watched(partial(_made, members, device), reports)
     for each in made:
         if isinstance(each, Chain):
-            found = each.measurements(None if logs is None else logs[each.scope])
+            found = each.measurements(None if logs is None else logs.get(each.scope))
             yield from zip(each.members, found, strict=True)
         else:
             yield each, None

@@ -513,3 +513,26 @@ def test_the_profiler_does_not_trace_the_device(tensorflow, monkeypatch):
     monkeypatch.setattr(profiler, "start", asked)
     assert observe(lambda: tensorflow.zeros((512, 512)) + 1.0).events
     assert [each.device_tracer_level for each in options] == [0]
+
+
+@pytest.mark.own_process  # the allocator is chosen when TensorFlow is imported
+def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
+    """oneDNN's allocator, the default, serves small requests outside of what it counts."""
+    import subprocess
+    import sys
+
+    program = (
+        "import tensorflow as tf, checkmate\n"
+        "w = tf.Variable(tf.ones((64, 64)))\n"
+        "def step(x):\n"
+        "    with tf.GradientTape() as tape: loss = tf.reduce_mean(tf.tanh(x @ w))\n"
+        "    w.assign_sub(tape.gradient(loss, w)); return loss\n"
+        "print(float(checkmate.tf2.function(step, budget='100MiB', verbose=False)(tf.ones((8, 64)))))"
+    )
+    import os
+
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPU_ALLOCATOR_USE_BFC"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
