@@ -10,6 +10,7 @@ known before the step runs, what they are made of does not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -133,9 +134,12 @@ def _roots(whole: Any, part: Any) -> list[Pair]:
     if {operation.name for operation in effects} == set(named):
         return [Pair(operation, named[operation.name]) for operation in effects]
     if [o.type for o in effects] != [o.type for o in others]:
+        pairs = zip_longest(effects, others)
+        a, b = next((a, b) for a, b in pairs if not a or not b or a.type != b.type)
+        there, here = (f"{o.name!r} ({o.type})" if o else "none" for o in (b, a))
         raise TraceError(
-            "The step has other side effects for a slice of the batch than for the whole:"
-            f" {len(others)} ops that write or print instead of {len(effects)}. Train it without"
+            "The step has other side effects for a slice of the batch than for the whole: of the"
+            f" ops that write or print, one is {there} instead of {here}. Train it without"
             " micro-batches."
         )
     return [Pair(*each) for each in zip(effects, others, strict=True)]
@@ -188,8 +192,13 @@ def _settings(operation: tf.Operation) -> dict[str, Any]:
         for name, value in operation.node_def.attr.items()
         if not name.startswith("_")
         and name not in ("num_elements", "seed", "seed2", "token")
-        and (value.WhichOneof("value") in ("b", "f", "i", "s", "type") or value.list.i)
+        and (value.WhichOneof("value") in ("b", "f", "i", "s", "type") or _is_setting(value.list))
     }
+
+
+def _is_setting(values: Any) -> bool:
+    """True for a list of numbers, texts or types."""
+    return bool(values.i or values.f or values.b or values.s or values.type)
 
 
 def _differ(whole: tf.Operation, part: tf.Operation) -> TraceError:

@@ -62,7 +62,8 @@ def outputs_of(call: Call) -> Found | None:
     if isinstance(answer, Signature):
         read = frozenset(k for k, labels in enumerate(answer.inputs) if labels is not OWN)
         outputs = relate(answer, without_positions(replace(call, inputs=as_numbers)))
-        if not all(has_own(call, k) for k in range(len(call.inputs)) if k not in read):
+        own = [k for k in range(len(call.inputs)) if k not in read]
+        if not all(has_own(call, k) and (k in answer.shapes or _is_equal(call, k)) for k in own):
             outputs = None
         average = answer.averages and call.inputs[0].kind is Kind.BATCHED
     else:
@@ -77,6 +78,17 @@ def outputs_of(call: Call) -> Found | None:
     missing = len(call.pair.whole.outputs) - len(outputs)
     average = average and outputs[0].kind is Kind.SUMMED
     return Found([*outputs, *[WHOLE] * missing], read, average)
+
+
+def _is_equal(call: Call, k: int) -> bool:
+    """True if an input has one value for the whole and for a slice, as each reads its own: only a
+    shape of the result may differ."""
+    known = call.known[k]
+    return call.inputs[k].kind in (Kind.SAME, Kind.ZERO) if known is None else _equal(*known)
+
+
+def _equal(whole: np.ndarray, part: np.ndarray) -> bool:
+    return whole.shape == part.shape and bool((whole == part).all())
 
 
 def _is_list(call: Call) -> bool:

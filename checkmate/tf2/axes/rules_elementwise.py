@@ -116,7 +116,10 @@ def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule
         )
         outputs = tuple(_leading(tensor, rank) for tensor in call.pair.whole.outputs)
         chosen = frozenset(linear_in) or None
-        return Signature(inputs, outputs, linear=linear, linear_in=chosen)
+        # Entries that are not of the input, such as a padding, are zero in a linear function.
+        others = [call.known[k] for k, labels in enumerate(inputs) if labels is OWN and k > 1]
+        is_linear = all(known is not None and not known[0].any() for known in others)
+        return Signature(inputs, outputs, linear=linear if is_linear else None, linear_in=chosen)
 
     return rule
 

@@ -49,6 +49,7 @@ def scatter_nd(call: Call) -> Signature:
         summed=frozenset(rows),
         linear=Linear.EACH,
         linear_in=_SECOND,
+        shapes=frozenset({2}),
     )
 
 
@@ -63,6 +64,7 @@ def segment_sum(call: Call) -> Signature:
         summed=frozenset(rows),
         linear=Linear.EACH,
         linear_in=_FIRST,
+        shapes=frozenset({2}),
     )
 
 

@@ -82,7 +82,14 @@ def per_example(
             for k, tensor in enumerate(tensors)
         )
         outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.pair.whole.outputs)
-        return Signature(labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None)
+        sizes = frozenset({0} if "Backprop" in call.type else ())  # of the result
+        return Signature(
+            labels,
+            outputs,
+            linear=linear,
+            linear_in=frozenset(linear_in) or None,
+            shapes=sizes,
+        )
 
     return rule
 

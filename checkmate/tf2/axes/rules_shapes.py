@@ -47,14 +47,20 @@ def broadcast(call: Call) -> Signature:
     result = call.results()[0]
     labels = aligned(call.shapes(0)[0], len(result))
     return Signature(
-        (labels, OWN), (tuple(range(len(result))),), linear=Linear.EACH, broadcasts=True
+        (labels, OWN),
+        (tuple(range(len(result))),),
+        linear=Linear.EACH,
+        broadcasts=True,
+        shapes=frozenset({1}),
     )
 
 
 def fill(call: Call) -> Signature:
     """Repeats a number to a shape."""
     labels = tuple(range(len(call.results()[0])))
-    return Signature((OWN, ()), (labels,), linear=Linear.EACH, broadcasts=True)
+    return Signature(
+        (OWN, ()), (labels,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({0})
+    )
 
 
 def like(call: Call) -> Signature:
@@ -72,9 +78,17 @@ def tile(call: Call) -> Relations | Signature | None:
         times = int(whole[relation.axis])
         return [batched(relation.axis, relation.blocks * times)]
     moved = (whole == 1) & (part == 1)
+    if any(whole[k] != part[k] and shape[k] != 1 for k in range(len(shape))):
+        return None  # entries along the axis repeat with the table's length, and are not equal
     labels = tuple(k if moved[k] else None for k in range(len(shape)))
-    output = tuple(range(len(shape)))
-    return Signature((labels, OWN), (output,), linear=Linear.EACH, broadcasts=True)
+    output = tuple(k if moved[k] or shape[k] == 1 else None for k in range(len(shape)))
+    return Signature(
+        (labels, OWN),
+        (output,),
+        linear=Linear.EACH,
+        broadcasts=True,
+        shapes=frozenset({1}),
+    )
 
 
 def concat(call: Call) -> Relations | Signature | None:
@@ -152,8 +166,14 @@ def cut(call: Call) -> Relations | Signature | None:
     if relation.kind is Kind.BATCHED and not full[relation.axis]:
         axis = relation.axis
         return _blocks_of(call, axis, [begin[axis] for begin in begins], [s[axis] for s in sizes])
+    if any(
+        begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k]
+        for k, keep in enumerate(full)
+        if not keep
+    ):
+        return None  # a slice would read another place
     labels = tuple(k if keep else None for k, keep in enumerate(full))
-    return Signature((labels, OWN, OWN), (labels,), linear=Linear.EACH)
+    return Signature((labels, OWN, OWN), (labels,), linear=Linear.EACH, shapes=frozenset({1, 2}))
 
 
 def strided_slice(call: Call) -> Relations | Signature | None:
@@ -172,7 +192,9 @@ def strided_slice(call: Call) -> Relations | Signature | None:
             )
             return moved and [batched(new, moved[0].blocks)]
     inputs, output = _kept_labels(call, axes, call.shapes(0))
-    return Signature((inputs, OWN, OWN, OWN), (output,), linear=Linear.EACH)
+    return Signature(
+        (inputs, OWN, OWN, OWN), (output,), linear=Linear.EACH, shapes=frozenset({1, 2, 3})
+    )
 
 
 def strided_slice_grad(call: Call) -> Signature:
@@ -180,7 +202,13 @@ def strided_slice_grad(call: Call) -> Signature:
     shapes = call.results()
     axes = [_strided_axes(call, side, shapes[side]) for side in (0, 1)]
     output, inputs = _kept_labels(call, axes, shapes)
-    return Signature((OWN, OWN, OWN, OWN, inputs), (output,), linear=Linear.EACH, linear_in=_FIFTH)
+    return Signature(
+        (OWN, OWN, OWN, OWN, inputs),
+        (output,),
+        linear=Linear.EACH,
+        linear_in=_FIFTH,
+        shapes=frozenset(range(4)),
+    )
 
 
 _FIFTH = frozenset({4})
@@ -224,7 +252,11 @@ def _position(index: int, size: int) -> int:
 def _kept_labels(
     call: Call, axes: list[list[_Axis]], shapes: Sequence[Sequence[int]]
 ) -> tuple[Labels, Labels]:
-    """The labels of the larger and of the smaller tensor of a strided slice."""
+    """The labels of the larger and of the smaller tensor of a strided slice.
+
+    Raises:
+      UnknownError: A slice takes another part of an axis that is not kept in full than the whole.
+    """
     large: list[Label] = [None] * len(shapes[0])
     small: dict[int, Label] = {}
     for each in zip(*axes, strict=True):
@@ -233,6 +265,8 @@ def _kept_labels(
             (low, high, by) == (0, shape[old], 1)
             for (_, _, low, high, by), shape in zip(each, shapes, strict=True)
         )
+        if old is not None and not whole_axis and each[0] != each[1]:
+            raise UnknownError
         if new is not None:
             small[new] = old if whole_axis else None
             if old is not None and whole_axis:

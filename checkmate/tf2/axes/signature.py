@@ -54,6 +54,8 @@ class Signature:
       linear: Whether and how the outputs are linear in the inputs `linear_in`.
       linear_in: Indices of inputs; None for all.
       broadcasts: An output may be longer than an input along an axis, and repeats it there.
+      shapes: Indices of `OWN` inputs that are shapes of the outputs, and may differ between the
+        whole and a slice. All other `OWN` inputs have one value, or the rule does not apply.
     """
 
     inputs: tuple[Labels, ...]
@@ -63,6 +65,7 @@ class Signature:
     linear: Linear | None = None
     linear_in: frozenset[int] | None = None
     broadcasts: bool = False
+    shapes: frozenset[int] = frozenset()
 
 
 def relate(signature: Signature, call: Call) -> Relations | None:

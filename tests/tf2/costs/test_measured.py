@@ -527,7 +527,7 @@ def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
         "def step(x):\n"
         "    with tf.GradientTape() as tape: loss = tf.reduce_mean(tf.tanh(x @ w))\n"
         "    w.assign_sub(tape.gradient(loss, w)); return loss\n"
-        "print(float(checkmate.tf2.function(step, budget='100MiB', verbose=False)(tf.ones((8, 64)))))"
+        "run = checkmate.tf2.function(step, budget='100MiB', verbose=False)\nprint(float(run(tf.ones((8, 64)))))"
     )
     import os
 
