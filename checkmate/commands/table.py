@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checkmate.progress import Progress
+from checkmate.units import printable
 
 PIPED_WIDTH = 160
 """Width of tables in a file or a pipe, in characters; a table that needs more takes more."""
@@ -35,7 +36,7 @@ def console() -> Console:
 
 def complain(sentence: str) -> None:
     """Prints an error on standard error; in a terminal no word is broken."""
-    out = Console(stderr=True)
+    out, sentence = Console(stderr=True), printable(sentence)
     if out.is_terminal:
         out.print(Text(f"checkmate: {sentence}"))
     else:
@@ -56,7 +57,8 @@ def print_table(
     Args:
       left: Columns of text, aligned on the left; the others are numbers, aligned on the right.
     """
-    rows = [list(row) + [""] * (len(columns) - len(row)) for row in rows]
+    title = printable(title)
+    rows = [[*map(printable, row), *[""] * (len(columns) - len(row))] for row in rows]
     table = Table(
         title=title,
         title_justify="left",
