@@ -82,7 +82,8 @@ def per_example(
             for k, tensor in enumerate(tensors)
         )
         outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.pair.whole.outputs)
-        sizes = frozenset({0} if "Backprop" in call.type else ())  # of the result
+        of_result = "Backprop" in call.type or call.type.startswith("AvgPool")
+        sizes = frozenset({0} if of_result else ())
         return Signature(
             labels,
             outputs,

@@ -274,7 +274,9 @@ class FlatGraph:
                 read_through[operation] = shown
         # A gradient that no gradient of higher order reads, and an update, are read right after
         # they are made. A chain of them would move every update to the end of the step.
-        read_later = read_by_gradients(self.operations)
+        # What a step computes again by itself (`tf.recompute_grad`) is kept.
+        own = any(map(ties_recomputation, self.operations))
+        read_later = set() if own else read_by_gradients(self.operations)
         self.recomputable = {
             o
             for o in self.planned

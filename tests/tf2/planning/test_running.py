@@ -85,9 +85,10 @@ def test_steps_take_what_was_predicted(plans):
         step(Chain().x)
     report = step.report()
     assert report.measured_peak_bytes <= report.budget_bytes
+    # Batches that a pipeline may make are set aside, and here each is there while the next is made.
     ahead = report.memory.next_batch_bytes
-    predicted = report.predicted_peak_bytes - ahead
-    assert predicted == pytest.approx(report.measured_peak_bytes, rel=0.01)
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes
+    assert report.predicted_peak_bytes - ahead <= 1.01 * report.measured_peak_bytes
 
 
 def too_little(monkeypatch, share):
