@@ -101,7 +101,7 @@ def test_a_train_step_of_ones_own():
             return {"loss": loss}
 
     def make():
-        layers = [tf_keras.layers.Dense(2 * WIDTH, activation="tanh") for _ in range(4)]
+        layers = [tf_keras.layers.Dense(2 * WIDTH, activation="tanh") for _ in range(10)]
         model = Own([tf_keras.layers.Input((WIDTH,)), *layers, tf_keras.layers.Dense(4)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf_keras.optimizers.SGD(0.1, momentum=0.9), loss)
