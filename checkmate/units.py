@@ -151,18 +151,3 @@ def format_bytes(count: float) -> str:
             break
         count /= 1024
     return f"{sign}{count:.0f} {unit}" if unit == "B" else f"{sign}{count:.2f} {unit}"
-
-
-def printable(text: str) -> str:
-    """Returns a text whose control characters, and characters that change the direction of a line,
-    are shown as escapes: names may come from a stranger's file, and a terminal obeys such
-    characters. Line breaks stay.
-
-    Example:
-      >>> printable("conv\\x1b[2J")
-      'conv\\\\x1b[2J'
-    """
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
-        for each in text
-    )

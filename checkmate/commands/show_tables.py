@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from checkmate.commands.output import COLUMNS, Found, cells, proof
 from checkmate.commands.table import console, print_table
@@ -14,7 +13,7 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.usage import layers
-from checkmate.units import format_bytes, printable
+from checkmate.units import format_bytes
 
 
 def graph_facts(graph: DFGraph) -> dict[str, Any]:
@@ -88,10 +87,10 @@ def print_plans(graph: DFGraph, plans: list[Found]) -> None:
 
 def _print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     out = console()
-    out.print(Text(printable(title), style="bold"))
+    out.print(title, style="bold", highlight=False)
     table = Table.grid(padding=(0, 2))
     for key, value in rows:
-        table.add_row(f"  {key}", Text(printable(value)))
+        table.add_row(f"  {key}", value)
     out.print(table)
 
 

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from checkmate.progress import Progress
-from checkmate.units import printable
 
 PIPED_WIDTH = 160
 """Width of tables in a file or a pipe, in characters; a table that needs more takes more."""
@@ -36,7 +35,7 @@ def console() -> Console:
 
 def complain(sentence: str) -> None:
     """Prints an error on standard error; in a terminal no word is broken."""
-    out, sentence = Console(stderr=True), printable(sentence)
+    out = Console(stderr=True)
     if out.is_terminal:
         out.print(Text(f"checkmate: {sentence}"))
     else:
@@ -57,8 +56,7 @@ def print_table(
     Args:
       left: Columns of text, aligned on the left; the others are numbers, aligned on the right.
     """
-    title = printable(title)
-    rows = [[*map(printable, row), *[""] * (len(columns) - len(row))] for row in rows]
+    rows = [list(row) + [""] * (len(columns) - len(row)) for row in rows]
     table = Table(
         title=title,
         title_justify="left",

@@ -518,7 +518,6 @@ def test_the_profiler_does_not_trace_the_device(tensorflow, monkeypatch):
 @pytest.mark.own_process  # the allocator is chosen when TensorFlow is imported
 def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
     """oneDNN's allocator, the default, serves small requests outside of what it counts."""
-    import os
     import subprocess
     import sys
 
@@ -528,9 +527,10 @@ def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
         "def step(x):\n"
         "    with tf.GradientTape() as tape: loss = tf.reduce_mean(tf.tanh(x @ w))\n"
         "    w.assign_sub(tape.gradient(loss, w)); return loss\n"
-        "run = checkmate.tf2.function(step, budget='100MiB', verbose=False)\n"
-        "print(float(run(tf.ones((8, 64)))))"
+        "run = checkmate.tf2.function(step, budget='100MiB', verbose=False)\nprint(float(run(tf.ones((8, 64)))))"
     )
+    import os
+
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPU_ALLOCATOR_USE_BFC"}
     ran = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
