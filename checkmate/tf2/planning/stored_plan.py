@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from checkmate.errors import PlanFileError
+from checkmate.core.cache import forgiven
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.confirm import confirm
@@ -16,8 +15,6 @@ from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.planned import Planned, unchanged
 from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import PlanTask
-
-log = logging.getLogger("checkmate")
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
@@ -93,10 +90,8 @@ def _accept(task: PlanTask, stored: plan_files.StoredPlan, other_bytes: int) -> 
 
 def store(path: Path, planned: Planned) -> None:
     """Writes a plan into its folder; where that fails, the step trains all the same."""
-    try:
+    with forgiven(path.parent):
         save(path, planned)
-    except PlanFileError as error:
-        log.warning("The plan of %r is not stored: %s", planned.report.name, error)
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
