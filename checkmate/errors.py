@@ -6,6 +6,8 @@ message has four parts: what was asked, what was found, by how much, what to do.
 
 from __future__ import annotations
 
+from checkmate.printable import printable
+
 
 class CheckmateError(Exception):
     """Base class: catch this to catch everything the library raises on purpose.
@@ -16,6 +18,9 @@ class CheckmateError(Exception):
       ... except checkmate.CheckmateError as error:
       ...     print(error)
     """
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class BudgetError(CheckmateError, ValueError):

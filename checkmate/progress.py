@@ -20,6 +20,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from checkmate.printable import printable
+
 LOG_AFTER_S, LOG_EVERY_S = 2.0, 30.0
 """A log is told of a phase that took the former, and again each time that it took the latter."""
 
@@ -123,13 +125,14 @@ class Progress:
 
     def done(self, summary: str) -> None:
         """Has this stay at the end, with the seconds that all phases took."""
-        self._summary = f"{self._name}: {summary} ({time.monotonic() - self._started:.1f} s)"
+        seconds = time.monotonic() - self._started
+        self._summary = printable(f"{self._name}: {summary} ({seconds:.1f} s)")
 
     def line(self, width: float = math.inf) -> str:
         """Returns what is to be shown now, "" between two phases; without the name where it is too
         long for `width`."""
-        text = "".join(map(str, self._running[-1:]))  # a thread asks while phases end
-        named = f"{self._name}: {text}" if text else ""
+        text = printable("".join(map(str, self._running[-1:])))  # a thread asks while phases end
+        named = f"{printable(self._name)}: {text}" if text else ""
         return named if len(named) <= width else text
 
     @property

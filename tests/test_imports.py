@@ -35,7 +35,8 @@ DOORS = (
 circle."""
 
 LAYERS = {
-    "errors": "",
+    "printable": "",
+    "errors": "printable",
     "version": "",
     "units": "errors",
     "progress": "units",
@@ -116,7 +117,7 @@ ONLY_IN = {
 """The files and folders that may import a package. `tensorflow.python` is what TensorFlow keeps
 private, and may change from version to version: each of its files says what it does without."""
 
-LIGHT = ("errors", "version", "units", "core")
+LIGHT = ("printable", "errors", "version", "units", "core")
 """Layers that need the standard library and NumPy only."""
 
 IN_FUNCTIONS = ("cylp", "ortools", "scipy", "networkx", "matplotlib", "numba")

@@ -18,7 +18,7 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
-from checkmate.commands.table import complain, console, print_json, print_table
+from checkmate.commands.table import complain, print_json, print_table, say
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
@@ -94,5 +94,4 @@ def _print(found: Demo, steps: int) -> None:
     title = f"{found.model}, {steps} training steps on {found.device}"
     columns = ("", "measured peak", "step time", "first loss", "last loss")
     print_table(title, columns, rows, left=("",))
-    out = console()
-    out.print(found.sentence(), highlight=False, soft_wrap=not out.is_terminal)
+    say(found.sentence())

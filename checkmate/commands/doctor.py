@@ -17,7 +17,7 @@ from checkmate.bench import trial
 from checkmate.bench.process import last_line
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
-from checkmate.commands.table import console, print_json, print_table
+from checkmate.commands.table import print_json, print_table, say
 from checkmate.errors import CheckmateError
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
@@ -99,15 +99,9 @@ def doctor_command(train: bool, as_json: bool) -> None:
         columns = ("what", "state", "found")
         rows = [(finding.what, finding.state, finding.found) for finding in findings]
         print_table(f"checkmate {checkmate.__version__}", columns, rows, left=columns)
-        out = console()
         for finding in findings:
             if finding.cure:
-                out.print(
-                    f"{finding.what}: {finding.cure}",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=not out.is_terminal,
-                )
+                say(f"{finding.what}: {finding.cure}")
     sys.exit(int(any(finding.state in ("missing", "wrong") for finding in findings)))
 
 

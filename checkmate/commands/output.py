@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from checkmate.commands.options import SearchOptions, each_budget
-from checkmate.commands.table import INTERRUPTED, complain, console, print_json, print_table
+from checkmate.commands.table import INTERRUPTED, complain, print_json, print_table, say
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -186,7 +184,7 @@ def print_found(
         return
     print_plans(graph, found, plain)
     for line in more:
-        click.echo(line)
+        say(line, is_whole=True)
     for one in found:
         if one.message:
             complain(one.message)
@@ -196,11 +194,10 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     """Prints a row per budget, and the range of budgets that make sense."""
     title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
-    out, lowest = console(), max(one.facts["floor_bytes"] for one in found)
-    out.print(
+    lowest = max(one.facts["floor_bytes"] for one in found)
+    say(
         f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is"
-        " no plan.",
-        highlight=False,
+        " no plan."
     )
     if any(one.plan for one in found):
         order = (
@@ -208,12 +205,12 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
             if any(one.facts.get("bound_covers") == "given order" for one in found)
             else "in any order of ops"
         )
-        out.print(f"The gap bounds how much faster another plan {order} could be.", highlight=False)
+        say(f"The gap bounds how much faster another plan {order} could be.")
     if found[-1].plan is not None and found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
-        out.print("Interrupted: the last plan is the best found until then.", highlight=False)
+        say("Interrupted: the last plan is the best found until then.")
     for one in found:
         if one.file:
-            out.print(f"Written: {one.file}", highlight=False, soft_wrap=True)
+            say(f"Written: {one.file}", is_whole=True)
 
 
 def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from checkmate.commands.output import COLUMNS, Found, cells, proof
-from checkmate.commands.table import console, print_table
+from checkmate.commands.table import console, print_table, say
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.usage import layers
+from checkmate.printable import printable
 from checkmate.units import format_bytes
 
 
@@ -86,12 +88,11 @@ def print_plans(graph: DFGraph, plans: list[Found]) -> None:
 
 
 def _print_rows(title: str, rows: list[tuple[str, str]]) -> None:
-    out = console()
-    out.print(title, style="bold", highlight=False)
+    say(title, style="bold")
     table = Table.grid(padding=(0, 2))
     for key, value in rows:
-        table.add_row(f"  {key}", value)
-    out.print(table)
+        table.add_row(Text(f"  {key}"), Text(printable(value)))
+    console().print(table)
 
 
 def _print_layers(graph: DFGraph, plan: Plan | None, most: int) -> None:
@@ -112,6 +113,4 @@ def _print_layers(graph: DFGraph, plan: Plan | None, most: int) -> None:
     title = "Forward values in memory when the backward pass begins"
     print_table(title, columns, rows, left=("layer",))
     if len(found) > len(shown):
-        console().print(
-            f"{len(found) - len(shown)} layers more; --most shows them.", highlight=False
-        )
+        say(f"{len(found) - len(shown)} layers more; --most shows them.")

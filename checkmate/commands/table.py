@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from checkmate.printable import printable
 from checkmate.progress import Progress
 
 PIPED_WIDTH = 160
@@ -33,13 +34,21 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
 
 
+def say(sentence: str, *, style: str = "", is_whole: bool = False) -> None:
+    """Prints a line; a terminal that is too narrow breaks it between words, or `is_whole`
+    where that is for the terminal to do."""
+    out = console()
+    text = Text(printable(sentence), style=style)
+    out.print(text, soft_wrap=is_whole or not out.is_terminal)
+
+
 def complain(sentence: str) -> None:
     """Prints an error on standard error; in a terminal no word is broken."""
-    out = Console(stderr=True)
+    out, sentence = Console(stderr=True), printable(f"checkmate: {sentence}")
     if out.is_terminal:
-        out.print(Text(f"checkmate: {sentence}"))
+        out.print(Text(sentence))
     else:
-        click.echo(f"checkmate: {sentence}", err=True)
+        click.echo(sentence, err=True)
 
 
 def print_json(facts: dict[str, Any]) -> None:
@@ -56,9 +65,10 @@ def print_table(
     Args:
       left: Columns of text, aligned on the left; the others are numbers, aligned on the right.
     """
-    rows = [list(row) + [""] * (len(columns) - len(row)) for row in rows]
+    title = printable(title)
+    rows = [[*map(printable, row), *[""] * (len(columns) - len(row))] for row in rows]
     table = Table(
-        title=title,
+        title=Text(title),
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -82,7 +92,7 @@ def print_table(
 def _print_paragraphs(
     out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    out.print(title, style="italic", highlight=False, markup=False)
+    out.print(Text(title, style="italic"))
     for row in rows:
         facts = [
             f"{column} {cell}".strip()

@@ -110,7 +110,9 @@ def read_plan(path: str | os.PathLike) -> dict[str, Any]:
     """
     data = read_json(path)
     if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
-        found = f"format {data.get('format')!r} version {data.get('version')!r}"
+        found = "format {} version {}".format(
+            *(reprlib.repr(data.get(key)) for key in ("format", "version"))
+        )
         raise PlanFileError(
             f"{path} has {found}; this library reads {PLAN_FORMAT!r} version {PLAN_VERSION}. Make"
             " the plan again."
@@ -170,6 +172,7 @@ def _steps(path: str | os.PathLike, written: Any) -> tuple[Step, ...]:
                 steps.append(verbs[verb](i))
             case _:
                 raise PlanFileError(
-                    f"{path}: step {k} is {step!r}; it must be ['compute', i] or ['free', i]."
+                    f"{path}: step {k} is {reprlib.repr(step)}; it must be ['compute', i] or"
+                    " ['free', i]."
                 )
     return tuple(steps)

@@ -57,7 +57,8 @@ def read_graph(path: str | os.PathLike) -> tuple[tuple[Op, ...], tuple[int, ...]
         for u, v in edges:
             if not (type(u) is int and type(v) is int and 0 <= v < len(nodes)):
                 raise PlanFileError(
-                    f"{path}: edge [{u!r}, {v!r}] does not join two of the {len(nodes)} nodes."
+                    f"{path}: edge {reprlib.repr([u, v])} does not join two of the"
+                    f" {len(nodes)} nodes."
                 )
             deps[v].append(u)
         ops = tuple(_op(node, deps[i]) for i, node in enumerate(nodes))

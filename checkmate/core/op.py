@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,8 @@ class Op:
                 )
         if not _is_cost(self.cost):
             raise GraphError(
-                f"Op {self.name!r} has cost {self.cost!r}. A cost is a finite number, zero or more."
+                f"Op {self.name!r} has cost {reprlib.repr(self.cost)}. A cost is a finite number,"
+                " zero or more."
             )
         for key in ("output_bytes", "workspace_bytes"):
             object.__setattr__(
@@ -86,7 +88,9 @@ def whole_bytes(value: Any, what: str) -> int:
             return int(value)
     except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
         pass
-    raise GraphError(f"{what} {value!r}. It must be a whole number of bytes, zero or more.")
+    raise GraphError(
+        f"{what} {reprlib.repr(value)}. It must be a whole number of bytes, zero or more."
+    )
 
 
 def _is_cost(cost: object) -> bool:

@@ -5,6 +5,7 @@ Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), appendi
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import open_file
 from checkmate.dtr.instructions import Annotate, Call, Constant, Instruction, Mutate, Release
 from checkmate.dtr.log_check import check
 from checkmate.dtr.log_format import parsed, written
@@ -70,7 +72,7 @@ class OpLog:
           LogError: With the line, and what was expected there.
         """
         try:
-            with Path(path).open(encoding="utf-8") as file:
+            with io.TextIOWrapper(open_file(path), encoding="utf-8-sig") as file:
                 return cls.from_lines(file, name=Path(path).stem)
         except OSError as error:
             raise LogError(f"Cannot read {path}: {error.strerror or error}.", line=0) from error

@@ -26,10 +26,11 @@ Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), appendi
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from checkmate.core.json_files import parse_json
 from checkmate.dtr.instructions import (
     Annotate,
     Call,
@@ -82,8 +83,8 @@ class _Reader:
         self.line, text = self._numbered[self._next]
         self._next += 1
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+            data = parse_json(text)
+        except ValueError as error:
             cut = " It may be cut." if not self.more() else ""
             raise LogError(
                 f"Line {self.line} is not JSON ({error}), where {expected} was expected.{cut}",
@@ -103,8 +104,8 @@ class _Reader:
         entry = self.entry(expected)
         if (entry.kind, entry.data.get("NAME")) != (kind, name):
             raise LogError(
-                f"Line {entry.line} is {entry.kind} of {entry.data.get('NAME')!r}, where {expected}"
-                " was expected. The log is cut or out of order.",
+                f"Line {entry.line} is {entry.kind} of {reprlib.repr(entry.data.get('NAME'))},"
+                f" where {expected} was expected. The log is cut or out of order.",
                 line=entry.line,
             )
         return entry
@@ -114,8 +115,8 @@ def _is_start(line: str) -> bool:
     if '"START"' not in line:
         return False
     try:
-        data = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
+        data = parse_json(line)
+    except ValueError:
         return False
     return isinstance(data, dict) and (data.get("INSTRUCTION"), data.get("ANNOTATION")) == (
         "ANNOTATE",
@@ -164,8 +165,8 @@ class _Entry:
     def _checked(self, key: str, good: bool, expected: str) -> Any:
         if not good:
             raise LogError(
-                f"Line {self.line}: {key} of {self.kind} is {self.data.get(key)!r}, where"
-                f" {expected} was expected.",
+                f"Line {self.line}: {key} of {self.kind} is {reprlib.repr(self.data.get(key))},"
+                f" where {expected} was expected.",
                 line=self.line,
             )
         return self.data[key]

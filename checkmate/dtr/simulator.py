@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.json_files import open_file
 from checkmate.core.plan import Compute, Free, Plan
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
@@ -218,8 +219,9 @@ def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
 def _load(path: Path) -> OpLog | DFGraph:
     """Op logs have a key INSTRUCTION on every line, graph files none."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            is_log = '"INSTRUCTION"' in file.readline() or path.suffix in (".log", ".jsonl")
+        with open_file(path) as file:
+            first = file.readline(2**16)  # a graph file may be one line
+        is_log = b'"INSTRUCTION"' in first or path.suffix in (".log", ".jsonl")
     except OSError:
         is_log = False  # the message is the same for both
     return OpLog.load(path) if is_log else DFGraph.load(path)

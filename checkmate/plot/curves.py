@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checkmate.plot.picture import COLOURS, Picture, byte_scale, drawing, finished, percent, series
+from checkmate.plot.picture import (
+    COLOURS,
+    Picture,
+    byte_scale,
+    drawing,
+    finished,
+    percent,
+    series,
+    shorten,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,7 @@ def _draw(
     most: int,
     plain_bytes: int | None,
 ) -> None:
-    solved = [point for point in found if point.overhead is not None]
+    solver, solved = shorten(solver), [point for point in found if point.overhead is not None]
     if not solved:
         axis.plot([], [], **series(k) | {"markersize": None}, label=f"{solver} (no plan)")
         return

@@ -16,6 +16,7 @@ from checkmate.core.plan import Plan
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import COLOURS, LABELS
 from checkmate.plot.usage import PARTS, Stages, Usage, backward_start, layers, stages, usage
+from checkmate.printable import printable
 
 
 def page(
@@ -46,7 +47,7 @@ def page(
     """
     title = title or f"Training step of {graph.name or 'a graph'}"
     rows = "".join(
-        f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in facts
+        f"<tr><th>{html_text(key)}</th><td>{html_text(value)}</td></tr>" for key, value in facts
     )
     template = Template(
         resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
@@ -55,13 +56,19 @@ def page(
         _data(graph, plan, plain or Plan.keep_all(graph), budget_bytes), separators=(",", ":")
     )
     return template.substitute(
-        title=html.escape(title),
-        lead=f'<p class="lead">{html.escape(lead)}</p>' if lead else "",
+        title=html_text(title),
+        lead=f'<p class="lead">{html_text(lead)}</p>' if lead else "",
         facts=f'<table class="facts">{rows}</table>' if rows else "",
         recomputed=COLOURS["recomputed"],
         # Texts that would end or change the script element.
         data=data.replace("</", "<\\/").replace("<!--", "<\\u0021--"),
     )
+
+
+def html_text(text: str) -> str:
+    """Returns a text as HTML shows it: neither a name in it makes an element, nor does it change
+    what stands around it."""
+    return html.escape(printable(text))
 
 
 def _data(
@@ -73,14 +80,14 @@ def _data(
     recomputed = (plan or plain).recomputed
     data: dict[str, Any] = {
         "ops": {
-            "name": [op.name for op in graph.ops],
-            "kind": [op.kind for op in graph.ops],
+            "name": [printable(op.name) for op in graph.ops],
+            "kind": [printable(op.kind) for op in graph.ops],
             "layer": [numbers[name] for name in names],
             "bytes": [op.output_bytes for op in graph.ops],
             "cost": [_short(op.cost / total) for op in graph.ops],
             "times": [1 + recomputed.get(i, 0) for i in range(len(graph))],
         },
-        "layers": list(numbers),
+        "layers": [*map(printable, numbers)],
         "colours": COLOURS,
         "labels": LABELS,
         "budget": budget_bytes,
@@ -91,7 +98,7 @@ def _data(
         data |= _matrix_data(graph, stages(graph, plan))
         data["rows"] = [
             {
-                "name": row.name,
+                "name": printable(row.name),
                 "ops": row.ops,
                 "kept": row.kept_bytes,
                 "saved": row.saved_bytes,

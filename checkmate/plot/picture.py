@@ -4,6 +4,7 @@ budget lines."""
 from __future__ import annotations
 
 import base64
+import html
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkmate.errors import CheckmateError
+from checkmate.printable import printable
 from checkmate.units import format_bytes
 
 COLOURS = {
@@ -61,6 +63,7 @@ _SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "svg.fonttype": "path",
+    "text.parse_math": False,  # names may have dollars
     "svg.hashsalt": "checkmate",
     "hatch.linewidth": 0.6,
 }
@@ -102,7 +105,7 @@ class Picture:
         """Returns an <img> tag that contains the picture, for pages that load nothing."""
         data = base64.b64encode(self._rendered("png", _DPI)).decode()
         return (
-            f'<img style="max-width:100%" alt="{self.figure.get_suptitle()}"'
+            f'<img style="max-width:100%" alt="{html.escape(self.figure.get_suptitle())}"'
             f' src="data:image/png;base64,{data}">'
         )
 
@@ -218,5 +221,5 @@ def byte_scale(most: float) -> tuple[str, float]:
 
 def shorten(text: str, length: int = 48) -> str:
     """Returns a name cut in the middle to at most `length` letters."""
-    half = (length - 1) // 2
+    text, half = printable(text), (length - 1) // 2
     return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"

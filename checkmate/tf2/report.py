@@ -3,14 +3,15 @@ try next; for people."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import floor
 from checkmate.plot.layer_names import layer_names
+from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
+from checkmate.printable import printable
 from checkmate.solvers.result import SolveStatus, gap_text
 from checkmate.tf2.report_facts import ReportFacts
 from checkmate.units import format_bytes
@@ -138,7 +139,7 @@ class Report(ReportFacts):
         if self.graph is None:
             return (
                 "<!doctype html><meta"
-                f" charset='utf-8'><title>{html.escape(self.name)}</title>{self._table()}"
+                f" charset='utf-8'><title>{html_text(self.name)}</title>{self._table()}"
             )
         from checkmate.plot import page
 
@@ -170,11 +171,11 @@ class Report(ReportFacts):
 
     def _table(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:left'>{html.escape(key)}</td><td"
-            f" style='text-align:left'>{html.escape(value)}</td></tr>"
+            f"<tr><td style='text-align:left'>{html_text(key)}</td><td"
+            f" style='text-align:left'>{html_text(value)}</td></tr>"
             for key, value in [*self.facts(), *self._sentences()]
         )
-        return f"<p><b>{html.escape(self.sentence())}</b></p><table>{rows}</table>"
+        return f"<p><b>{html_text(self.sentence())}</b></p><table>{rows}</table>"
 
     def __str__(self) -> str:
         rows = self.facts()
@@ -189,7 +190,8 @@ class Report(ReportFacts):
                 f" time, {row.evaluations} more evaluation{'s' * (row.evaluations != 1)}"
                 for row in paying
             ]
-        return "\n".join([*lines, *(f"  {key}: {value}" for key, value in self._sentences())])
+        lines += [f"  {key}: {value}" for key, value in self._sentences()]
+        return "\n".join(map(printable, lines))
 
     def _sentences(self) -> list[tuple[str, str]]:
         return [

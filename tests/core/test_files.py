@@ -2,8 +2,10 @@
 what it is."""
 
 import dataclasses
+import gzip
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import assume, given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import graphs, training_chain
 
 from checkmate import DFGraph, GraphError, Op, Plan, PlanError, PlanFileError
+from checkmate.core import json_files
 from checkmate.core.files import fingerprint, load_plan, save_plan
 
 
@@ -212,16 +215,16 @@ def test_a_plan_file_that_was_cut_short(cut, tmp_path):
         *(
             ({key: value}, PlanFileError, rf"plan\.json: its {key} is .*; {expected} was expected")
             for keys, expected, values in (
-                (("status", "solver", "bound_covers"), "text", (5, [], {}, float("inf"))),
+                (("status", "solver", "bound_covers"), "text", (5, [], {})),
                 (
                     ("budget_bytes",),
                     "a whole number of bytes below 2\\^63",
-                    ("x", [], {}, -1, 0.5, True, 10**400, float("inf")),
+                    ("x", [], {}, -1, 0.5, True, 10**400),
                 ),
                 (
                     ("bound", "gap", "seconds"),
                     "a finite number, 0 or more,",
-                    ("x", [], {}, -1, True, 10**400, float("inf"), float("nan")),
+                    ("x", [], {}, -1, True, 10**400),
                 ),
             )
             for key in keys
@@ -235,6 +238,42 @@ def test_plan_files_that_are_not_for_this(change, error, message, tmp_path):
     write(path, json.loads(path.read_text()) | change)
     with pytest.raises(error, match=message):
         load_plan(path, graph=graph)
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("text", ['{{"seconds": {}}}', '{{"a": [1, {{"seconds": [2, {}]}}]}}'])
+def test_numbers_that_json_does_not_have_are_refused_for_every_key(name, text, tmp_path):
+    path = write(tmp_path / "graph.json", text.format(name))
+    with pytest.raises(PlanFileError, match=f"its 'seconds' is {name}; a finite number was"):
+        DFGraph.load(path)
+
+
+def test_a_number_that_json_does_not_have_is_not_written(tmp_path):
+    graph, path = training_chain(2), tmp_path / "plan.json"
+    with pytest.raises(PlanFileError, match="Cannot write"):
+        save_plan(Plan.keep_all(graph), path, graph=graph, gap=float("nan"))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_is_read_up_to_a_size(packed, tmp_path, monkeypatch):
+    graph, path = training_chain(3), tmp_path / "graph.json"
+    graph.save(path)
+    content = path.read_bytes()
+    if packed:
+        path.write_bytes(gzip.compress(content))
+    monkeypatch.setattr(json_files, "MOST_BYTES", len(content))
+    assert DFGraph.load(path) == graph
+    monkeypatch.setattr(json_files, "MOST_BYTES", len(content) - 1)
+    with pytest.raises(PlanFileError, match=r"has more than .* B( when unpacked)?, the most of"):
+        DFGraph.load(path)
+
+
+def test_memory_that_runs_out_is_a_sentence(tmp_path, monkeypatch):
+    path = write(tmp_path / "graph.json", "{}")
+    monkeypatch.setattr(json_files.json, "loads", Mock(side_effect=MemoryError))
+    with pytest.raises(PlanFileError, match="there is not enough memory"):
+        DFGraph.load(path)
 
 
 @pytest.mark.parametrize("steps", [5, {"compute": 0}, "compute", [["compute"]], [[["compute"], 0]]])

@@ -10,6 +10,7 @@ tests have a cache for each state of these files).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -19,6 +20,9 @@ from pathlib import Path
 os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 from numba import njit
+from numba.core.caching import FunctionCache
+
+from checkmate.core.cache import DAMAGED, UNUSABLE, forgiven
 
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)  # type: ignore[call-overload]
 """For functions that compiled ones call. Without the parts that let Python call them, they compile
@@ -26,13 +30,26 @@ in half the time; without counting references to arrays, which they neither make
 four times as fast."""
 
 
+class _Cache(FunctionCache):
+    """Numba's cache of a function. Where the folder came to be full, read-only or damaged since the
+    process began, numba itself would raise."""
+
+    def load_overload(self, *arguments):
+        with forgiven(self.cache_path, UNUSABLE + DAMAGED):
+            return super().load_overload(*arguments)
+
+    def save_overload(self, *arguments):
+        with forgiven(self.cache_path, UNUSABLE + DAMAGED):
+            super().save_overload(*arguments)
+
+
 def entry(function):
     """For functions that Python calls. Their machine code is kept, unless numba has no folder to
     write to."""
-    try:
-        return njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return njit(nogil=True)(function)
+    compiled = njit(nogil=True)(function)
+    with contextlib.suppress(RuntimeError):
+        compiled._cache = _Cache(function)
+    return compiled
 
 
 def announce_compilation(function) -> None:

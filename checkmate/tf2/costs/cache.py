@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import platformdirs
 
+from checkmate.core.cache import read_cached, write_cached
 from checkmate.core.footprint import Footprint
-from checkmate.core.json_files import read_json, write_json
-from checkmate.errors import PlanFileError
 from checkmate.tf2.costs.measurement import Measurement
 
 FORMAT, VERSION = "checkmate-profile", 5
@@ -26,7 +24,8 @@ _of_process: dict[str, Entries] = {}
 def cache_folder() -> Path:
     """Returns the user's cache folder, or $CHECKMATE_CACHE_DIR if that is set. The folder need not
     exist."""
-    return Path(os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate"))
+    folder = os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate")
+    return Path(os.path.expanduser(folder))
 
 
 def forget() -> None:
@@ -38,7 +37,7 @@ class CostCache:
     """The measurements of one device, for use in a `with` statement.
 
     At the end of the statement new measurements are written to disk, also after an interruption. A
-    file that is damaged, or that cannot be written, is ignored.
+    file that is damaged, or that cannot be written, is a note in the log.
 
     Args:
       device: Describes the device and the software whose measurements these are.
@@ -66,18 +65,15 @@ class CostCache:
             return
         rows = {key: _row(found) for key, found in (self._read() | self.entries).items() if found}
         data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
-        with contextlib.suppress(OSError, PlanFileError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, data)
+        write_cached(self._path, data)
 
     def _read(self) -> Entries:
-        try:
-            data = read_json(self._path)
-            if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
-                return {}
-            return {str(key): _measurement(row) for key, row in data["entries"].items()}
-        except (PlanFileError, KeyError, TypeError, ValueError, AttributeError):
+        return read_cached(self._path, self._parsed) or {}
+
+    def _parsed(self, data: dict[str, Any]) -> Entries:
+        if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
             return {}
+        return {str(key): _measurement(row) for key, row in data["entries"].items()}
 
 
 def _row(found: Measurement) -> list[Any]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
-from checkmate.errors import PlanFileError
+from checkmate.core.cache import forgiven
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.planning import plan_files
 from checkmate.tf2.planning.planned import Planned, unchanged
 from checkmate.tf2.planning.request import PlanTask
 from checkmate.tf2.report import Report
-
-log = logging.getLogger("checkmate")
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
@@ -77,10 +74,8 @@ def _accept(task: PlanTask, stored: plan_files.StoredPlan, other_bytes: int) -> 
 
 def store(path: Path, planned: Planned) -> None:
     """Writes a plan into its folder; where that fails, the step trains all the same."""
-    try:
+    with forgiven(path.parent):
         save(path, planned)
-    except PlanFileError as error:
-        log.warning("The plan of %r is not stored: %s", planned.report.name, error)
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:

@@ -1,6 +1,7 @@
 """Cost models: what ops cost and need while they run, how it is measured, and where it is kept."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -230,8 +231,13 @@ def test_a_damaged_file_is_written_anew(step, folder, measured, damage):
     assert json.loads(path.read_text())["entries"].keys() == json.loads(whole)["entries"].keys()
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured):
-    folder.write_text("a file where the folder should be")
+@pytest.mark.parametrize("full", [False, True])
+def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured, full, monkeypatch):
+    if full:
+        error = OSError(28, "No space left on device")
+        monkeypatch.setattr("checkmate.core.json_files.tempfile.mkstemp", Mock(side_effect=error))
+    else:
+        folder.write_text("a file where the folder should be")
     assert all(op.cost > 0 for op in with_costs(step, "profile").ops)
     assert measured
 
