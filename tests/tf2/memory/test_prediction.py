@@ -54,7 +54,7 @@ def test_the_peak_of_a_plan_is_that_of_training(name):
 
     keras.utils.set_random_seed(0)
     case, optimizer = case_of(name), keras.optimizers.Adam(1e-3)
-    step = compiled(case, optimizer, PREDICTED_AT)
+    step = compiled(case, optimizer, PREDICTED_AT, cost_model="profile")
     report = step.report()
     assert step.plan.recomputed and not report.steps
     memory, predicted = report.memory, report.predicted_peak_bytes

@@ -152,7 +152,7 @@ def main(kind: str, batch: int, examples: int, budget: str, micro: str, norm: st
         "kept_on": kept_on(step),
         "shared": shared(step) if len(strategy.extended.worker_devices) > 1 else 0,
         "notes": report.notes,
-        "peaks": [report.measured_peak_bytes, report.plain_peak_bytes, step.budget_bytes],
+        "peaks": [report.expected_peak_bytes, report.plain_peak_bytes, step.budget_bytes],
         "steps": [[type(each).__name__, each.op] for each in step.plan.steps],
         "whole_steps": peaks,
     }
