@@ -224,12 +224,16 @@ class _BatchSearch:
     def _plain_fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
         plan = Plan.from_order(graph, self._growth.plain_order)
-        return replay(graph, plan).peak_bytes <= self._step_bytes
+        return replay(graph, plan).peak_bytes <= self._target(graph)
+
+    def _target(self, graph: DFGraph) -> int:
+        """The bytes that ops may ask for: a reserve is left to the allocator."""
+        activations = max(0, self._step_bytes - graph.fixed_bytes)
+        return self._step_bytes - int(self._reserve_share * activations)
 
     def _fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
-        activations = max(0, self._step_bytes - graph.fixed_bytes)
-        target = self._step_bytes - int(self._reserve_share * activations)
+        target = self._target(graph)
         if floor(graph).bytes > target:
             self.tried.append((batch, "below the floor"))
             return False
