@@ -179,9 +179,9 @@ class _BatchSearch:
             if step is not None:
                 overhead = step.report().predicted_slowdown
                 binding = step.graph.ops[floor(step.graph).op].name
-                return MaxBatch(
-                    batch, plain, overhead, self._budget_bytes, binding, step, tuple(self.tried)
-                )
+                # Where no plan fits, the plain step, which is one, does not.
+                plain, tried = min(plain, batch), tuple(self.tried)
+                return MaxBatch(batch, plain, overhead, self._budget_bytes, binding, step, tried)
             batch = min(batch - 1, smaller)
             if count != "auto" and batch < int(count):
                 break
