@@ -418,7 +418,7 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         (
             lambda data: data | {"costs": [[1.0, float("inf")]] * len(data["costs"])},
             PlanFileError,
-            "no file of a planned step",
+            "'costs' is Infinity",
         ),
         (
             lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}},
