@@ -22,7 +22,7 @@ from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.request import PlanRequest
-from checkmate.tf2.planning.running import OutOfMemory, RunningStep
+from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.stored_plan import save
 from checkmate.tf2.report import Report
 from checkmate.tf2.training_step import shown, training_step
@@ -220,7 +220,12 @@ class PlannedStep:
         self, running: RunningStep, flat: list[tf.Tensor], why: str, correction: float
     ) -> RunningStep:
         """What these arguments run under once the main plan is made anew, by what steps took: the
-        same where no other plan is found."""
+        same where no other plan is found, or where its random numbers would begin again."""
+        if any(each.has_drawn for each in self._by_shape.values()):
+            if correction >= 1:
+                log.warning("%s %s", why, HAS_DRAWN)
+            running.is_final = True
+            return running
         batch = flat if running is self._main else ()
         planned = self._planner.anew(self.planned, self._specs, batch, why, correction)
         if planned is self.planned:

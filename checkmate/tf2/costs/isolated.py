@@ -197,9 +197,7 @@ class IsolatedOps:
 
     def _collect(self, tensor: tf.Tensor) -> None:
         tensor = source_of(tensor)
-        is_small = is_constant(tensor.op) and (tensor_bytes(tensor) or 0) <= SMALL_CONSTANT_BYTES
-        made_here = tensor.op in self.group or is_small
-        if made_here or _shape_value(tensor) is not None:
+        if tensor.op in self.group or _is_known(tensor):
             return
         if role_of(tensor.op) is Role.VIEW:
             for each in tensor.op.inputs:
@@ -233,6 +231,21 @@ def some_value(spec: tf.TensorSpec) -> tf.Tensor:
 
 def _can_be_made(tensor: tf.Tensor) -> bool:
     return tensor.shape.is_fully_defined() and can_be_copied(tensor.dtype)
+
+
+def _is_known(tensor: tf.Tensor) -> bool:
+    """True for small constants, static shapes, and what is computed of those alone, as the axes of
+    a sum: ops run on their values, which decide about memory and about whether they run at all."""
+    pending = [source_of(tensor)]
+    while pending:
+        tensor = pending.pop()
+        if _shape_value(tensor) is not None:
+            continue
+        unknown = not (is_constant(tensor.op) or (tensor.op.inputs and is_pure(tensor.op)))
+        if unknown or (tensor_bytes(tensor) or 0) > SMALL_CONSTANT_BYTES:
+            return False
+        pending += map(source_of, tensor.op.inputs)
+    return True
 
 
 def _op(tensor: str) -> str:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.undo import Undo
+from checkmate.tf2.graph.operations import draws
 from checkmate.tf2.ops import rule_of
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.tuning import TUNING
@@ -31,6 +32,12 @@ activations that were not in use."""
 LEAST_CORRECTION = 1.01
 """By which factor activations are at least taken to be more than predicted, where a step took more
 than the budget."""
+
+HAS_DRAWN = (
+    "Its plan stays: it has drawn random numbers from the state of its kernels, which another plan"
+    " would draw again from the first. `keras.random` and `tf.random.Generator` keep theirs in"
+    " variables."
+)
 
 
 class OutOfMemory(Exception):
@@ -140,6 +147,11 @@ class RunningStep:
         """What steps had in use beyond what was there when they began, as a multiple of what was
         predicted."""
         return self.rise_bytes / self.planned.rise_bytes if self.planned.rise_bytes else 1.0
+
+    @property
+    def has_drawn(self) -> bool:
+        """True where steps drew random numbers whose state the kernels of this plan keep."""
+        return self.steps > 0 and draws(self.planned.traced.function)
 
     def _counts(self) -> tuple[int, int]:
         """Bytes in use now, and the most so far, with what the allocator does not count."""

@@ -16,8 +16,10 @@ WIDTH, ROWS = 256, 4096
 class Chain:
     """A training step of dense layers on 4,096 rows of 256 numbers: 4 MiB for each value."""
 
-    def __init__(self, depth=8):
+    def __init__(self, depth=8, dropout=0.0):
         import tensorflow as tf
+
+        self.dropout = dropout
 
         self.weights = [
             tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (k, 1)) / 16)
@@ -34,6 +36,8 @@ class Chain:
             h = x
             for weight in self.weights:
                 h = tf.tanh(h @ weight)
+                if self.dropout:  # the state is the kernel's
+                    h = tf.nn.dropout(h, self.dropout, seed=1)
             loss = tf.reduce_mean(h * h)
         for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
             weight.assign_sub(0.1 * gradient)
@@ -125,6 +129,23 @@ def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, monkeypa
     assert len(plans) >= 3 and not caplog.text
     assert step.report().measured_peak_bytes <= step.budget_bytes
     assert int(chain.count) == 5
+
+
+def test_a_step_that_has_drawn_from_its_kernels_state_keeps_its_plan(plans, caplog):
+    """Another plan would draw the first numbers again."""
+    import tensorflow as tf
+
+    chain, reference = Chain(dropout=0.3), Chain(dropout=0.3)
+    tf.random.set_seed(1)
+    step = chain.planned("70%")
+    ours = [step(chain.x).numpy()]
+    step._main._budget = 2**20  # each step takes more than that
+    with caplog.at_level(logging.WARNING, "checkmate"):
+        ours += [step(chain.x).numpy() for _ in range(3)]
+    tf.random.set_seed(1)
+    plain = tf.function(reference.step)
+    np.testing.assert_array_equal(ours, [plain(reference.x).numpy() for _ in range(4)])
+    assert len(plans) == 1 and caplog.text.count("has drawn random numbers") == 1
 
 
 def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, monkeypatch):
