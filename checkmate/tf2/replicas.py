@@ -142,7 +142,7 @@ class WholeStep:
         reports = devices.allocator_reports(devices.training_device())
         start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
-        self._calls, self._counts = 0, start > 0
+        self._calls, self._counts = 0, reports
         self.shared = (
             f"{replicas} replicas share this device's memory: together they may take"
             f" {format_bytes(self._limit)}."
