@@ -64,14 +64,12 @@ def zoo_command(
     checkmate.tf2.compile(model, loss, "adam", images, labels, budget="60%", plan="plans")
 
     The script must give the same text as budget, the same number of micro-batches, and the same
-    shapes and type of optimizer. Metrics
-    are part of a step: plans for `fit` are for models compiled with a loss and an optimizer only.
-    Existing plans are kept. If the allocator reports its memory, each plan is run a few times on
-    made-up data, and the measured peak is written to its file.
+    shapes and type of optimizer. Metrics are part of a step: plans for `fit` are for models
+    compiled with a loss and an optimizer only. Existing plans are kept. No step runs.
 
     Exit status: 1 if a model has no plan, 2 if there is no such model or optimizer.
 
-    JSON: model, for, budget, budget_bytes, predicted_bytes, peak_bytes, overhead, recomputed,
+    JSON: model, for, budget, budget_bytes, peak_bytes (predicted), overhead, recomputed,
     seconds, file; or error.
 
     Example: checkmate zoo resnet50 mobilenet --batch 64 -b 6GiB -o plans

@@ -1,5 +1,5 @@
-"""max_batch(): the largest batch that trains within a budget, found on paper and confirmed by a
-real step."""
+"""max_batch(): the largest batch that trains within a budget, found on paper and then planned for
+real."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def max_batch(
     The step is traced for two small batches; sizes and costs grow in a straight line between them
     and beyond, so that every other batch is planned on paper. The batch that is found is measured
     in the place of the second, and the search goes on from there, at most a few times. The answer
-    is then compiled, which plans and confirms it; where that refuses, a slightly smaller batch is
+    is then compiled, which plans it; where that refuses, a slightly smaller batch is
     tried. With `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
     to one whose data and results leave too little memory, whose cost is above `max_overhead`, or
     `largest`.
@@ -164,12 +164,12 @@ class _BatchSearch:
         self._budget_bytes = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         self._step_bytes = self._budget_bytes - growth.other_bytes
         self._reserve_share = (
-            TUNING.first_reserve if devices.allocator_reports(device) else RESERVES.unconfirmed
+            TUNING.first_reserve if devices.allocator_reports(device) else RESERVES.not_simulated
         )
         self.tried: list[tuple[int, str]] = []
 
     def found(self, specs: Any, largest: int) -> MaxBatch:
-        """Returns the largest batch whose step can be planned and confirmed."""
+        """Returns the largest batch whose step can be planned."""
         plain, batch = self._on_paper(largest)
         count = self._request.options.micro_batches
         if count != 1:

@@ -20,8 +20,8 @@ around them. After planning, no control edge of the plan would order those: they
 stay in memory, and the plan would save next to nothing. Before planning, they are ops like others,
 which plans count, free and recompute. Switched off altogether, convolutions would run other kernels
 than those of the plain step, with transpositions inside of each. So the plain step is run with
-Grappler, as users run it; and all that we run of what Grappler left (the planned step, also while
-it is confirmed, and single ops that are measured) is run without.
+Grappler, as users run it; and all that we run of what Grappler left (the planned step, and single
+ops that are measured) is run without.
 
 Grappler has no public entry. This file alone uses `tensorflow.python.grappler.tf_optimizer` and
 `.cluster`, `tensorflow.core.protobuf.device_properties_pb2`, and

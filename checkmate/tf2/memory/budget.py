@@ -17,23 +17,23 @@ class ReserveShares:
     """The share of the activation budget that a plan leaves as a reserve.
 
     Attributes:
-      confirmed: For a plan whose peak is simulated and confirmed. A batch may come to lie where no
-        simulated batch did.
+      simulated: For a plan whose peak is simulated. A batch may come to lie where no simulated
+        batch did.
       with_loops: For a step with loops, in which TensorFlow gives memory back at any time. With
         0.02, two of seven runs of an LSTM network were over budgets of 45 and 46 MiB that their
-        confirming steps had kept, by up to 1.5 %.
-      unconfirmed: Where the allocator does not report, so that no plan can be confirmed.
+        first steps had kept, by up to 1.5 %.
+      not_simulated: Where the allocator does not report.
     """
 
-    confirmed: float = 0.01
+    simulated: float = 0.01
     with_loops: float = 0.05
-    unconfirmed: float = 0.2
+    not_simulated: float = 0.2
 
     def of(self, traced: TracedStep) -> float:
         """Returns the share for a step on the training device."""
         if not devices.allocator_reports(devices.training_device()):
-            return self.unconfirmed
-        return self.with_loops if traced.has_loops else self.confirmed
+            return self.not_simulated
+        return self.with_loops if traced.has_loops else self.simulated
 
 
 RESERVES = ReserveShares()

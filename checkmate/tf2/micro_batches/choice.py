@@ -28,7 +28,7 @@ class Choice:
     A number costs at least what the kernels of its slices take, each run once, as measured at that
     size. No plan is made where that is more than the cheapest plan so far; nor are smaller slices
     looked at then, since smaller kernels are no more efficient. The functions of one plan at a time
-    are in memory, so that each is confirmed in the memory that training has: a plan that is found
+    are in memory, so that each is predicted in the memory that training has: a plan that is found
     to be the cheapest after another one was made is made again.
 
     Attributes:

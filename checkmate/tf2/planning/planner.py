@@ -223,7 +223,7 @@ def _new_plan(task: PlanTask) -> Planned:
     plain_rise = plain_peak - memory.fixed_bytes
     corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
     spread = int(TUNING.plain_spread * plain_rise)
-    reserve = memory.reserve_bytes if task.reports else RESERVES.unconfirmed * plain_rise
+    reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
     if corrected + max(spread, reserve) <= memory.limit_bytes:
         return _unchanged(task, costs, report)
     most = min(memory.limit_bytes, max(plain_peak, corrected))

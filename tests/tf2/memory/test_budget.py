@@ -19,7 +19,7 @@ def budget(limit=100 * MIB, **changes):
         "step_bytes": 6 * MIB,
         "start_bytes": 25 * MIB,
     }
-    return MemoryBudget(limit, **{**kinds, "reserve_share": RESERVES.confirmed, **changes})
+    return MemoryBudget(limit, **{**kinds, "reserve_share": RESERVES.simulated, **changes})
 
 
 def test_what_is_left_is_for_activations():
@@ -46,7 +46,7 @@ def test_a_measured_peak_leaves_the_reserve_of_the_budget_that_a_refusal_names(
 ):
     from checkmate.tf2.memory.budget import RESERVES
 
-    share = RESERVES.with_loops if has_loops else RESERVES.confirmed
+    share = RESERVES.with_loops if has_loops else RESERVES.simulated
     peak = budget().fixed_bytes + activations
     found = budget(budget(reserve_share=share).smallest_limit_bytes(peak), reserve_share=share)
     assert peak <= found.peak_limit_bytes <= peak + 1

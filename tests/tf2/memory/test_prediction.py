@@ -87,6 +87,7 @@ def test_the_lists_and_the_body_of_a_loop_are_predicted(tensorflow):
     predictor = Predictor(traced, traced.graph, ())
     predicted = predictor.plain_peak_bytes()
     run = tf.function(step)
+    run(x)
     before, peak = devices.peak_above("CPU:0", lambda: run(x))[1:]
     # TensorFlow runs iterations side by side, in some processes and not in others.
     # Two lists of the loop hold the same values, an iteration apart, and are counted as two.
