@@ -11,19 +11,23 @@ from contextlib import contextmanager
 @contextmanager
 def only_new_garbage() -> Iterator[None]:
     """Collects garbage, and has Python leave all other objects out of later collections until the
-    end of the block.
+    end of the block; and has it collect only where it is asked to.
 
-    Planning collects after each function that it runs and drops. A process that has TensorFlow and
-    a model has half a million objects, and to look at all of them takes longer than to trace a
-    small step. Garbage of the block is found in it, and garbage of before that becomes such in the
-    block is found after it. A program that uses `gc.freeze` itself is left as it is.
+    Planning asks after each function that it runs and drops. A process that has TensorFlow and a
+    model has half a million objects, and to look at all of them takes longer than to trace a small
+    step. Garbage of the block is found in it, and garbage of before that becomes such in the block
+    is found after it. A program that uses `gc.freeze` itself is left as it is.
     """
     gc.collect()
     if gc.get_freeze_count():
         yield
         return
+    was_enabled = gc.isenabled()
     gc.freeze()
+    gc.disable()
     try:
         yield
     finally:
         gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -44,7 +44,6 @@ def next_target(
     limit_bytes: int,
     fixed_bytes: int,
     tried: Sequence[Tried],
-    calls: int | None = None,
     tuning: SearchTuning = TUNING,
 ) -> int | None:
     """Returns the budget for the solver's next call, or None where another plan is not worth it.
@@ -53,7 +52,6 @@ def next_target(
       limit_bytes: The most that a plan may take by the allocator's count.
       fixed_bytes: What of it every plan takes.
       tried: The plans so far, in order.
-      calls: How often the solver was called for them, where a call can give more than one plan.
     """
     activation_bytes = max(0, limit_bytes - fixed_bytes)
     if not tried:
@@ -69,7 +67,7 @@ def next_target(
     ):
         return None
     most = tuning.max_plans_once_within if within else tuning.max_plans
-    if (len(tried) if calls is None else calls) >= most:
+    if len(tried) >= most:
         return None
     without_plan = [each.target_bytes for each in tried if each.asked_bytes is None]
     low = max([fixed_bytes, *without_plan, *(each.target_bytes for each in within)])

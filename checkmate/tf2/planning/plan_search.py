@@ -27,6 +27,7 @@ from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.planning.budget_loop import Tried, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, PlanTask
 from checkmate.tf2.planning.solver_calls import SolverCalls
+from checkmate.tf2.planning.tuning import TUNING
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -145,7 +146,17 @@ class PlanSearch:
 
     def _next_target(self) -> int | None:
         tried = [self._tried(*each) for each in self.answers]
-        return next_target(self.limit_bytes, self.memory.fixed_bytes, tried, self.solver.count)
+        target = next_target(self.limit_bytes, self.memory.fixed_bytes, tried)
+        return target if self._pays() else None
+
+    def _pays(self) -> bool:
+        """False where another call of the solver is expected to take longer than a cheaper plan
+        could save in many steps: plans that take too much tell how cheap one could be."""
+        if (found := self.cheapest()) is None:
+            return True
+        above = (_cost(each.result) for each in self.candidates if not self._fits(each))
+        least = min(above, default=self.graph.total_cost)
+        return TUNING.steps * (_cost(found.result) - least) > self.solver.seconds
 
     def _tried(self, target: int, candidate: Candidate | None) -> Tried:
         other, reached = self.memory.other_bytes, self.solver.reached_bytes
@@ -156,12 +167,8 @@ class PlanSearch:
 
     def _ask(self, target: int) -> bool:
         """Asks the solver for plans; False where the user interrupted it."""
-        other = self.memory.other_bytes
-        result, improving = self.solver.best(max(1, target - other))
+        result = self.solver.best(max(1, target - self.memory.other_bytes))
         self._add(target, result)
-        for each in improving:
-            if each.peak_bytes and self.predictor.predicts and self._next_target() is not None:
-                self._add(each.peak_bytes + other, each)
         return result is None or result.status is not SolveStatus.INTERRUPTED
 
     def _add(self, target: int, result: SolveResult | None) -> None:

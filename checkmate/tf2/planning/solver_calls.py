@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
-from checkmate.core.replay import MemoryTimeline
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.curve import Curve, solve_curve
-from checkmate.solvers.result import SolveResult, SolveStatus
-from checkmate.solvers.search import Search, Solver
+from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.planned import Clock
@@ -32,6 +31,7 @@ class SolverCalls:
 
     Attributes:
       count: How often the solver was called.
+      seconds: What the last call took.
       refusal: Why the first call without a plan found none.
       reached_bytes: The lowest peak that the last such call reached; None where it is not known.
     """
@@ -41,6 +41,7 @@ class SolverCalls:
     clock: Clock
     progress: Progress
     count: int = 0
+    seconds: float = 0.0
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
     reached_bytes: int | None = None
     _curve: Curve | None = None
@@ -67,38 +68,25 @@ class SolverCalls:
         ends = asked.solver == "auto" and asked.time_limit_s is None and asked.cost_model != "unit"
         return Auto(steps=TUNING.steps) if ends else asked.solver
 
-    def best(self, budget_bytes: int) -> tuple[SolveResult | None, list[SolveResult]]:
-        """Returns the cheapest plan that the solver finds, and the last few that it found on the
-        way there; (None, []) where it finds none."""
+    def best(self, budget_bytes: int) -> SolveResult | None:
+        """Returns the cheapest plan that the solver finds; None where it finds none."""
         self.count += 1
-        improving: list[tuple[Plan, MemoryTimeline]] = []
-
-        def on_progress(search: Search) -> None:
-            self.progress.improved(search)
-            plan, timeline = search.plan, search.timeline
-            if plan is None or timeline is None:
-                return
-            if not improving or improving[-1][0] is not plan:
-                improving.append((plan, timeline))
-
-        limit_s = self.time_limit_s
+        limit_s, started = self.time_limit_s, time.perf_counter()
         with self.clock.phase("solving"), self.progress.phase("solving", limit_s=limit_s):
             try:
-                result = solve(
+                return solve(
                     self.graph,
                     budget_bytes,
                     solver=self._solver,
                     time_limit_s=limit_s,
-                    on_progress=on_progress,
+                    on_progress=self.progress.improved,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self.refusal = self.refusal or error
                 self.reached_bytes = getattr(error, "best_peak_bytes", None)
-                return None, []
-        return result, [
-            replace(result, status=SolveStatus.FEASIBLE, plan=plan, timeline=timeline)
-            for plan, timeline in improving[-1 - TUNING.improving_plans : -1]
-        ]
+                return None
+            finally:
+                self.seconds = time.perf_counter() - started
 
     @property
     def curve(self) -> Curve | None:

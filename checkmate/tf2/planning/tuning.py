@@ -27,8 +27,6 @@ class SearchTuning:
         a search for a step of 20 ms, and next to nothing for one of a second.
       worth_share: The share of its cost by which another plan must be cheaper to take the place of
         one that steps ran under.
-      improving_plans: How many of the plans that the solver found on its way to the cheapest one
-        are candidates, too: the allocator's overhead may be smaller with one of them.
       lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
       batch_margin: What one more example is expected to take, times this, where a refusal names a
         smaller batch: the allocator's overhead differs from batch to batch.
@@ -44,7 +42,6 @@ class SearchTuning:
     time_per_op_s: float = 0.002
     steps: int = 1000
     worth_share: float = 0.005
-    improving_plans: int = 3
     lowest_plan_s: float = 1.2
     batch_margin: float = 1.1
 
