@@ -57,8 +57,6 @@ class PlanSearch:
     """The search for the cheapest plan within a budget.
 
     Attributes:
-      most_bytes: The highest peak of a plan, without a reserve: the budget, or the plain step's
-        peak where that is lower.
       piece_bytes: The most that the allocator has in one piece, where it has a limit of its own.
       footprints: The requests of the step's ops that were run alone.
       candidates: The plans that were found.
@@ -68,7 +66,6 @@ class PlanSearch:
     task: PlanTask
     graph: DFGraph
     memory: MemoryBudget
-    most_bytes: int
     piece_bytes: int = ANY_SIZE
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     solver: SolverCalls = field(init=False)
@@ -110,7 +107,7 @@ class PlanSearch:
     @property
     def limit_bytes(self) -> int:
         """The highest peak that a plan may be expected to have."""
-        return min(self.memory.peak_limit_bytes, self.most_bytes)
+        return self.memory.peak_limit_bytes
 
     def lowest(self) -> Candidate | None:
         """Returns the plan with the lowest expected peak: of the plan with the lowest peak by the

@@ -222,12 +222,12 @@ def _new_plan(task: PlanTask) -> Planned:
     report = first_report(task, costs, memory, plain_peak)
     plain_rise = plain_peak - memory.fixed_bytes
     corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
-    spread = int(TUNING.plain_spread * plain_rise)
+    largest = max(op.output_bytes for op in costs.graph.ops)
+    spread = max(int(TUNING.plain_spread * plain_rise), TUNING.plain_values * largest)
     reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
     if corrected + max(spread, reserve) <= memory.limit_bytes:
         return _unchanged(task, costs, report)
-    most = min(memory.limit_bytes, max(plain_peak, corrected))
-    search = PlanSearch(task, costs.graph, memory, most, piece, costs.footprints)
+    search = PlanSearch(task, costs.graph, memory, piece, costs.footprints)
     return _searched(task, search, costs, report)
 
 

@@ -19,6 +19,7 @@ class SearchTuning:
       max_plans_once_within: How often, once a plan is within the budget.
       plain_spread: The share of its activations by which the plain step, whose ops run in an order
         that differs from step to step, may take more than is predicted.
+      plain_values: How many of its largest values it may take more, where that is more.
       min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
       time_per_op_s: The same for each op of the graph.
       steps: How many steps training is taken to last at least. The default solver ends where the
@@ -38,6 +39,7 @@ class SearchTuning:
     max_plans: int = 8
     max_plans_once_within: int = 3
     plain_spread: float = 0.1
+    plain_values: int = 3
     min_time_s: float = 2.0
     time_per_op_s: float = 0.002
     steps: int = 1000

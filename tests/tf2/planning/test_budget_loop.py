@@ -87,17 +87,6 @@ def test_it_ends_after_so_many_plans_and_sooner_where_one_fits():
     assert next_target(LIMIT, FIXED, within[: TUNING.max_plans_once_within]) is None
 
 
-def test_how_often_the_solver_was_asked_counts_where_it_gave_more_plans_than_one():
-    over = [tried(0.95 - 0.05 * k, 1.5) for k in range(TUNING.max_plans)]
-    assert next_target(LIMIT, FIXED, over, TUNING.max_plans - 1) is not None
-    assert next_target(LIMIT, FIXED, over[:2], TUNING.max_plans) is None
-    assert (
-        next_target(LIMIT, FIXED, [tried(0.3, 0.5), *over[:2]], TUNING.max_plans_once_within - 1)
-        is not None
-    )
-    assert next_target(LIMIT, FIXED, [tried(0.3, 0.5)], TUNING.max_plans_once_within) is None
-
-
 def test_where_there_is_no_plan_it_goes_halfway_to_the_lowest_that_takes_too_much():
     assert next_target(LIMIT, FIXED, [tried(0.5, None)]) == pytest.approx(share(0.75), abs=1)
     assert next_target(
