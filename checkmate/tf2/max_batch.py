@@ -89,8 +89,8 @@ def max_batch(
     The step is traced for two small batches; sizes and costs grow in a straight line between them
     and beyond, so that every other batch is planned on paper. The batch that is found is measured
     in the place of the second, and the search goes on from there, at most a few times. The answer
-    is then compiled, which plans it; where that refuses, a slightly smaller batch is
-    tried. With `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
+    is then compiled, which plans it; where that refuses, a slightly smaller batch is tried. With
+    `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
     to one whose data and results leave too little memory, whose cost is above `max_overhead`, or
     `largest`.
 

@@ -20,7 +20,6 @@ class Chain:
         import tensorflow as tf
 
         self.dropout = dropout
-
         self.weights = [
             tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (k, 1)) / 16)
             for k in range(depth)
