@@ -78,7 +78,9 @@ def next_target(
         return reached if reached <= limit_bytes else None
     step = max(1, int(tuning.close_share * activation_bytes))
     if high - low > 2 * step:
-        target = _aimed(tried[-1], fixed_bytes, activation_bytes, tuning)
+        # The allocator's overhead grows from one plan to a smaller one.
+        margin = tuning.unused_share / 2 * len(tried)
+        target = _aimed(tried[-1], fixed_bytes, activation_bytes, margin)
         target = (low + high) // 2 if target is None else target
         return min(max(target, low + step), high - step)
     # A plan for a larger budget can take less, as other values are in memory at its peak: where no
@@ -88,17 +90,35 @@ def next_target(
     return middle if not within and widest > 2 * step else None
 
 
-def _aimed(
-    last: Tried, fixed_bytes: int, activation_bytes: int, tuning: SearchTuning
-) -> int | None:
-    """The target at which a plan would just fit, by what the last plan took; None where there was
-    none."""
+def could_save(
+    cost: float,
+    plain_cost: float,
+    costs_above: Sequence[float],
+    unused_bytes: int,
+    saved_bytes: int,
+    tuning: SearchTuning = TUNING,
+) -> float:
+    """Returns how much less than a plan within the limit another one is expected to cost at most.
+
+    Args:
+      cost: That of the cheapest plan within the limit.
+      plain_cost: That of the plain step.
+      costs_above: Those of plans above the limit. None within it is expected to be cheaper.
+      unused_bytes: What the plan leaves of the limit.
+      saved_bytes: What it takes less than the plain step.
+    """
+    by_bytes = tuning.steepness * (cost - plain_cost) * unused_bytes / max(1, saved_bytes)
+    return max(0.0, min(cost - min(costs_above, default=plain_cost), by_bytes))
+
+
+def _aimed(last: Tried, fixed_bytes: int, activation_bytes: int, margin: float) -> int | None:
+    """The target at which a plan would just fit, by what the last plan took, with a margin; None
+    where there was none."""
     if last.asked_bytes is None:
         return None
     if last.peak_bytes is None:
-        return last.asked_bytes - int(tuning.first_reserve * activation_bytes)
-    # The allocator's overhead grows with what is allocated.
-    aim = (1 - tuning.unused_share / 2) * activation_bytes
+        return last.asked_bytes - int(TUNING.first_reserve * activation_bytes)
+    aim = (1 - margin) * activation_bytes
     return fixed_bytes + int(
         (last.asked_bytes - fixed_bytes) * aim / max(1, last.peak_bytes - fixed_bytes)
     )

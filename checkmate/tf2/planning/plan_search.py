@@ -11,12 +11,14 @@ prediction.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
+from checkmate.core.replay import replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.tf2 import device as devices
@@ -24,7 +26,7 @@ from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
-from checkmate.tf2.planning.budget_loop import Tried, next_target
+from checkmate.tf2.planning.budget_loop import Tried, could_save, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, PlanTask
 from checkmate.tf2.planning.solver_calls import SolverCalls
 from checkmate.tf2.planning.tuning import TUNING
@@ -73,6 +75,7 @@ class PlanSearch:
     candidates: list[Candidate] = field(default_factory=list)
     answers: list[tuple[int, Candidate | None]] = field(default_factory=list)
     _predictor: Predictor | None = None
+    _seconds: float = 0.0  # what the last plan took to find and predict
 
     def __post_init__(self) -> None:
         task = self.task
@@ -148,12 +151,19 @@ class PlanSearch:
 
     def _pays(self) -> bool:
         """False where another call of the solver is expected to take longer than a cheaper plan
-        could save in many steps: plans that take too much tell how cheap one could be."""
-        if (found := self.cheapest()) is None:
+        could save in many steps. Costs that are no seconds do not tell."""
+        found, costs = self.cheapest(), self.task.request.options.cost_model
+        if found is None or found.expected_bytes is None or costs == "unit":
             return True
-        above = (_cost(each.result) for each in self.candidates if not self._fits(each))
-        least = min(above, default=self.graph.total_cost)
-        return TUNING.steps * (_cost(found.result) - least) > self.solver.seconds
+        plain = replay(self.graph, self.task.traced.plain_plan()).peak_bytes
+        saved = could_save(
+            _cost(found.result),
+            self.graph.total_cost,
+            [_cost(each.result) for each in self.candidates if not self._fits(each)],
+            self.limit_bytes - found.expected_bytes,
+            plain - found.peak_bytes,
+        )
+        return TUNING.steps * saved > self._seconds
 
     def _tried(self, target: int, candidate: Candidate | None) -> Tried:
         other, reached = self.memory.other_bytes, self.solver.reached_bytes
@@ -164,8 +174,10 @@ class PlanSearch:
 
     def _ask(self, target: int) -> bool:
         """Asks the solver for plans; False where the user interrupted it."""
+        started = time.perf_counter()
         result = self.solver.best(max(1, target - self.memory.other_bytes))
         self._add(target, result)
+        self._seconds = time.perf_counter() - started
         return result is None or result.status is not SolveStatus.INTERRUPTED
 
     def _add(self, target: int, result: SolveResult | None) -> None:

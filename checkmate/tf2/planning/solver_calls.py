@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
@@ -31,7 +30,6 @@ class SolverCalls:
 
     Attributes:
       count: How often the solver was called.
-      seconds: What the last call took.
       refusal: Why the first call without a plan found none.
       reached_bytes: The lowest peak that the last such call reached; None where it is not known.
     """
@@ -41,7 +39,6 @@ class SolverCalls:
     clock: Clock
     progress: Progress
     count: int = 0
-    seconds: float = 0.0
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
     reached_bytes: int | None = None
     _curve: Curve | None = None
@@ -71,7 +68,7 @@ class SolverCalls:
     def best(self, budget_bytes: int) -> SolveResult | None:
         """Returns the cheapest plan that the solver finds; None where it finds none."""
         self.count += 1
-        limit_s, started = self.time_limit_s, time.perf_counter()
+        limit_s = self.time_limit_s
         with self.clock.phase("solving"), self.progress.phase("solving", limit_s=limit_s):
             try:
                 return solve(
@@ -85,8 +82,6 @@ class SolverCalls:
                 self.refusal = self.refusal or error
                 self.reached_bytes = getattr(error, "best_peak_bytes", None)
                 return None
-            finally:
-                self.seconds = time.perf_counter() - started
 
     @property
     def curve(self) -> Curve | None:

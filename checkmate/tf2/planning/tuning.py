@@ -26,6 +26,8 @@ class SearchTuning:
         time that it has taken is more than what a cheaper plan could save in so many. A step then
         takes at most a thousandth of that time longer than with the cheapest plan, which is much of
         a search for a step of 20 ms, and next to nothing for one of a second.
+      steepness: How many times what it cost to save a byte so far it can cost to save one more: the
+        less memory a plan takes, the more the next byte costs.
       worth_share: The share of its cost by which another plan must be cheaper to take the place of
         one that steps ran under.
       lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
@@ -43,6 +45,7 @@ class SearchTuning:
     min_time_s: float = 2.0
     time_per_op_s: float = 0.002
     steps: int = 1000
+    steepness: float = 2.0
     worth_share: float = 0.005
     lowest_plan_s: float = 1.2
     batch_margin: float = 1.1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate.tf2.planning.budget_loop import Tried, next_target
+from checkmate.tf2.planning.budget_loop import Tried, could_save, next_target
 from checkmate.tf2.planning.tuning import TUNING
 
 FIXED, LIMIT = 10_000_000, 110_000_000
@@ -54,6 +54,26 @@ def test_what_is_asked_for_is_scaled_towards_the_limit():
         assert next_target(LIMIT, FIXED, [tried(target, took, asked=asked)]) == pytest.approx(
             share(asked * aim / took), abs=2
         )
+
+
+def test_each_plan_leaves_more_than_the_one_before():
+    plans = [tried(0.95 - 0.02 * k, 1.2) for k in range(4)]
+    for k in range(1, 5):
+        last, aim = 0.95 - 0.02 * (k - 1), 1 - k * TUNING.unused_share / 2
+        found = next_target(LIMIT, FIXED, plans[:k])
+        assert found == pytest.approx(share(last * aim / 1.2), abs=2)
+
+
+def test_what_a_cheaper_plan_could_save_follows_from_what_is_unused():
+    """In the terms of what the bytes saved so far cost, and no more than plans above the limit
+    say."""
+    saved = could_save(12.0, 10.0, [], 5, 100)
+    assert saved == pytest.approx(TUNING.steepness * 2.0 * 5 / 100)
+    assert could_save(12.0, 10.0, [11.99], 5, 100) == pytest.approx(0.01)
+    assert could_save(12.0, 10.0, [11.0], 10**6, 100) == pytest.approx(1.0)
+    assert could_save(12.0, 10.0, [], 10**6, 1) == pytest.approx(2.0), "all of it"
+    assert could_save(12.0, 10.0, [13.0], 5, 100) == 0.0
+    assert could_save(10.0, 10.0, [], 5, -3) == 0.0
 
 
 def test_scaling_stays_between_what_fits_and_what_does_not():
