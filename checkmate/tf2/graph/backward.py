@@ -61,6 +61,11 @@ def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
     return found
 
 
+def has_second_order(operations: list[tf.Operation]) -> bool:
+    """True where gradients of gradients are computed."""
+    return any(_order(operation) > 1 for operation in operations)
+
+
 def _order(operation: tf.Operation) -> int:
     """The order of a gradient by its name: 1 for one of a loss, 2 for one of such a gradient; 0 for
     another op."""

@@ -23,6 +23,7 @@ from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.backward import (
     follows_gradients,
     forward_names,
+    has_second_order,
     read_by_gradients,
     with_inputs,
 )
@@ -76,8 +77,9 @@ class FlatGraph:
         content.
       readers: For each planned op, the planned ops that read it.
       read_once: Planned ops whose value is read by the caller or by an op that runs once.
-      backward: Ops of the backward pass and of the optimizer's update.
+      backward: Ops of backward passes and of updates.
       recomputable: Planned ops that may run again.
+      maybe_recomputable: Those and others, where that may lower what plans need; else None.
       small_bytes: The size up to which a tensor is small.
       early: For each output, whether its memory is allocated when the step begins.
     """
@@ -277,13 +279,14 @@ class FlatGraph:
         # What a step computes again by itself (`tf.recompute_grad`) is kept.
         own = any(map(ties_recomputation, self.operations))
         read_later = set() if own else read_by_gradients(self.operations)
-        self.recomputable = {
+        pure = {
             o
             for o in self.planned
-            if self.may_repeat(o)
-            and (o not in self.backward or o in read_later)
-            and small_writes.isdisjoint(direct_reads.get(o, ()))
+            if self.may_repeat(o) and small_writes.isdisjoint(direct_reads.get(o, ()))
         }
+        self.recomputable = {o for o in pure if o not in self.backward or o in read_later}
+        # A gradient of a gradient adds up what both passes left, which was made long before.
+        self.maybe_recomputable = pure if has_second_order(self.operations) and not own else None
 
 
 def _reading_bodies(operations: list[tf.Operation], graph: tf.Graph) -> set[tf.Operation]:

@@ -38,14 +38,19 @@ def arrange(flat: FlatGraph) -> tuple[Group, ...]:
     """Returns the planned ops in groups, each of which becomes one op, in the order of their first
     evaluation.
 
-    The order is that of the trace, or a depth-first one if plans need less in it. The ops that may
-    not be recomputed in that order are removed from `flat.recomputable`.
+    The order is that of the trace, or a depth-first one if plans need less in it. Afterwards
+    `flat.recomputable` has the ops that may be recomputed in that order: the more gradients do, the
+    later updates run.
     """
     update = update_only(flat)
-    best = _Arrangement(flat, flat.planned, update)
-    for early_updates in (True, False):
-        order = _DepthFirst(flat, update, early_updates).order()
-        other = _Arrangement(flat, order, update)
+    orders = [flat.planned, *(_DepthFirst(flat, update, early).order() for early in (True, False))]
+    arrangements = (
+        _Arrangement(flat, order, update, recomputable)
+        for recomputable in filter(None, (flat.recomputable, flat.maybe_recomputable))
+        for order in orders
+    )
+    best = next(arrangements)
+    for other in arrangements:
         best = other if other.is_lower_than(best) else best
     flat.recomputable = best.recomputable
     return best.groups
@@ -54,9 +59,15 @@ def arrange(flat: FlatGraph) -> tuple[Group, ...]:
 class _Arrangement:
     """The groups that an order of the planned ops gives."""
 
-    def __init__(self, flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]):
+    def __init__(
+        self,
+        flat: FlatGraph,
+        order: list[tf.Operation],
+        update: set[tf.Operation],
+        recomputable: set[tf.Operation],
+    ):
         self.flat = flat
-        hazards, self.recomputable = last_hazards(flat, order)
+        hazards, self.recomputable = last_hazards(flat, order, recomputable)
         paired = paired_gradients(flat, order, update)
         order = _with_early_updates(flat, order, update, paired, hazards)
         order = _with_late_values(flat, order, paired)

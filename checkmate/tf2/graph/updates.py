@@ -87,15 +87,16 @@ def _by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[tf.Oper
 
 
 def last_hazards(
-    flat: FlatGraph, order: Sequence[tf.Operation]
+    flat: FlatGraph, order: Sequence[tf.Operation], recomputable: set[tf.Operation]
 ) -> tuple[dict[tf.Operation, int], set[tf.Operation]]:
     """Returns, for each op that overwrites a variable, the position of the last op that could need
-    the recomputation of a reader of the old content; and the ops that may be recomputed.
+    the recomputation of a reader of the old content; and which of the ops `recomputable` may be
+    recomputed.
 
     What ops after the writer read, most often metrics of the prediction, is retained, so that they
     need no such recomputation.
     """
-    recomputable = set(flat.recomputable)
+    recomputable = set(recomputable)
     bit = {o: 1 << k for k, o in enumerate(order)}
     old_readers = {writer: sum(bit[o] for o in read) for writer, read in flat.overwritten.items()}
     again: dict[tf.Operation, int] = {}  # op -> the ops that may have to run again for it, as bits

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("tensorflow")
+pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def adam():
