@@ -42,6 +42,9 @@ RUNS, MAX_RUNS, RUN_FOR_S, LEAST_S = 2, 20, 0.0005, 1e-6
 """Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
 average or MAX_RUNS times. The shortest time counts, LEAST_S at least."""
 
+_SCOPE = "chain_"
+"""How the names of all ops of chains begin."""
+
 _numbers = count()
 
 NOTHING = IsolatedOps((), (), ())
@@ -58,7 +61,7 @@ class Chain:
     """
 
     def __init__(self, members: Sequence[IsolatedOps], device: str):
-        self.members, self.scope = members, f"chain_{next(_numbers)}"
+        self.members, self.scope = members, f"{_SCOPE}{next(_numbers)}"
         writer = GraphWriter()
         dtypes = {tensor.dtype for each in members for tensor in each.arguments}
         self._numbers = {
@@ -119,6 +122,7 @@ class Chain:
                 Measurement(took, in_place.workspace(each.group, each.values, each.taken))
                 for took, each in zip(seconds, self.members, strict=True)
             ]
+        log = self._named(log)
         footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
         held_until = _held_until(log)
         return [
@@ -130,6 +134,24 @@ class Chain:
             )
             for took, each, copied in zip(seconds, self.members, self._copied[:-1], strict=True)
         ]
+
+    def _named(self, log: Log) -> Log:
+        """The log with the names of calls at what they ask for, in which the profiler sees no ops:
+        it comes after all that the group had before."""
+        call_after: dict[str, str] = {}
+        for each, copied in zip(self.members, self._copied, strict=False):
+            before = [*copied.inputs[-1:], copied.clocks[0]]
+            for operation, name in copied.made.items():
+                if each.calls(operation):
+                    call_after |= dict.fromkeys(before, name)
+                before.append(name)
+        found, last = [], ""
+        for node, address, size, is_output in log:
+            last = node or last
+            if node == "":
+                node = call_after.get(last, "")
+            found.append((node, address, size, is_output))
+        return found
 
     def _workspace(self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]) -> int:
         """Bytes that a group requests besides those of its inputs and its value; only inputs that
@@ -219,6 +241,8 @@ def _watched(
     logs: dict[str, list[Any]] = defaultdict(list)
     scope = ""
     for node, address, size, is_output in log_of(seen):
+        if node and not node.startswith(_SCOPE):
+            node = ""  # what XLA compiled a function with
         if node:
             scope, _, node = node.partition("/")
             if logs[scope] and logs[scope][0][0] == node:

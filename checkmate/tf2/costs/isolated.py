@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from checkmate.tf2.execution.sequential import edge_from
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.bodies import is_pure
+from checkmate.tf2.graph.bodies import called, is_pure
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.in_place import Group
 from checkmate.tf2.graph.operations import (
@@ -56,13 +56,17 @@ class IsolatedOps:
       values: Those of them whose outputs are the group's value.
       taken: Ops whose values the group writes over.
       times: How often the ops are evaluated, one evaluation after another.
+      graph: The graph of the step as it was traced, which has the functions that ops call.
 
     Attributes:
       arguments: The tensors that other ops make, and large constants.
     """
 
-    def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
+    def __init__(
+        self, group: Group, values: Group, taken: Group, times: int = 1, graph: Any = None
+    ):
         self.group, self.values, self.taken, self.times = group, values, taken, times
+        self._graph = graph
         if len(group) > 1 and _touches_resource(group[-1]):
             # Without the final write to a variable, which takes the buffer of what it writes. That
             # buffer is workspace, not value.
@@ -85,7 +89,13 @@ class IsolatedOps:
     @property
     def runs(self) -> bool:
         """Whether the ops may run on other data, and such data can be made."""
-        return all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
+        return all(map(_can_be_made, self.arguments)) and all(
+            is_pure(operation, self._graph) for operation in self.group
+        )
+
+    def calls(self, operation: tf.Operation) -> bool:
+        """Whether an op of the group runs functions, which types and shapes say little about."""
+        return bool(called(operation, self._graph))
 
     @property
     def touched_bytes(self) -> int:
@@ -101,7 +111,12 @@ class IsolatedOps:
             [[in_place.made_by(tensor) in self.taken for tensor in o.inputs] for o in self.group]
         )
         parts += [
-            [o.type, _attributes(o), [self._describe(tensor, position) for tensor in o.inputs]]
+            [
+                o.type,
+                _attributes(o),
+                [_content(body, self._graph) for body in called(o, self._graph)],
+                [self._describe(tensor, position) for tensor in o.inputs],
+            ]
             for o in self.group
         ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -261,10 +276,29 @@ def _shape_value(tensor: tf.Tensor) -> Any:
     return static_shape(tensor.op, tensor.value_index) if role_of(tensor.op) is Role.SHAPE else None
 
 
+def _content(body: Any, graph: Any) -> Any:
+    """All that decides about time and memory of a function, whatever its name."""
+    number = {operation: k for k, operation in enumerate(body.get_operations())}
+    ops = [
+        [
+            operation.type,
+            _attributes(operation),
+            [(number[tensor.op], tensor.value_index) for tensor in operation.inputs],
+            [str(tensor.shape) for tensor in operation.outputs],
+            [_content(each, graph) for each in called(operation, graph)],
+        ]
+        for operation in number
+    ]
+    return [ops, [(number[tensor.op], tensor.value_index) for tensor in body.outputs]]
+
+
 def _attributes(operation: tf.Operation) -> list[tuple[str, str]]:
+    """Those that tell kernels apart. Functions have other names in each trace."""
     attributes = operation.node_def.attr
     return [
         (key, hashlib.sha256(attributes[key].SerializeToString()).hexdigest()[:16])
         for key in sorted(attributes)
         if not key.startswith("_")
+        and not attributes[key].HasField("func")
+        and not attributes[key].list.func
     ]

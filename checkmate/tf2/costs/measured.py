@@ -108,12 +108,23 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
     parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
     isolated = [
-        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
+        IsolatedOps(
+            group,
+            values,
+            taken,
+            TIMES if least <= estimate.seconds < SHORT_S else 1,
+            traced.function.graph,
+        )
         for group, values, taken, estimate in parts
     ]
     keys = [
         each.signature()
-        if (estimate.seconds >= least or each.touched_bytes >= large) and each.runs
+        if (
+            estimate.seconds >= least
+            or each.touched_bytes >= large
+            or any(map(each.calls, each.group))
+        )
+        and each.runs
         else None
         for each, estimate in zip(isolated, estimates, strict=True)
     ]

@@ -15,7 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.operations import can_be_copied, has_bodies, is_argument, may_run_again
+from checkmate.tf2.graph.operations import (
+    can_be_copied,
+    has_bodies,
+    is_argument,
+    is_loop,
+    may_run_again,
+)
 from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
@@ -77,23 +83,39 @@ def _is_pure(graph: tf.Graph, body: Any) -> bool:
     )
 
 
-def is_pure(operation: tf.Operation) -> bool:
+def is_pure(operation: tf.Operation, graph: Any = None) -> bool:
     """True for an op that may be run on any data at any time: TensorFlow ships it, its outputs
     follow from its inputs, all of them numbers, and it does nothing else; nor do the functions that
-    it runs."""
+    it runs. A loop may not end on data that is not its own.
+
+    Args:
+      graph: The graph of the step as it was traced, which has the functions of a graph made of it.
+    """
     tensors = (*operation.inputs, *operation.outputs)
-    return _computes(operation) and all(can_be_copied(tensor.dtype) for tensor in tensors)
+    return _computes(operation, graph) and all(can_be_copied(tensor.dtype) for tensor in tensors)
 
 
-def _computes(operation: tf.Operation) -> bool:
+def _computes(operation: tf.Operation, graph: Any) -> bool:
     """The same for an op in a function, which may take and return lists of tensors, too."""
     tensors = (*operation.inputs, *operation.outputs)
-    if not may_run_again(operation) or any(t.dtype in (tf.resource, tf.string) for t in tensors):
+    if not may_run_again(operation) or is_loop(operation):
         return False
-    attributes = operation.node_def.attr.values()
-    called = [each for value in attributes for each in (value.func, *value.list.func) if each.name]
-    graphs = [named(operation.graph, each.name) for each in called]
+    if any(tensor.dtype in (tf.resource, tf.string) for tensor in tensors):
+        return False
     return all(
-        graph is not None and all(is_argument(o) or _computes(o) for o in graph.get_operations())
-        for graph in graphs
+        body is not None
+        and all(is_argument(o) or _computes(o, graph) for o in body.get_operations())
+        for body in called(operation, graph)
     )
+
+
+def called(operation: tf.Operation, graph: Any) -> list[Any]:
+    """Returns the graphs of all functions that an op names, None for each that TensorFlow does not
+    hand out.
+
+    Args:
+      graph: See `is_pure`.
+    """
+    values = operation.node_def.attr.values()
+    names = [each.name for value in values for each in (value.func, *value.list.func) if each.name]
+    return [named(operation.graph, name) or (graph and named(graph, name)) for name in names]

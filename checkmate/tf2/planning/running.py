@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.undo import Undo
-from checkmate.tf2.graph.operations import draws
+from checkmate.tf2.graph.operations import draws, is_constant
+from checkmate.tf2.memory.program import exact_bytes
 from checkmate.tf2.ops import rule_of
 from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.tuning import TUNING
@@ -68,6 +69,12 @@ class RunningStep:
         self.is_final = False
         self._above = ""
         self._device = devices.training_device()
+        # In memory from the first step on.
+        self._constant_bytes = sum(
+            exact_bytes(operation.outputs[0])
+            for operation in planned.traced.flat.graph.get_operations()
+            if is_constant(operation)
+        )
         self._reports = devices.allocator_reports(self._device)
         # Where a first run tries algorithms, it takes what later ones do not.
         self._tries = self._device.startswith("GPU") and any(
@@ -86,6 +93,7 @@ class RunningStep:
         if not self._reports:
             return self._timed(run, flat)
         before, highest = self._counts()
+        before += 0 if self.steps else self._constant_bytes
         if highest > self._budget:  # reached by something else: a step's peak would not be seen
             devices.forget_peak(self._device)
             highest = before

@@ -531,3 +531,36 @@ def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_function_that_xla_compiles_is_measured_with_what_it_asks_for(tensorflow):
+    """As the grouped convolutions of Keras on a CPU, whose gradient takes far more than it makes;
+    the profiler sees no op ask."""
+    from tracing import traced
+
+    from checkmate.tf2.costs.measured import costs_of
+
+    tf = tensorflow
+    convolution = tf.function(
+        lambda x, k: tf.nn.convolution(x, k, padding="SAME"), jit_compile=True
+    )
+
+    def step(x, k):
+        y, z = tf.tanh(x), tf.tanh(x[::-1])
+        with tf.GradientTape() as tape:
+            tape.watch((y, z, k))
+            made = convolution(y, k) + convolution(z, k)
+            loss = tf.reduce_sum(made * made)
+        return tape.gradient(loss, (y, z, k))
+
+    found = traced(step, (2, 24, 24, 64), (7, 7, 1, 64))
+    costs = costs_of(found)
+    made = 4 * 2 * 24 * 24 * 64
+    calls = [op for op in costs.graph.ops if op.kind.endswith("PartitionedCall")]
+    backward = [op for op in calls if op.is_backward]
+    assert len(backward) == 2
+    for op in backward:
+        assert op.workspace_bytes > 3 * made
+        assert op.cost > 10 * max(o.cost for o in costs.graph.ops if o not in calls)
+    forward = [costs.footprints[op.name] for op in calls if op not in backward]
+    assert len(forward) == 2 and all(made in [r.bytes for r in f.requests] for f in forward)
