@@ -8,11 +8,15 @@ killed when time is over.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
 from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
+
+STOPPED_SHARE = 0.9
+"""From this share of its time on, CBC may have been stopped."""
 
 # Values of `CyCbcModel.status` if there is no x.
 INFEASIBLE = ("relaxation infeasible", "problem proven infeasible")
@@ -36,9 +40,14 @@ def solve(
     model = simplex.getCbcModel()
     model.logLevel = 0
     model.maximumSeconds = time_limit_s
+    started = time.perf_counter(), time.process_time()
     model.solve()
+    ended = time.perf_counter(), time.process_time()
     if model.status in INFEASIBLE:
-        return Answer(AnswerStatus.INFEASIBLE)
+        # CBC also says so of a relaxation that it was stopped in.
+        spent = max(b - a for a, b in zip(started, ended, strict=True))
+        stopped = spent >= STOPPED_SHARE * time_limit_s
+        return Answer(AnswerStatus.UNKNOWN if stopped else AnswerStatus.INFEASIBLE)
     # A search without a bound reports a very large number of either sign.
     bound = model.bestPossibleObjValue if abs(model.bestPossibleObjValue) < 1e30 else -np.inf
     if model.solutionCount == 0:

@@ -46,7 +46,8 @@ def arrange(flat: FlatGraph) -> tuple[Group, ...]:
     orders = [flat.planned, *(_DepthFirst(flat, update, early).order() for early in (True, False))]
     arrangements = (
         _Arrangement(flat, order, update, recomputable)
-        for recomputable in filter(None, (flat.recomputable, flat.maybe_recomputable))
+        for recomputable in (flat.recomputable, flat.maybe_recomputable)
+        if recomputable is not None
         for order in orders
     )
     best = next(arrangements)

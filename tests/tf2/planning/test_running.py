@@ -238,3 +238,18 @@ def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans,
     assert len(plans) == 2 and "with what is in use now" in caplog.text
     assert step.report().measured_peak_bytes <= step.budget_bytes
     del held
+
+
+def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
+    """In plain TensorFlow ops run when they can, and a few of the largest values can come to be in
+    memory together."""
+    from checkmate.tf2.planning.tuning import TUNING
+
+    chain = Chain()
+    plain = chain.planned("1000%").report().plain_peak_bytes
+    value = 4 * ROWS * WIDTH
+    tight = chain.planned(plain + value).report()
+    assert tight.result is not None and not tight.result.plan.recomputed
+    assert tight.expected_peak_bytes <= plain + value
+    loose = chain.planned(plain + (TUNING.plain_values + 1) * value).report()
+    assert loose.result is None
