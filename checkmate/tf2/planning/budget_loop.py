@@ -80,7 +80,7 @@ def next_target(
     if high - low > 2 * step:
         # The allocator's overhead grows from one plan to a smaller one.
         margin = tuning.unused_share / 2 * len(tried)
-        target = _aimed(tried[-1], fixed_bytes, activation_bytes, margin)
+        target = _aimed(tried[-1], fixed_bytes, activation_bytes, margin, tuning)
         target = (low + high) // 2 if target is None else target
         return min(max(target, low + step), high - step)
     # A plan for a larger budget can take less, as other values are in memory at its peak: where no
@@ -111,13 +111,15 @@ def could_save(
     return max(0.0, min(cost - min(costs_above, default=plain_cost), by_bytes))
 
 
-def _aimed(last: Tried, fixed_bytes: int, activation_bytes: int, margin: float) -> int | None:
+def _aimed(
+    last: Tried, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
+) -> int | None:
     """The target at which a plan would just fit, by what the last plan took, with a margin; None
     where there was none."""
     if last.asked_bytes is None:
         return None
     if last.peak_bytes is None:
-        return last.asked_bytes - int(TUNING.first_reserve * activation_bytes)
+        return last.asked_bytes - int(tuning.first_reserve * activation_bytes)
     aim = (1 - margin) * activation_bytes
     return fixed_bytes + int(
         (last.asked_bytes - fixed_bytes) * aim / max(1, last.peak_bytes - fixed_bytes)
