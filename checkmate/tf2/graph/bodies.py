@@ -19,7 +19,6 @@ from checkmate.tf2.graph.operations import (
     can_be_copied,
     has_bodies,
     is_argument,
-    is_loop,
     may_run_again,
 )
 from checkmate.tf2.ops import rule_of
@@ -86,7 +85,7 @@ def _is_pure(graph: tf.Graph, body: Any) -> bool:
 def is_pure(operation: tf.Operation, graph: Any = None) -> bool:
     """True for an op that may be run on any data at any time: TensorFlow ships it, its outputs
     follow from its inputs, all of them numbers, and it does nothing else; nor do the functions that
-    it runs. A loop may not end on data that is not its own.
+    it runs. On data that is not its own a loop may not end, and a condition may take less memory.
 
     Args:
       graph: The graph of the step as it was traced, which has the functions of a graph made of it.
@@ -98,7 +97,7 @@ def is_pure(operation: tf.Operation, graph: Any = None) -> bool:
 def _computes(operation: tf.Operation, graph: Any) -> bool:
     """The same for an op in a function, which may take and return lists of tensors, too."""
     tensors = (*operation.inputs, *operation.outputs)
-    if not may_run_again(operation) or is_loop(operation):
+    if not may_run_again(operation) or has_bodies(operation):
         return False
     if any(tensor.dtype in (tf.resource, tf.string) for tensor in tensors):
         return False

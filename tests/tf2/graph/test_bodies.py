@@ -120,6 +120,7 @@ def _steps(tf):
     yield "RandomUniformV2", lambda x: tf.random.stateless_uniform([N], [1, 2]), True
     yield "CheckNumerics", lambda x: tf.debugging.check_numerics(x, ""), True
     yield "While", _looped(tf.sin), False  # it may not end on other data
+    yield "If", lambda x: tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x), False
     yield "PartitionedCall", tf.function(tf.sin, jit_compile=True), True
     yield "PartitionedCall", tf.function(_looped(tf.sin), jit_compile=True), False
     yield "RandomUniform", _drawn, False
