@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +47,7 @@ class Values:
         self.last: list[str] = []
         self.fusible: dict[str, tf.Tensor] = {}
         self._captured = dict(_captured(traced.flat))
+        self._running = dict.fromkeys(reachable(traced.flat.graph))  # in order
         self._once: dict[tf.Operation, str] = {}  # any op that is not planned -> its copy
         self._variable_of: dict[str, Any] = {}  # tensor that is a variable's memory -> the handle
         self._readers: dict[Any, list[str]] = {}  # handle -> ops that read such a tensor
@@ -61,7 +61,7 @@ class Values:
         """
         first: set[tf.Operation] = set()
         read = self._read_by_planned()
-        for operation in reachable(self.traced.flat.graph):
+        for operation in self._running:
             before = {*(source_of(t).op for t in operation.inputs), *operation.control_inputs}
             waits = operation in self.planned or not before <= first
             if is_argument(operation) or not (waits or self._has_effects(operation, read)):
@@ -187,11 +187,6 @@ class Values:
             and role_of(operation) is not Role.ALIAS
             and rule_of(operation.type).source not in (Source.NOTHING, Source.ARGUMENT)
         )
-
-    @cached_property
-    def _running(self) -> set[tf.Operation]:
-        """The ops of the traced step that outputs or side effects need."""
-        return set(reachable(self.traced.flat.graph))
 
     def _read_by_planned(self) -> set[Any]:
         """The handles of the variables whose content a planned op reads or changes."""
