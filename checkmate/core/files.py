@@ -154,7 +154,7 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
                 f"{path}: its {key} is {reprlib.repr(value)}; {expected} was expected. Make the"
                 " plan again."
             )
-    plan = Plan(_steps(path, data.get("steps") or []))
+    plan = Plan(_steps(path, data.get("steps")))
     replay(graph, plan)
     return plan
 

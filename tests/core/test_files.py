@@ -211,7 +211,7 @@ def test_a_plan_file_that_was_cut_short(cut, tmp_path):
         ({"steps": [["compute", 0]]}, PlanError, "never run"),
         ({"steps": [["free", 0]]}, PlanError, "Step 0 frees op 0"),
         ({"steps": [["compute", 99]]}, PlanError, "Step 0 names op 99"),
-        ({"steps": None}, PlanError, "never run"),
+        ({"steps": None}, PlanFileError, "its steps are a JSON NoneType"),
         *(
             ({key: value}, PlanFileError, rf"plan\.json: its {key} is .*; {expected} was expected")
             for keys, expected, values in (

@@ -201,6 +201,7 @@ def test_a_plan_file_that_is_not_there_is_missed_before_anything_is_traced(tmp_p
     ("change", "other", "same"),
     [
         ({"optimizer": "adam"}, "its optimizer's update is another", "pass"),
+        ({"optimizer": "rmsprop"}, "its optimizer's update is another", "pass"),
         ({"loss": "cosine_similarity"}, "its forward pass is another", "update"),
         ({"inputs": batch_of(8)[0], "labels": batch_of(8)[1]}, "float32[8, 16]", "pass is another"),
     ],

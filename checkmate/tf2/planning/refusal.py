@@ -131,14 +131,14 @@ class Refusal:
         )
 
     def _of_loops(self) -> str:
-        """Which op runs more ops than the rest of the step, where one does: a plan takes it as it
+        """Which loop runs more ops than the rest of the step, where one does: a plan takes it as it
         is."""
         graph_def = self.search.task.traced.function.graph.as_graph_def()
         sizes = {each.signature.name: len(each.node_def) for each in graph_def.library.function}
         most, name = 0, ""
         for node in graph_def.node:
             inner = sum(sizes.get(each, 0) for each in functions(node))
-            if inner > most and rule_of(node.op).runs is not Runs.CALL:
+            if inner > most and rule_of(node.op).runs not in (Runs.CALL, Runs.CONDITION):
                 most, name = inner, f"{node.name!r} ({node.op})"
         if most <= len(graph_def.node):
             return ""

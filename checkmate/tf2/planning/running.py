@@ -121,7 +121,7 @@ class RunningStep:
             return why, max(self.correction, LEAST_CORRECTION)
         if excess := self._excess_bytes():
             why = (
-                f"{self._name!r} would take {format_bytes(excess)} more than the budget of"
+                f"{self._name!r} may take {format_bytes(excess)} more than the budget of"
                 f" {format_bytes(self._budget)} with what is in use now."
             )
             return why, max(self.correction, 1.0)
