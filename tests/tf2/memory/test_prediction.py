@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 PREDICTED_AT, STEPS = "65%", 10
-CLOSE, BELOW = 0.005, 0.02
+CLOSE, BELOW = 0.005, 0.03
 """Shares of the activation budget by which training may exceed what is predicted, and stay below
 it. The search's plans differ from run to run. Mostly the two are 256 bytes apart; in some plans
 tensors lie in other holes than predicted. A large activation of the transformer is 5 %."""
