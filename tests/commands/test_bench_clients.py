@@ -89,12 +89,12 @@ def test_what_is_asked_and_printed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_three_programs_train_within_a_budget(tensorflow):
-    """One with its own training step, one that `fit` trains, one of tf_keras."""
+def test_programs_train_within_a_budget(tensorflow):
+    """One with its own training step, one of tf_keras."""
     pytest.importorskip("tf_keras")
-    names = ("dcgan", "esrgan", "keras2_unet")
+    names = ("dcgan", "keras2_unet")
     rows = [each for name in names for each in clients.rows([name], "80%", 2)]
     rows = [row for row in rows if row["program"] in names]
-    assert [clients.answer(row) for row in rows] == ["trained"] * 3, rows
-    # Another order alone may bring the others below 80 %; the U-Net must compute something again.
+    assert [clients.answer(row) for row in rows] == ["trained"] * 2, rows
+    # Another order alone may bring the other below 80 %; the U-Net must compute something again.
     assert rows[-1]["recomputed"], rows
