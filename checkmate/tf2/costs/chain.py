@@ -28,6 +28,7 @@ from checkmate.errors import CheckmateError
 from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.graph import grappler, in_place
+from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
@@ -139,10 +140,10 @@ class Chain:
         """The log with the names of calls at what they ask for, in which the profiler sees no ops:
         it comes after all that the group had before."""
         call_after: dict[str, str] = {}
-        for each, copied in zip(self.members, self._copied, strict=False):
+        for copied in self._copied:
             before = [*copied.inputs[-1:], copied.clocks[0]]
             for operation, name in copied.made.items():
-                if each.calls(operation):
+                if called(operation):
                     call_after |= dict.fromkeys(before, name)
                 before.append(name)
         found, last = [], ""

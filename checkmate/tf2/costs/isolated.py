@@ -56,17 +56,13 @@ class IsolatedOps:
       values: Those of them whose outputs are the group's value.
       taken: Ops whose values the group writes over.
       times: How often the ops are evaluated, one evaluation after another.
-      graph: The graph of the step as it was traced, which has the functions that ops call.
 
     Attributes:
       arguments: The tensors that other ops make, and large constants.
     """
 
-    def __init__(
-        self, group: Group, values: Group, taken: Group, times: int = 1, graph: Any = None
-    ):
+    def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
-        self._graph = graph
         if len(group) > 1 and _touches_resource(group[-1]):
             # Without the final write to a variable, which takes the buffer of what it writes. That
             # buffer is workspace, not value.
@@ -89,13 +85,7 @@ class IsolatedOps:
     @property
     def runs(self) -> bool:
         """Whether the ops may run on other data, and such data can be made."""
-        return all(map(_can_be_made, self.arguments)) and all(
-            is_pure(operation, self._graph) for operation in self.group
-        )
-
-    def calls(self, operation: tf.Operation) -> bool:
-        """Whether an op of the group runs functions, which types and shapes say little about."""
-        return bool(called(operation, self._graph))
+        return all(map(_can_be_made, self.arguments)) and all(map(is_pure, self.group))
 
     @property
     def touched_bytes(self) -> int:
@@ -114,7 +104,7 @@ class IsolatedOps:
             [
                 o.type,
                 _attributes(o),
-                [_content(body, self._graph) for body in called(o, self._graph)],
+                [_content(body) for body in called(o)],
                 [self._describe(tensor, position) for tensor in o.inputs],
             ]
             for o in self.group
@@ -276,7 +266,7 @@ def _shape_value(tensor: tf.Tensor) -> Any:
     return static_shape(tensor.op, tensor.value_index) if role_of(tensor.op) is Role.SHAPE else None
 
 
-def _content(body: Any, graph: Any) -> Any:
+def _content(body: Any) -> Any:
     """All that decides about time and memory of a function, whatever its name."""
     number = {operation: k for k, operation in enumerate(body.get_operations())}
     ops = [
@@ -285,7 +275,7 @@ def _content(body: Any, graph: Any) -> Any:
             _attributes(operation),
             [(number[tensor.op], tensor.value_index) for tensor in operation.inputs],
             [str(tensor.shape) for tensor in operation.outputs],
-            [_content(each, graph) for each in called(operation, graph)],
+            [_content(each) for each in called(operation)],
         ]
         for operation in number
     ]

@@ -23,6 +23,7 @@ from checkmate.tf2.costs.cache import CostCache, Entries
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.costs.roofline import roofline, unit
+from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.trace import TracedStep
 
 MEASURED_TIME, MEASURED_BYTES = 0.001, 0.003
@@ -108,13 +109,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
     parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
     isolated = [
-        IsolatedOps(
-            group,
-            values,
-            taken,
-            TIMES if least <= estimate.seconds < SHORT_S else 1,
-            traced.function.graph,
-        )
+        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
         for group, values, taken, estimate in parts
     ]
     keys = [
@@ -122,7 +117,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
         if (
             estimate.seconds >= least
             or each.touched_bytes >= large
-            or any(map(each.calls, each.group))
+            or any(map(called, each.group))  # types and shapes say little about those
         )
         and each.runs
         else None

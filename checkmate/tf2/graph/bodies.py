@@ -1,26 +1,23 @@
 """The functions that loops, conditions and calls run, as graphs.
 
 TensorFlow has no public way from an op to the graph of a function that the op names. This file
-alone uses `Graph._get_function` and `tensorflow.python.framework.function_def_to_graph`. If a
-TensorFlow version lacks them, the library does without the graphs: a call stays one op, a loop is
-not recomputed, and the sizes of its outputs are estimated. `test_bodies` asserts that the installed
-TensorFlow has both.
+alone uses `Graph._get_function`, `tensorflow.python.framework.function_def_to_graph` and
+`tensorflow.python.eager.context.context().get_function_def`. If a TensorFlow version lacks them,
+the library does without the graphs: a call stays one op and is not measured, a loop is not
+recomputed, and the sizes of its outputs are estimated. `test_bodies` asserts that the installed
+TensorFlow has them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.operations import (
-    can_be_copied,
-    has_bodies,
-    is_argument,
-    may_run_again,
-)
+from checkmate.tf2.graph.operations import can_be_copied, has_bodies, is_argument, may_run_again
 from checkmate.tf2.ops import rule_of
 
 log = logging.getLogger("checkmate")
@@ -32,7 +29,7 @@ def named(graph: tf.Graph, name: str) -> Any:
     return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)
 
 
-def from_definition(definition: Any, shapes: list[Any]) -> Any:
+def from_definition(definition: Any, shapes: list[Any] | None) -> Any:
     """Returns a new graph with the ops of a `FunctionDef` for inputs of these shapes, or None if
     TensorFlow does not make one."""
     try:
@@ -82,19 +79,16 @@ def _is_pure(graph: tf.Graph, body: Any) -> bool:
     )
 
 
-def is_pure(operation: tf.Operation, graph: Any = None) -> bool:
+def is_pure(operation: tf.Operation) -> bool:
     """True for an op that may be run on any data at any time: TensorFlow ships it, its outputs
     follow from its inputs, all of them numbers, and it does nothing else; nor do the functions that
     it runs. On data that is not its own a loop may not end, and a condition may take less memory.
-
-    Args:
-      graph: The graph of the step as it was traced, which has the functions of a graph made of it.
     """
     tensors = (*operation.inputs, *operation.outputs)
-    return _computes(operation, graph) and all(can_be_copied(tensor.dtype) for tensor in tensors)
+    return _computes(operation) and all(can_be_copied(tensor.dtype) for tensor in tensors)
 
 
-def _computes(operation: tf.Operation, graph: Any) -> bool:
+def _computes(operation: tf.Operation) -> bool:
     """The same for an op in a function, which may take and return lists of tensors, too."""
     tensors = (*operation.inputs, *operation.outputs)
     if not may_run_again(operation) or has_bodies(operation):
@@ -102,19 +96,24 @@ def _computes(operation: tf.Operation, graph: Any) -> bool:
     if any(tensor.dtype in (tf.resource, tf.string) for tensor in tensors):
         return False
     return all(
-        body is not None
-        and all(is_argument(o) or _computes(o, graph) for o in body.get_operations())
-        for body in called(operation, graph)
+        body is not None and all(is_argument(o) or _computes(o) for o in body.get_operations())
+        for body in called(operation)
     )
 
 
-def called(operation: tf.Operation, graph: Any) -> list[Any]:
+def called(operation: tf.Operation) -> list[Any]:
     """Returns the graphs of all functions that an op names, None for each that TensorFlow does not
-    hand out.
-
-    Args:
-      graph: See `is_pure`.
-    """
+    hand out. A graph that was imported does not have them; the process does."""
     values = operation.node_def.attr.values()
     names = [each.name for value in values for each in (value.func, *value.list.func) if each.name]
-    return [named(operation.graph, name) or (graph and named(graph, name)) for name in names]
+    return [named(operation.graph, name) or _of_process(name) for name in names]
+
+
+@lru_cache(maxsize=256)
+def _of_process(name: str) -> Any:
+    try:
+        from tensorflow.python.eager import context
+
+        return from_definition(context.context().get_function_def(name), None)
+    except (ImportError, AttributeError, tf.errors.NotFoundError):
+        return None
