@@ -60,9 +60,9 @@ def plan_command(
     Writes the graph of the step and a plan for each budget.
 
     MODEL is a name of keras.applications in upper or lower case, a .keras file, or module:function
-    for a function that returns (model, loss) or (model, loss, inputs, labels). The step is traced,
-    not run; peaks are predicted. `checkmate show` draws the files, and `checkmate.tf2.compile(...,
-    plan=FILE)` runs a plan.
+    for a function that returns a model, compiled or not, (model, loss), or (model, loss, inputs,
+    labels). The step is traced, not run; peaks are predicted. `checkmate show` draws the files, and
+    `checkmate.tf2.compile(..., plan=FILE)` runs a plan.
 
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
     slice does, without the update of the optimizer; give the same to `compile`.

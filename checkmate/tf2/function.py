@@ -17,6 +17,10 @@ from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.python_step import python_of
 
+_OF_THE_STEP = {
+    "input_signature": "it is an option of the step. Put tf.function(input_signature=...) under it."
+}
+
 
 def function(
     step: Callable | None = None,
@@ -51,7 +55,7 @@ def function(
       >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
       ... def train_step(images, labels): ...
     """
-    asked = PlanOptions.of("function", options)
+    asked = PlanOptions.of("function", options, _OF_THE_STEP)
     if step is None:
         return lambda step: _planned(step, asked, strategy, optimizer)
     if not callable(step):

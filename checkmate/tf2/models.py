@@ -178,26 +178,30 @@ def _application_name(name: str) -> str:
 
 
 def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:
-    """What `module:function` returns: (model, loss), or (model, loss, inputs, labels) where the
-    batch is not to be guessed."""
+    """What `module:function` returns: a model, (model, loss), or (model, loss, inputs, labels)
+    where the batch is not to be guessed."""
     module, function = target.split(":", 1)
     sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+    # The user's own code may raise anything.
+    except Exception as error:
         raise TraceError(
-            f"Cannot call {target}: {error}. It is found from the current folder."
+            f"Cannot call {target}: {said(error).text} It is found from the current folder, and"
+            " called without arguments."
         ) from error
     finally:
         sys.path.remove(os.getcwd())
+    if isinstance(made, keras.Model):
+        made = made, _loss(made, loss)
     if (
         not isinstance(made, tuple)
         or len(made) not in (2, 4)
         or not isinstance(made[0], keras.Model)
     ):
         raise TraceError(
-            f"{target} must return (model, loss) or (model, loss, inputs, labels); it returned"
-            f" {made!r}."
+            f"{target} must return a model, (model, loss) or (model, loss, inputs, labels); it"
+            f" returned {made!r}."
         )
     own_loss: Any = loss or made[1]
     return (

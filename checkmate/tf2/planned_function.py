@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.errors import PlanError
+from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.call import Call, converted
@@ -67,7 +67,16 @@ class PlannedFunction:
         self._scratch = Scratch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one step, planned now where no call of this kind was met before."""
+        """Runs one step, planned now where no call of this kind was met before.
+
+        Raises:
+          TraceError: It is called while a `tf.function` is traced.
+        """
+        if tf.inside_function():
+            raise TraceError(
+                f"{self._name!r} is called in a tf.function, which would be traced with it. Call it"
+                " in Python, or put checkmate.tf2.function around that function instead."
+            )
         call = self._call(args, kwargs)
         return self._planned(call)(*call.tensors)
 

@@ -37,7 +37,7 @@ class Report(ReportFacts):
         peak = (
             f"{format_bytes(self.measured_peak_bytes)} (measured)"
             if self.measured_peak_bytes
-            else f"{format_bytes(self.peak_bytes)} (predicted)"
+            else f"{format_bytes(self.expected_peak_bytes)} (predicted)"
         )
         if self.result is None and self.micro_batches is None:
             return (

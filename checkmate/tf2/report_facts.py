@@ -91,7 +91,7 @@ class ReportFacts(ReportFigures):
         return [
             (
                 "peak, this step",
-                f"{format_bytes(predicted)} predicted, {measured} ({share:.0%} of plain)",
+                f"{format_bytes(predicted)} predicted, {share:.0%} of plain; {measured}",
             ),
             ("peak, plain step", plain),
         ]

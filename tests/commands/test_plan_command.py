@@ -19,8 +19,17 @@ def small():
 def with_batch():
     model, loss = small()
     return model, loss, keras.ops.zeros((8, 16)), keras.ops.zeros((8, 4))
+def compiled():
+    model, loss = small()
+    model.compile("adam", loss)
+    return model
 def wrong():
-    return small()[0]
+    return 3
+def asks(width):
+    return small()
+def fails():
+    raise OSError("no such data")
+not_callable = 3
 """
 
 
@@ -117,6 +126,11 @@ def test_plan_takes_a_batch_of_one_s_own(models):
     assert found.exit_code == 0, found.output
 
 
+def test_plan_takes_a_compiled_model(models):
+    found = invoke("plan", "some_models:compiled", "-b", "100%", *QUICK)
+    assert found.exit_code == 0, found.output
+
+
 def test_plan_takes_a_keras_file(models):
     import keras
 
@@ -140,7 +154,10 @@ def test_plan_takes_a_keras_file(models):
         ("missing.keras", "There is no file missing.keras"),
         ("some_models:nothing", "nothing"),
         ("no_such_module:model", "no_such_module"),
-        ("some_models:wrong", "must return (model, loss)"),
+        ("some_models:wrong", "must return a model, (model, loss)"),
+        ("some_models:asks", "'width'"),
+        ("some_models:fails", "OSError: no such data"),
+        ("some_models:not_callable", "not callable"),
     ],
 )
 def test_plan_says_what_is_wrong_with_a_model(models, model, said):
