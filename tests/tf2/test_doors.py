@@ -77,7 +77,7 @@ def test_arguments_are_converted_to_the_signature_of_a_tf_function():
         planned(x[:, 1:])
     with pytest.raises(TraceError, match="other arguments"):
         planned(x, x)
-    with pytest.raises(TypeError, match="Put tf.function"):
+    with pytest.raises(TypeError, match=r"Put tf\.function"):
         checkmate.tf2.function(step, budget="100MiB", input_signature=[spec])
 
 
@@ -87,7 +87,7 @@ def test_a_planned_function_in_a_tf_function_is_refused_before_it_is_traced():
     weight = tf.Variable(tf.ones((64, 64)) / 64)
     planned = checkmate.tf2.function(lambda x: learned(x, weight), budget="100MiB", verbose=False)
     # AutoGraph makes an error of its own of it.
-    with pytest.raises(Exception, match="TraceError: .* is called in a tf.function"):
+    with pytest.raises(Exception, match=r"TraceError: .* is called in a tf\.function"):
         tf.function(planned)(tf.ones((128, 64)))
 
 
