@@ -144,10 +144,9 @@ def train(
     optimizer = keras.optimizers.Adam(1e-4)
     device = devices.training_device()
     if budget is None:
-        step, budget_bytes, report = plain_step(work, optimizer), None, ""
+        step: Any = plain_step(work, optimizer)
     else:
         step = planned_step(work, optimizer, budget)
-        budget_bytes, report = step.budget_bytes, str(step.report())
     tf.config.experimental.reset_memory_stats(device)
     seconds, losses = [], []
     for k in range(steps):
@@ -160,11 +159,11 @@ def train(
     peak_bytes = tf.config.experimental.get_memory_info(device)["peak"]
     return {
         "device": device,
-        "budget_bytes": budget_bytes,
+        "budget_bytes": step.budget_bytes if budget is not None else None,
         "peak_bytes": peak_bytes,
         "step_s": statistics.median(seconds[1:] or seconds),
         "losses": losses,
-        "report": report,
+        "report": str(step.report()) if budget is not None else "",
         "in_use": observe(lambda: step(work.inputs, work.labels)).in_use if watch else [],
     }
 
