@@ -159,3 +159,28 @@ def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
     for kind, step, pure in _steps(tensorflow):
         concrete = concrete_of(step)
         assert is_pure(one(concrete, kind)) is pure, kind
+
+
+def test_functions_are_found_in_the_process_where_a_graph_was_imported(tensorflow):
+    """An imported graph names functions and does not have them in Python."""
+    from checkmate.tf2.graph.bodies import called, is_pure
+
+    tf = tensorflow
+    inner = tf.function(lambda x: tf.sin(x) + 1.0, jit_compile=True)
+    concrete = concrete_of(inner)
+    call = one(concrete, "PartitionedCall")
+    definition = concrete.graph.as_graph_def()
+    definition.ClearField("library")
+
+    def body(x):
+        made = {concrete.inputs[0].name: x}
+        return tf.graph_util.import_graph_def(definition, made, [call.outputs[0].name])
+
+    copy = one(tf.compat.v1.wrap_function(body, [tf.TensorSpec([N])]), "PartitionedCall")
+    assert copy.graph._get_function(copy.get_attr("f").name) is None
+    (found,) = called(copy)
+    assert [o.type for o in found.get_operations() if o.type in ("Sin", "AddV2")] == [
+        "Sin",
+        "AddV2",
+    ]
+    assert is_pure(copy)
