@@ -6,7 +6,6 @@ from checkmate.tf2.axes.call import Call, Rule
 from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
 
 _ROW, _INNER, _COLUMN = "row", "inner", "column"
-_PRODUCT = frozenset({0, 1})
 
 
 def matrix_product(call: Call) -> Signature:

@@ -146,20 +146,12 @@ def ties_recomputation(operation: tf.Operation) -> bool:
 
 
 def draws(concrete: Any) -> bool:
-    """True if a `ConcreteFunction` draws from random state that its kernels keep."""
-    return _runs_any(concrete, State.DRAWS)
-
-
-def is_seen_outside(concrete: Any) -> bool:
-    """True if a `ConcreteFunction` prints, writes to a file or a summary, or calls Python."""
-    return _runs_any(concrete, State.VISIBLE)
-
-
-def _runs_any(concrete: Any, state: State) -> bool:
-    """True if an op of this state is in a function, or in the loops, conditions and functions that
-    it runs."""
+    """True if a `ConcreteFunction` draws from random state that its kernels keep, or the loops,
+    conditions and functions do that it runs."""
     graph_def = concrete.graph.as_graph_def()
     functions = (function.node_def for function in graph_def.library.function)
     return any(
-        rule_of(node.op).state is state for nodes in (graph_def.node, *functions) for node in nodes
+        rule_of(node.op).state is State.DRAWS
+        for nodes in (graph_def.node, *functions)
+        for node in nodes
     )
