@@ -152,8 +152,8 @@ class PlanSearch:
     def _pays(self) -> bool:
         """False where another call of the solver is expected to take longer than a cheaper plan
         could save in many steps. Costs that are no seconds do not tell."""
-        found, costs = self.cheapest(), self.task.request.options.cost_model
-        if found is None or found.expected_bytes is None or costs == "unit":
+        found, cost_model = self.cheapest(), self.task.request.options.cost_model
+        if found is None or found.expected_bytes is None or cost_model == "unit":
             return True
         plain = replay(self.graph, self.task.traced.plain_plan()).peak_bytes
         saved = could_save(

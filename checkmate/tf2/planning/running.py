@@ -93,7 +93,7 @@ class RunningStep:
         if not self._reports:
             return self._timed(run, flat)
         before, highest = self._counts()
-        before += 0 if self.steps else self._constant_bytes
+        constants = 0 if self.steps else self._constant_bytes
         if highest > self._budget:  # reached by something else: a step's peak would not be seen
             devices.forget_peak(self._device)
             highest = before
@@ -101,7 +101,7 @@ class RunningStep:
         peak = self._counts()[1]
         if peak > highest or not self.peak_bytes:
             self.peak_bytes = max(self.peak_bytes, peak)
-            self.rise_bytes = max(self.rise_bytes, peak - before)
+            self.rise_bytes = max(self.rise_bytes, peak - before - constants)
         if peak > self._budget and not self.is_final and (self.steps > 1 or not self._tries):
             self._above = (
                 f"Step {self.steps} of {self._name!r} took {format_bytes(peak)},"

@@ -253,3 +253,21 @@ def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     assert tight.expected_peak_bytes <= plain + value
     loose = chain.planned(plain + (TUNING.plain_values + 1) * value).report()
     assert loose.result is None
+
+
+def test_constants_come_with_the_first_step_and_are_no_rise_of_it():
+    import tensorflow as tf
+    from training import planned_function
+
+    from checkmate.tf2.planning.running import RunningStep
+
+    chain = Chain()
+    large = np.random.default_rng(0).random((2 * ROWS, WIDTH)).astype("float32")  # 8 MiB
+
+    def step(x):
+        return chain.step(x + tf.constant(large)[:ROWS])
+
+    planned = planned_function(step, chain.x, budget="75%")
+    running = RunningStep(planned.planned, planned.budget_bytes, "step")
+    running(chain.x)
+    assert running.rise_bytes <= 1.02 * planned.planned.rise_bytes
