@@ -16,7 +16,9 @@ def adam():
 
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ weights) @ weights) ** 2)
+            for _ in range(6):
+                x = tf.tanh(x @ weights)
+            loss = tf.reduce_mean(x**2)
         tf.raw_ops.ResourceApplyAdam(
             var=weights.handle,
             m=slots[0].handle,
