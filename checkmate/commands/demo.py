@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from checkmate.bench.demo import PHASES, Demo, run_demo
-from checkmate.bench.names import WORKLOADS
-from checkmate.bench.training import LOSS_TOLERANCE
+from checkmate.demo.demo import PHASES, Demo, run_demo
+from checkmate.demo import WORKLOADS
+from checkmate.demo.training import LOSS_TOLERANCE
 from checkmate.commands.options import (
     PICTURE,
     json_option,

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 import click
 
 import checkmate
-from checkmate.bench import trial
-from checkmate.bench.process import last_line
+from checkmate.demo import trial
+from checkmate.demo.process import last_line
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import print_json, print_table, say
@@ -179,7 +179,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _limits(training: str) -> Iterator[Finding]:
-    from checkmate.bench.memory_limits import memory_limits
+    from checkmate.demo.memory_limits import memory_limits
 
     for limit in memory_limits(training):
         found = f"{format_bytes(limit.bytes)} by {limit.by}"

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from checkmate.bench.zoo import APPLICATIONS
 from checkmate.commands.options import (
     batch_option,
     json_option,
@@ -23,6 +22,25 @@ from checkmate.commands.quiet import quietly
 from checkmate.commands.table import RowTable, stream
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes
+
+APPLICATIONS = (
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Small",
+    "MobileNetV3Large",
+    "ResNet50",
+    "ResNet50V2",
+    "DenseNet121",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "InceptionV3",
+    "Xception",
+    "VGG16",
+    "VGG19",
+    "ConvNeXtTiny",
+    "NASNetMobile",
+)
+"""Classes of keras.applications that are planned where no model is named."""
 
 COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made in", "file")
 

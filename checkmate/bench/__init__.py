@@ -1,2 +1,0 @@
-"""Benchmarks that anyone can reproduce: `checkmate bench NAME`. Ratios compare two measurements of
-one run."""

@@ -1,0 +1,174 @@
+"""`checkmate demo`: trains a model plain and within a budget, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checkmate.demo.process import fresh_process
+from checkmate.demo.training import LOSS_TOLERANCE, loss_difference
+from checkmate.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training: the allocator's peak over its steps, the median step, every loss.
+
+    The first of several plain steps is a warm-up: TensorFlow may try several algorithms of an op in
+    it, which take more memory than the step needs. A planned step has run before.
+
+    Attributes:
+      in_use: (seconds, bytes in use from then on) over one more step under TensorFlow's profiler,
+        which slows the step down; empty unless `watch` was set.
+    """
+
+    peak_bytes: int
+    step_s: float
+    losses: list[float]
+    in_use: list[tuple[float, int]] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Both trainings, and the planned step's report.
+
+    Attributes:
+      moved: The plain training from weights each moved to the next floating point number; None
+        unless the losses differ by more than `LOSS_TOLERANCE`.
+    """
+
+    model: str
+    device: str
+    budget_bytes: int
+    plain: Run
+    planned: Run
+    report: str = ""
+    moved: Run | None = None
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak, resident bytes included, is within the budget."""
+        return self.planned.peak_bytes <= self.budget_bytes
+
+    @property
+    def losses_agree(self) -> bool:
+        """Whether all losses equal those of the plain training, up to rounding."""
+        return loss_difference(self.plain.losses, self.planned.losses) <= LOSS_TOLERANCE
+
+    def sentence(self) -> str:
+        """Returns the outcome in one sentence."""
+        share = self.planned.peak_bytes / self.plain.peak_bytes
+        losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
+        if self.moved is not None:
+            losses += (
+                f": by up to {loss_difference(self.plain.losses, self.planned.losses):.1e}; the"
+                " plain step's own differ by up to"
+                f" {loss_difference(self.plain.losses, self.moved.losses):.1e} if each weight"
+                " starts one bit off"
+            )
+        return (
+            f"With a budget of {format_bytes(self.budget_bytes)}, {self.model} trained in"
+            f" {format_bytes(self.planned.peak_bytes)} instead of"
+            f" {format_bytes(self.plain.peak_bytes)} ({share:.0%}), at"
+            f" {self.planned.step_s / self.plain.step_s:.2f} times the step time, with {losses}."
+        )
+
+
+PHASES = {"training within the budget": 1, "training plain": 2}
+"""The phases of `run_demo`, with their numbers."""
+
+
+def run_demo(
+    model: str,
+    budget: str,
+    steps: int,
+    *,
+    watch: bool = False,
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Demo:
+    """Runs both trainings, and if their losses differ the plain one from moved weights.
+
+    Args:
+      watch: Record memory over a step.
+      phase: Called with the name of each phase; what it returns is entered meanwhile.
+
+    Raises:
+      CheckmateError: A process failed.
+    """
+
+    def training(*arguments: str) -> tuple[dict[str, Any], Run]:
+        found = fresh_process("checkmate.demo.demo", list(arguments))
+        return found, Run(
+            found["peak_bytes"], found["step_s"], found["losses"], found.get("in_use", [])
+        )
+
+    watched = ["--watch"] if watch else []
+    within, without = PHASES
+    with phase(within):
+        told, planned = training(*watched, model, str(steps), budget)
+    with phase(without):
+        _, plain = training(*watched, model, str(steps))
+    found = Demo(
+        model, told["device"], told["budget_bytes"], plain, planned, told.get("report", "")
+    )
+    if found.losses_agree:
+        return found
+    with phase("training plain from moved weights"):
+        return replace(found, moved=training("--moved", model, str(steps))[1])
+
+
+def train(
+    name: str, steps: int, budget: str | None, *, watch: bool = False, moved: bool = False
+) -> dict[str, Any]:
+    """Trains a workload in this process, from weights each one bit off if `moved`. Returns the
+    fields of `Run`, and device, budget and report."""
+    import keras
+    import tensorflow as tf
+
+    from checkmate.demo.models import workload
+    from checkmate.demo.training import plain_step, planned_step
+    from checkmate.tf2 import device as devices
+    from checkmate.tf2.execution.differences import move_weights
+    from checkmate.tf2.memory.profiler import observe
+
+    keras.utils.set_random_seed(0)
+    work = workload(name)
+    if moved:
+        move_weights(variable.value for variable in work.model.trainable_variables)
+    optimizer = keras.optimizers.Adam(1e-4)
+    device = devices.training_device()
+    if budget is None:
+        step: Any = plain_step(work, optimizer)
+    else:
+        step = planned_step(work, optimizer, budget)
+    tf.config.experimental.reset_memory_stats(device)
+    seconds, losses = [], []
+    for k in range(steps):
+        if k == 1 and budget is None:
+            devices.forget_peak(device)
+        started = time.perf_counter()
+        _, loss = step(work.inputs, work.labels)
+        losses.append(float(loss))
+        seconds.append(time.perf_counter() - started)
+    peak_bytes = tf.config.experimental.get_memory_info(device)["peak"]
+    return {
+        "device": device,
+        "budget_bytes": step.budget_bytes if budget is not None else None,
+        "peak_bytes": peak_bytes,
+        "step_s": statistics.median(seconds[1:] or seconds),
+        "losses": losses,
+        "report": str(step.report()) if budget is not None else "",
+        "in_use": observe(lambda: step(work.inputs, work.labels)).in_use if watch else [],
+    }
+
+
+if __name__ == "__main__":
+    flags = {"watch": "--watch" in sys.argv, "moved": "--moved" in sys.argv}
+    model, count, *within = [word for word in sys.argv[1:] if not word.startswith("--")]
+    print(json.dumps(train(model, int(count), within[0] if within else None, **flags)))

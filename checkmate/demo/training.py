@@ -1,0 +1,65 @@
+"""Plain and planned training steps of a workload. TensorFlow is imported on the first call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+LOSS_TOLERANCE = 1e-3
+"""Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
+steps differently."""
+
+
+def loss_difference(plain: Sequence[float], losses: Sequence[float]) -> float:
+    """Returns the largest difference of a loss from the plain step's, relative to that; infinite
+    where one is no number, or where there is another number of them."""
+    if len(plain) != len(losses):
+        return math.inf
+    found = [abs(a - b) / (abs(a) or 1.0) for a, b in zip(plain, losses, strict=True)]
+    return max((each if math.isfinite(each) else math.inf for each in found), default=0.0)
+
+
+def plain_step(work: Any, optimizer: Any) -> Any:
+    """Returns the usual training step of a workload, without this library."""
+    import tensorflow as tf
+
+    variables = work.model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function
+    def step(inputs: Any, labels: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            prediction = work.model(inputs, training=True)
+            loss = work.loss(labels, prediction)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return prediction, loss
+
+    return step
+
+
+def planned_step(work: Any, optimizer: Any, budget: int | str) -> Any:
+    """Returns the step of `checkmate.tf2.compile` for a workload."""
+    import checkmate
+
+    return checkmate.tf2.compile(
+        work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget
+    )
+
+
+class Measured(NamedTuple):
+    """A step: seconds, the allocator's peak, everything resident included, and the loss."""
+
+    seconds: float
+    peak_bytes: int
+    loss: float
+
+
+def measured(call: Callable[[], Any]) -> Measured:
+    """Runs a step once that returns the loss."""
+    from checkmate.tf2 import device as devices
+
+    started = time.perf_counter()
+    loss, _, peak = devices.peak_above(devices.training_device(), lambda: float(call()))
+    return Measured(time.perf_counter() - started, peak, loss)
