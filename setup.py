@@ -7,10 +7,6 @@ HERE = Path(__file__).parent
 README = (HERE / "README.md").read_text(encoding="utf-8")
 # Links and pictures of a package page have no repository around them.
 DESCRIPTION = re.sub(r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", README)
-SOLVERS = [
-    "cylp>=0.93",  # CBC and CLP
-    "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
-]
 # Nbconvert: tutorials as pages.
 DOCS = [
     "mkdocs>=1.6",
@@ -41,19 +37,16 @@ setup(
     },
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    # Models that are data of a benchmark, which is run in a checkout.
-    packages=find_packages(
-        include=["checkmate", "checkmate.*"],
-        exclude=["checkmate.bench.zoo_models", "checkmate.bench.client_models"],
-    ),
+    packages=find_packages(include=["checkmate", "checkmate.*"]),
     package_data={
         "checkmate": ["py.typed", "README.md"],
-        "checkmate.bench": ["graphs/*.json.gz"],
         "checkmate.plot": ["page.html"],
     },
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",
+        "cylp>=0.93",  # CBC and CLP
+        "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
         "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
         # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
         "numba>=0.60",
@@ -67,7 +60,6 @@ setup(
     ],
     extras_require={
         "docs": DOCS,
-        "solvers": SOLVERS,  # the integer programs of the paper: the default solver needs neither
         "test": [
             "pytest>=8",
             "pytest-timeout",
@@ -81,9 +73,8 @@ setup(
             "ruff",
             "mypy",
             *DOCS,
-            *SOLVERS,
         ],
-        # Programs of `checkmate bench clients`.
+        # Programs of `python -m benchmarks foreign`.
         "clients": ["keras-hub>=0.20", "tf_keras>=2.18", "tensorflow-probability>=0.25"],
         "gpu": [
             "tensorflow[and-cuda]>=2.18",

@@ -1,5 +1,5 @@
-"""`checkmate bench dtr`: what DTR costs within budgets, per heuristic, against the best plan known;
-and its theorems, run.
+"""`python -m benchmarks dtr`: overhead of DTR's heuristics within budgets, compared with the best
+plan known; and its theorems, run.
 
 A budget is a share of the plain step's peak, fixed bytes included. "best" is what
 `solve(solver="snapshot")` finds and "bound" what it proves within three seconds, for graphs of up
@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import click
 
 from benchmarks.problems import load
 from benchmarks.recurrent import lstm, tree_lstm
+from checkmate.commands.options import PICTURE, json_option, listed, numbers
+from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program
@@ -170,3 +175,58 @@ def _overhead(run: DTRRun) -> float | str:
 
 def _cell(found: float | str | None) -> str:
     return "-" if found is None else found if isinstance(found, str) else f"{found:.3f}"
+
+
+@click.command("dtr")
+@click.argument("graphs", nargs=-1)
+@click.option(
+    "--shares",
+    default="90,80,70,60,50,40,30,20",
+    show_default=True,
+    callback=numbers(int),
+    help="Budgets, in percent of the plain step's peak.",
+)
+@click.option(
+    "--heuristics",
+    default="dtr,dtr_eq,local,lru,size,msps,random",
+    show_default=True,
+    metavar="NAMES",
+    callback=listed(HEURISTICS),
+    help="See `checkmate simulate --help`.",
+)
+@click.option(
+    "--theory",
+    is_flag=True,
+    help="Run the theorems instead: chains within 2 sqrt(N), and the adversary.",
+)
+@click.option(
+    "--plot",
+    type=PICTURE,
+    help="Draw the first graph, or with --theory the chains: .png, .svg or .pdf.",
+)
+@json_option
+def command(
+    graphs: tuple[str, ...],
+    shares: list[int],
+    heuristics: list[str],
+    theory: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Overhead of DTR's heuristics, compared with the best plan known.
+
+    GRAPHS are as in `benchmarks solvers`, and also lstmN and treeN; four by default.
+
+    JSON: graph, ops, heuristic, overhead (an object, by budget), below_2x; with --theory theorem,
+    and its figures.
+    """
+    left, picture = ("graph", "heuristic"), str(plot) if plot else None
+    if theory:
+        squares = RowTable("chains within 2 sqrt(N)", CHAIN_COLUMNS, chain_cells)
+        stream(chains(picture=picture), squares, as_json=as_json)
+        adversaries = RowTable("adversary, 200 ops", DUEL_COLUMNS, duel_cells, left)
+        stream(duels(), adversaries, as_json=as_json)
+        return
+    rows = measure(graphs or NAMES, shares, heuristics, picture=picture)
+    table = RowTable("DTR: cost divided by the plain step's", columns(shares), cells, left)
+    stream(rows, table, as_json=as_json)

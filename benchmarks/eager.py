@@ -1,4 +1,4 @@
-"""`checkmate bench dtr-eager`: training steps in eager TensorFlow, plain and under
+"""`python -m benchmarks dtr-eager`: training steps in eager TensorFlow, plain and under
 `checkmate.tf2.dtr`, on one CPU core or a GPU.
 
 A step is forward and backward pass. For each workload a fresh process measures the plain step's
@@ -18,6 +18,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import click
+
+from benchmarks import eager_ops
+from checkmate.commands.options import json_option, named, readable_budgets, steps_option
+from checkmate.commands.table import RowTable, stream
 from checkmate.demo.process import fresh_process
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
@@ -97,7 +102,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def trees(
+def largest_trees(
     sizes: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256),
 ) -> Iterator[dict[str, Any]]:
     """For growing TreeLSTMs, whether a step trains in a process whose allocator has a cap of
@@ -147,9 +152,9 @@ def run_tree(kind: str, leaves: int) -> float:
     """
     import tensorflow as tf
 
-    from checkmate import tf2
     from benchmarks.eager_models import workload
-    from checkmate.demo.memory_limits import limit_memory
+    from checkmate import tf2
+    from benchmarks.process import limit_memory
     from checkmate.tf2 import device as devices
 
     limit_memory(CAP_MIB * MIB)
@@ -257,6 +262,52 @@ def _in_turn(program: _Program, steps: int, budget_bytes: int, device: str) -> d
         "difference": farthest / scale,
         "state_equal": all(np.array_equal(a, b) for a, b in zip(plain_state, state, strict=True)),
     }
+
+
+@click.command("dtr-eager")
+@click.argument("workloads", nargs=-1, callback=named(NAMES, "eager workload"))
+@click.option(
+    "--budgets",
+    default="50%,40%",
+    show_default=True,
+    callback=readable_budgets,
+    help="Shares of the plain step's measured peak.",
+)
+@steps_option(5, "Timed steps of each kind.")
+@click.option(
+    "--trees", is_flag=True, help="Instead: the largest TreeLSTM that trains within a memory cap."
+)
+@click.option("--ops", is_flag=True, help="Instead: the time of one op if nothing is evicted.")
+@json_option
+def command(
+    workloads: tuple[str, ...], budgets: str, steps: int, trees: bool, ops: bool, as_json: bool
+) -> None:
+    """Eager training steps under dtr(), compared with plain ones.
+
+    WORKLOADS are mlp, mlp32, cnn, lstm, treelstm, unrolled and attention; all by default.
+
+    JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, slowdown,
+    cost, difference, state_equal; or error. With --trees: nodes, cap_bytes, plain, dtr. With --ops:
+    width, pass, plain_s, none_s, none, far_s, far.
+    """
+    if ops:
+        title = (
+            "an op of a taped chain of matrix products: a plain tape, and the time that dtr() adds"
+            " if nothing is evicted"
+        )
+        table = RowTable(title, eager_ops.COLUMNS, eager_ops.cells, ("width", "pass"))
+        stream(eager_ops.measure(), table, as_json=as_json)
+    elif trees:
+        title = f"seconds of a step on a random tree, within {CAP_MIB} MiB"
+        stream(largest_trees(), RowTable(title, TREE_COLUMNS, tree_cells), as_json=as_json)
+    else:
+        title = (
+            "eager TensorFlow under dtr(); memory is the allocator's peak, variables and data"
+            " included"
+        )
+        rows = (row for each in workloads or NAMES for row in measure(each, budgets, steps))
+        table = RowTable(title, COLUMNS, cells, ("workload", "budget"))
+        stream(rows, table, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ from typing import Any
 import click
 
 from benchmarks import zoo
-from benchmarks.options import budgets_option
 from benchmarks.training import MIB, compile_annealer
-from checkmate.commands.options import json_option, refuse_unknown, steps_option
+from checkmate.commands.options import json_option, readable_budgets, refuse_unknown, steps_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
@@ -329,13 +328,17 @@ def smallest_budgets(
 
 @click.command("foreign")
 @click.argument("names", nargs=-1, metavar="[PROGRAMS]...")
-@budgets_option("75%,60%,45%", "Shares of the plain step's predicted peak, as users write them.")
+@click.option(
+    "--budgets",
+    default="75%,60%,45%",
+    show_default=True,
+    callback=readable_budgets,
+    help="Shares of the plain step's predicted peak, as users write them.",
+)
 @click.option("--lowest", is_flag=True, help="Budgets in turn, until one has a plan.")
 @steps_option(4, "Training steps after the first.")
 @json_option
-def command(
-    names: tuple[str, ...], budgets: str, lowest: bool, steps: int, as_json: bool
-) -> None:
+def command(names: tuple[str, ...], budgets: str, lowest: bool, steps: int, as_json: bool) -> None:
     """Programs that others wrote, under budgets.
 
     PROGRAMS are models of the zoo, "zoo" for all of them, models of KerasHub, tf_keras and

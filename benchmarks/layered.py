@@ -1,5 +1,5 @@
-"""`checkmate bench layered`: re-ordering and recomputation on random layered graphs, which have no
-backward pass, and on graphs in the files that MOCCASIN publishes.
+"""`python -m benchmarks layered`: re-ordering and recomputation on random layered graphs, which
+have no backward pass, and on graphs in the files that MOCCASIN publishes.
 
 The graphs of `problems.layered` have the structure and the numbers of ops and edges of those in the
 tables of MOCCASIN (Bartan et al., ICML 2023) and FastSA ("A fast heuristic to optimize time-space
@@ -13,15 +13,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import click
 
 from benchmarks.node_link_files import load_node_link
 from benchmarks.problems import layered
+from checkmate.commands.options import json_option, time_limit_option
+from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.solvers.result import SolveStatus
-from checkmate.solvers.solve import solve
+from checkmate.solvers.solve import SOLVERS, solve
 
 COLUMNS = (
     "graph",
@@ -150,3 +155,54 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["fast_sa"],
         row["moccasin"],
     )
+
+
+class _SizeOrFile(click.ParamType):
+    """A number of ops, or an existing file."""
+
+    name = "graph"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int | str:
+        """Numbers are sizes; everything else is a file."""
+        if isinstance(value, int):
+            return value
+        if value.isdecimal() and int(value):
+            return int(value)
+        if not Path(value).is_file():
+            self.fail(f"{value!r} is neither a number of ops nor a file.", parameter, context)
+        return str(value)
+
+
+@click.command("layered")
+@click.argument("graphs", nargs=-1, type=_SizeOrFile())
+@click.option(
+    "--solver",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    type=click.Choice(list(SOLVERS)),
+    help="The solver that is run within an order.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the generated graphs.")
+@time_limit_option
+@json_option
+def command(
+    graphs: tuple[int | str, ...], solver: str, seed: int, time_limit: float, as_json: bool
+) -> None:
+    """Re-ordering on random layered graphs.
+
+    Overhead in any order of ops at 90, 80 and 70 % of the peak of the given order. GRAPHS are
+    numbers of ops of graphs to generate (default: 100 250 500 1000), or files of MOCCASIN's graphs
+    (github.com/haoming-codes/moccasin, folder data), which you fetch yourself.
+
+    JSON: graph, ops, edges, percent, budget_bytes, status, overhead, bound, given_order_bound,
+    peak_bytes, recomputed, seconds, fast_sa, moccasin.
+    """
+    rows = measure(graphs or SIZES, solver=solver, seed=seed, time_limit_s=time_limit)
+    title = (
+        f"layered graphs, any order, {time_limit:g} s each; FastSA, MOCCASIN: percent as published,"
+        " for generated graphs on others of this kind"
+    )
+    stream(rows, RowTable(title, COLUMNS, cells, ("graph",)), as_json=as_json)

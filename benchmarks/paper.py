@@ -1,4 +1,4 @@
-"""`checkmate bench paper`: the experiments of Checkmate (Jain et al., MLSys 2020) beside the
+"""`python -m benchmarks paper`: the experiments of Checkmate (Jain et al., MLSys 2020) beside the
 figures that it publishes, each network in a process of its own.
 
 `paper_batches.py` and `paper_overheads.py` say what is compared, and what is not the same.
@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from benchmarks import paper_batches, paper_overheads
+from checkmate.commands.options import json_option, listed, numbers, time_limit_option
+from checkmate.commands.table import RowTable, stream
 from checkmate.demo.process import fresh_process, last_line
 from checkmate.errors import CheckmateError
+from checkmate.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,69 @@ def rows(
     if table == "batches":
         return [paper_batches.row(name, budget_bytes, time_limit_s)]
     return list(paper_overheads.rows(name, shares, time_limit_s))
+
+
+@click.command("paper")
+@click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
+@click.option(
+    "--models",
+    metavar="NAMES",
+    callback=listed(NETWORKS),
+    help=f"Networks separated by commas: {', '.join(NETWORKS)}; all by default.",
+)
+@click.option(
+    "--budget",
+    default="16GB",
+    show_default=True,
+    metavar="AMOUNT",
+    help="For the largest batches; the published ones are for 16 GB, not GiB.",
+)
+@click.option(
+    "--shares",
+    default=",".join(map(str, paper_overheads.SHARES)),
+    show_default=True,
+    callback=numbers(float),
+    help="Other budgets, as shares of the way from the floor to the plain peak.",
+)
+@time_limit_option
+@json_option
+def command(
+    tables: tuple[str, ...],
+    models: list[str] | None,
+    budget: str,
+    shares: list[float],
+    time_limit: float,
+    as_json: bool,
+) -> None:
+    """The experiments of Checkmate's paper, on paper.
+
+    TABLES are batches: the largest batch with at most one more forward pass; and overheads: cost
+    against budget by every baseline, then the mean by that of our plans. Both by default. Nothing
+    trains; published figures stand beside ours.
+
+    JSON: table (batches, overheads, ratios), network, error; of batches budget_bytes, published,
+    layers_plain, layers_planned, layers_at_most, traced_plain, traced_planned, seconds; of
+    overheads batch, budget_bytes, plain_bytes, overhead, gap, overheads (an object, by solver),
+    best_by_ours, published_best, published_linearized_sqrt_n, seconds; of ratios budgets, ratios,
+    with_plan, published (objects, by solver), gap.
+    """
+    budget_bytes = parse_bytes(budget)
+    for name in tables or TABLES:
+        rows = measure(
+            name, models, budget_bytes=budget_bytes, shares=shares, time_limit_s=time_limit
+        )
+        table = TABLES[name]
+        title = f"{table.title}; {time_limit:g} s for each plan"
+        done = stream(rows, _paper_table(title, table), as_json=as_json)
+        if name == "overheads":
+            ratios = RATIOS
+            stream(
+                paper_overheads.ratios(done), _paper_table(ratios.title, ratios), as_json=as_json
+            )
+
+
+def _paper_table(title: str, table: PaperTable) -> RowTable[dict[str, Any]]:
+    return RowTable(title, table.columns, table.cells, ("network",))
 
 
 if __name__ == "__main__":

@@ -78,9 +78,7 @@ def load(name: str) -> DFGraph:
             f"There is no graph {name!r}. There are {', '.join(packaged())}, and layeredN, chainN"
             " and encoderN."
         )
-    with resources.as_file(
-        resources.files("benchmarks") / "graphs" / f"{name}.json.gz"
-    ) as path:
+    with resources.as_file(resources.files("benchmarks") / "graphs" / f"{name}.json.gz") as path:
         return DFGraph.load(path)
 
 

@@ -1,5 +1,4 @@
-"""`checkmate bench solvers`: one table of problems x solvers, with what each found, proved, and
-when.
+"""`python -m benchmarks solvers`: one table of problems x solvers: overhead, bound and times.
 
 A budget is a share f of the way from the graph's floor to the peak of its plain step (see
 `problems.budget_at`). Overheads and gaps are the judge's. Times are wall-clock seconds since
@@ -11,9 +10,9 @@ Besides solvers there are "paper:ENGINE", the paper's program alone, and "groupe
 the graph in N groups of ops and judges what that is on the ops: beside "auto" it tells what
 grouping loses.
 
-How "auto" grows with the graph: `checkmate bench solvers encoder5 encoder20 encoder53 encoder107
---shares 0.3 --time-limit 55`, transformer encoders by rule, each in a process of its own, on two
-cores of which one was busy with other work. "first", "1 %" and "0.1 %" are the seconds until then,
+How "auto" grows with the graph: `python -m benchmarks solvers encoder5 encoder20 encoder53
+encoder107 --shares 0.3 --time-limit 55`, transformer encoders by rule, each in a process of its
+own, on two cores of which one was busy with other work. "first", "1 %" and "0.1 %" are the seconds until then,
 "gap" is in percent, "GiB" all that the process held.
 
     graph         ops   first    1 %   0.1 %   total    gap   GiB
@@ -33,17 +32,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.problems import budget_at, load
+import click
+
+from benchmarks.problems import budget_at, load, packaged
+from checkmate.commands.options import json_option, listed, numbers, time_limit_option
+from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import replay
 from checkmate.errors import CheckmateError
-from checkmate.solvers.backends.engines import solve_matrices
+from checkmate.solvers.backends.engines import ENGINES, solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.coarsen import coarsen
 from checkmate.solvers.paper.formulation import formulate
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE
-from checkmate.solvers.solve import solve
+from checkmate.solvers.solve import SOLVERS, solve
 
 COLUMNS = (
     "graph",
@@ -265,3 +268,55 @@ def _row(result: SolveResult, share: float, solver: str, total_s: float) -> Row:
         result.stats.found_by,
         "" if result.plan else result.status.name,
     )
+
+
+@click.command("solvers")
+@click.argument("graphs", nargs=-1)
+@click.option(
+    "--shares",
+    default="0.9,0.7,0.5,0.3,0.2,0.1",
+    show_default=True,
+    callback=numbers(float),
+    help="Budgets, as shares of the way from the floor to the plain peak.",
+)
+@click.option(
+    "--solvers",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    callback=listed(SOLVERS, also=rf"paper:({'|'.join(ENGINES)})|grouped:[1-9]\d*"),
+    help=(
+        "Solvers separated by commas, see `checkmate solve --help`; paper:ENGINE is the paper's"
+        " program alone, grouped:N the graph in N groups."
+    ),
+)
+@time_limit_option
+@json_option
+def command(
+    graphs: tuple[str, ...],
+    shares: list[float],
+    solvers: list[str],
+    time_limit: float,
+    as_json: bool,
+) -> None:
+    """Cost, bound, gap and times of solvers.
+
+    GRAPHS are names of packaged graphs (all by default), layeredN, chainN and encoderN, which are
+    generated, or graph files (.json, .json.gz).
+
+    JSON: graph, ops, share, solver, overhead, bound, gap, first_s, gap_s, small_gap_s, proof_s,
+    total_s, found_by, refusal.
+    """
+    rows = measure(graphs or packaged(), shares, solvers, time_limit_s=time_limit)
+    table = RowTable(
+        f"solvers within {time_limit:g} s; f is the budget's share of the way from the floor to"
+        " the plain peak",
+        COLUMNS,
+        Row.cells,
+        ("graph", "solver", "found by"),
+        Row.facts,
+    )
+    done = stream(rows, table, as_json=as_json)
+    if not as_json:
+        for sentence in times_faster(done):
+            click.echo(sentence)

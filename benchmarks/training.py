@@ -22,11 +22,11 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
-from benchmarks.options import budgets_option
 from benchmarks.process import StepProcess
 from checkmate.commands.options import (
     json_option,
@@ -100,19 +100,16 @@ def measure(
         accumulation = Accumulation(request, plain.facts["batch"])
         for way in (each for each in ways if each in OTHERS):
             asked = {"model": model, "way": way, "budget": ""}
-            yield asked | _row(lambda way=way: process(request, way=way), plain, steps)
+            yield asked | _row(partial(process, request, way=way), plain, steps)
         for budget in budgets.split(","):
             limit = parse_bytes(budget, percent_of=peak_bytes)
             with tempfile.TemporaryDirectory() as folder:
                 for way in (each for each in ways if each in BUDGETED):
-                    asked = {"model": model, "way": way, "budget": budget, "budget_bytes": limit}
-
-                    def make(way: str = way) -> StepProcess:
-                        if way == ACCUMULATION:
-                            return accumulation.within(limit)
-                        return process(request, way=way, budget=limit, folder=folder)
-
-                    yield asked | _row(make, plain, steps)
+                    make = partial(process, request, way=way, budget=limit, folder=folder)
+                    if way == ACCUMULATION:
+                        make = partial(accumulation.within, limit)
+                    asked = {"model": model, "way": way, "budget": budget}
+                    yield asked | {"budget_bytes": limit} | _row(make, plain, steps)
 
 
 def _row(make: Callable[[], StepProcess], plain: StepProcess, steps: int) -> dict[str, Any]:
@@ -200,9 +197,7 @@ def largest_batches(
                     yield asked | {"way": way} | compared(found, plain, steps)
 
 
-def largest(
-    request: dict[str, Any], batch: int, enough: int | None = None
-) -> StepProcess | None:
+def largest(request: dict[str, Any], batch: int, enough: int | None = None) -> StepProcess | None:
     """Returns the process of the largest batch that trains, given that all smaller ones do too.
 
     Args:
@@ -279,7 +274,13 @@ def compile_annealer() -> None:
     callback=listed(WAYS),
     help=f"Separated by commas: {', '.join(WAYS)}; or all.",
 )
-@budgets_option("80%,60%,45%", "Shares of the plain step's predicted peak, as users write them.")
+@click.option(
+    "--budgets",
+    default="80%,60%,45%",
+    show_default=True,
+    callback=readable_budgets,
+    help="Shares of the plain step's predicted peak, as users write them.",
+)
 @click.option("--batch", type=click.IntRange(1), help="Examples in a batch.")
 @click.option(
     "--cap",

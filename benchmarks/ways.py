@@ -31,7 +31,7 @@ def train(
     *,
     steps: int,
     batch: int | None = None,
-    budget: int | str | None = None,
+    budget: int | str = "auto",
     parts: int = 1,
     folder: str = "",
     cap_bytes: int | None = None,
@@ -85,7 +85,7 @@ def train(
                 *pieces[0],
                 budget=budget,
                 micro_batches="auto" if "slices" in way else 1,
-                plan=None if way == "ours+costs" else f"{folder}/plans",
+                plan=f"{folder}/plans" if way in ("ours", "ours+plan") else None,
                 verbose=False,
             )
         else:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 import checkmate
-from checkmate.commands.bench import bench
 from checkmate.commands.completion import completion_command
 from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
@@ -138,7 +137,6 @@ for command in (
     solve_command,
     zoo_command,
     simulate_command,
-    bench,
     completion_command,
 ):
     main.add_command(command)

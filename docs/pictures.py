@@ -2,7 +2,7 @@
 carries: `python docs/pictures.py`.
 
 Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture
-docs/images/measured.svg`, and `images/dtr.svg`, by `checkmate bench dtr --plot
+docs/images/measured.svg`, and `images/dtr.svg`, by `python -m benchmarks dtr --plot
 docs/images/dtr.svg`.
 """
 
@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.problems import load
 from checkmate import DFGraph, Plan, SolveResult, floor, plot, replay, solve, solve_curve
-from checkmate.bench.problems import load
 
 FOLDER = Path(__file__).parent / "images"
 SHARE = "50%"

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import checkmate
-from checkmate.bench import demo, process, steps
 from checkmate.cli import main
+from checkmate.demo import demo, process
 
 GIB = 2**30
 
@@ -80,12 +80,6 @@ def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch
     found = invoke(*arguments)
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())
-
-
-def test_the_names_of_workloads_are_those_of_the_models(tensorflow):
-    from checkmate.bench import models, names
-
-    assert tuple(models._WORKLOADS) == names.WORKLOADS
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, click.Abort])
@@ -165,8 +159,8 @@ def test_demo_within_the_budget(trainings):
     found = invoke("demo", "--model", "unet", "--budget", "50%", "--steps", "2")
     assert found.exit_code == 0
     assert calls == [
-        ("checkmate.bench.demo", ["unet", "2", "50%"]),
-        ("checkmate.bench.demo", ["unet", "2"]),
+        ("checkmate.demo.demo", ["unet", "2", "50%"]),
+        ("checkmate.demo.demo", ["unet", "2"]),
     ]
     said = " ".join(found.output.split())
     assert (
@@ -227,44 +221,6 @@ def test_a_bug_is_no_refusal(monkeypatch):
 
     monkeypatch.setattr(demo, "fresh_process", fail)
     assert isinstance(invoke("demo").exception, ZeroDivisionError)
-
-
-def test_bench_steps(monkeypatch):
-    plain = {"trace_s": 2.0, "peak_bytes": 2 * GIB, "fixed_bytes": GIB, "predicted_bytes": 2 * GIB}
-    planned = {
-        "peak_bytes": GIB,
-        "step_s": 1.1,
-        "plain_s": 1.0,
-        "predicted_bytes": GIB,
-        "predicted_slowdown": 1.2,
-        "overhead": 1.05,
-        "gap": 0.0,
-        "recomputed": 7,
-        "ops": 90,
-        "planning_s": 5.0,
-        "phases": {"solving": 0.5, "tracing": 1.5},
-    }
-    calls = []
-
-    def fresh_process(module, arguments, **options):
-        calls.append((module, list(arguments)))
-        if len(arguments) == 2:
-            return plain
-        if arguments[2] == str(GIB + 2 * GIB // 10):
-            raise checkmate.CheckmateError("the process ended:\nNo plan fits 1 GiB.")
-        return planned
-
-    monkeypatch.setattr(steps, "fresh_process", fresh_process)
-    found = invoke("bench", "steps", "unet", "vgg16", "--budgets", "50%,10%", "--steps", "3")
-    assert found.exit_code == 0
-    expected = [
-        [name, "3", *rest]
-        for name in ("unet", "vgg16")
-        for rest in ([], [str(2 * GIB)], [str(GIB + 2 * GIB // 10)])
-    ]
-    assert calls == [("checkmate.bench.steps", arguments) for arguments in expected]
-    for shown in ("1024 of 2048", "0.500", "1.100", "+5.00%", "7 of 90", "2.50", "No plan fits"):
-        assert shown in found.output
 
 
 def module(tmp_path, monkeypatch, text):

@@ -82,8 +82,8 @@ LAYERS = {
     "tf2.tensorboard": "tf2.doors",
     "tf2.facade": "tf2.doors tf2.models tf2.tensorboard tf2.eager",
     "facade": "solvers.curve dtr plot tf2.facade",
-    "bench": "facade progress",
-    "commands": "bench",
+    "demo": "facade progress",
+    "commands": "demo",
     "cli": "commands",
     "__main__": "cli",
 }
@@ -97,13 +97,13 @@ EXTRA = {"solvers/baselines/dtr.py": "dtr"}
 """What a single file may import besides."""
 
 ONLY_IN = {
-    "tensorflow": ("tf2/", "bench/"),
-    "keras": ("tf2/", "bench/"),
+    "tensorflow": ("tf2/", "demo/"),
+    "keras": ("tf2/", "demo/"),
     "numba": ("solvers/annealing/",),
     "cylp": ("solvers/backends/cbc.py",),
     "ortools": ("solvers/backends/ortools.py", "solvers/backends/ortools_intervals.py"),
     "highspy": (),  # cannot live in one process with OR-tools
-    "scipy.optimize": ("solvers/backends/", "bench/solvers.py"),
+    "scipy.optimize": ("solvers/backends/",),
     "matplotlib": ("plot/",),
     "tensorflow.python": (
         "tf2/device.py",

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import click
 
-from checkmate.demo.demo import PHASES, Demo, run_demo
-from checkmate.demo import WORKLOADS
-from checkmate.demo.training import LOSS_TOLERANCE
 from checkmate.commands.options import (
     PICTURE,
     json_option,
@@ -19,6 +16,9 @@ from checkmate.commands.options import (
     steps_option,
 )
 from checkmate.commands.table import complain, print_json, print_table, say
+from checkmate.demo import WORKLOADS
+from checkmate.demo.demo import PHASES, Demo, run_demo
+from checkmate.demo.training import LOSS_TOLERANCE
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 

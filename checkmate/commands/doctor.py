@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 import click
 
 import checkmate
-from checkmate.demo import trial
-from checkmate.demo.process import last_line
 from checkmate.commands.options import json_option
 from checkmate.commands.quiet import quietly
 from checkmate.commands.table import print_json, print_table, say
+from checkmate.demo import trial
+from checkmate.demo.process import last_line
 from checkmate.errors import CheckmateError
 from checkmate.progress import Progress
 from checkmate.units import format_bytes

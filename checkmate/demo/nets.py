@@ -1,4 +1,4 @@
-"""What `checkmate bench accept`, `checkmate doctor --run` and the tests marked `gpu` train: nets
+"""The nets that `checkmate doctor --run` and the tests marked `gpu` train: nets
 small enough for two cores of a CPU, with larger batches on a GPU.
 
 TensorFlow is imported on the first call.

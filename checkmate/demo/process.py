@@ -12,6 +12,7 @@ from typing import Any
 
 from checkmate.errors import CheckmateError
 
+
 class ProcessDiedError(CheckmateError):
     """A signal ended the process, for example a crash inside TensorFlow."""
 
@@ -54,7 +55,7 @@ def process_variables() -> dict[str, str]:
 
 
 def failure(command: Sequence[str], status: int, said: str) -> CheckmateError:
-    """Returns the error of a process that ended with this status, from what it said on standard error."""
+    """Returns the error of a process that ended with this status and standard error."""
     refused = re.search(r"^checkmate\.errors\.\w+: (.*)\Z", said.strip(), re.MULTILINE | re.DOTALL)
     if refused:
         return CheckmateError(refused[1])

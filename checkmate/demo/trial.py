@@ -13,8 +13,8 @@ from checkmate.units import format_bytes
 
 STEPS = 3
 REPORT_IT = (
-    "Please report this, with what `checkmate doctor --run --json` and `checkmate bench accept"
-    " --quick` print."
+    "Please report this, with what `checkmate doctor --run --json` and, in a checkout, `pytest -m"
+    " gpu -n 0` print."
 )
 
 

@@ -243,7 +243,7 @@ def _warn_of_xla(model: keras.Model) -> None:
             f"Model {model.name!r} trains without XLA, for which it is compiled (jit_compile=True,"
             " or 'auto' on this machine), since XLA computes once what a plan computes twice and"
             " would lose the memory saved: a step may take longer than Keras's own with XLA, on a"
-            " GPU above all, which `checkmate bench xla` shows; to train without this message,"
+            " GPU above all; to train without this message,"
             " compile with jit_compile=False.",
             stacklevel=3,
         )

@@ -8,8 +8,8 @@ import pytest
 from calling import invoke, lines_of_json
 
 import checkmate
-from checkmate.bench import trial
 from checkmate.commands import doctor
+from checkmate.demo import trial
 
 MIB = 2**20
 

@@ -26,8 +26,8 @@ def zoo_model(name, **sizes):
     """The training step of a model of the zoo, and its arguments."""
     import keras
 
-    from checkmate.bench import zoo
-    from checkmate.bench.zoo_models.batches import Task
+    from benchmarks import zoo
+    from benchmarks.zoo.batches import Task
     from checkmate.tf2.compile import training_step
 
     keras.utils.set_random_seed(0)
@@ -259,7 +259,7 @@ def test_batch_normalization_keeps_a_mask():
 
 
 def test_smallest_budgets_are_those_of_plans_within_the_cost():
-    from checkmate.bench.zoo import smallest_budgets
+    from benchmarks.foreign import smallest_budgets
 
     forward = [Op(f"f{k}", (k - 1,) if k else (), 1, 100) for k in range(10)]
     backward = [Op(f"b{k}", tuple({k, 18 - k}), 1, 100, is_backward=True) for k in range(9, -1, -1)]
@@ -270,7 +270,7 @@ def test_smallest_budgets_are_those_of_plans_within_the_cost():
 
 
 def test_a_model_that_fails_is_a_row(monkeypatch):
-    from checkmate.bench import zoo
+    from benchmarks import zoo
 
     def failing(*arguments, **options):
         raise CheckmateError("it died\nof hunger")

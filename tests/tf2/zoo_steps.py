@@ -5,8 +5,8 @@ def step_and_batch(name, size=8):
     import keras
     import tensorflow as tf
 
-    from checkmate.bench.zoo import models
-    from checkmate.bench.zoo_models.batches import Task
+    from benchmarks.zoo import models
+    from benchmarks.zoo.batches import Task
     from checkmate.tf2.training_step import training_step
 
     keras.utils.set_random_seed(0)

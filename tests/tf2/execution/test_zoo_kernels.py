@@ -9,7 +9,7 @@ import pytest
 import virtual_gpu
 
 import checkmate
-from checkmate.bench import zoo
+from benchmarks import zoo
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph.operations import is_constant

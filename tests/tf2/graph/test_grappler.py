@@ -289,7 +289,7 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
 def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, caplog):
     import tensorflow as tf
 
-    from checkmate.bench.zoo import training
+    from benchmarks.zoo import training
 
     step, batch = training(name)
     with caplog.at_level(logging.WARNING):

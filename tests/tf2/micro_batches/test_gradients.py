@@ -22,7 +22,7 @@ def gradients_and_batch(name):
     import tensorflow as tf
     from zoo_steps import step_and_batch
 
-    from checkmate.bench.zoo import models
+    from benchmarks.zoo import models
 
     keras.utils.set_random_seed(0)
     if name in APPLICATIONS:

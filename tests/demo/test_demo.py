@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
-from checkmate.bench import demo
 from checkmate.cli import main
+from checkmate.demo import demo
 
 MIB = 2**20
 
@@ -79,7 +79,7 @@ def test_the_first_plain_step_is_a_warm_up_and_the_first_planned_one_counts(
     tensorflow, monkeypatch
 ):
     """On a GPU TensorFlow tries several algorithms of an op in the first step that it runs."""
-    from checkmate.bench import training
+    from checkmate.demo import training
     from checkmate.tf2.models import Workload
 
     calls = []
@@ -96,7 +96,7 @@ def test_the_first_plain_step_is_a_warm_up_and_the_first_planned_one_counts(
     monkeypatch.setattr(training, "plain_step", first_is_larger)
     monkeypatch.setattr(training, "planned_step", first_is_larger)
     monkeypatch.setattr(
-        "checkmate.bench.models.workload", lambda _: Workload(None, None, None, None)
+        "checkmate.demo.models.workload", lambda _: Workload(None, None, None, None)
     )
     peaks = {}
     for budget, steps in ((None, 3), (None, 1), ("60%", 3)):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from checkmate.bench import models
+from checkmate.demo import models
 
 
 def small_unet(normalized):

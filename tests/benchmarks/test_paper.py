@@ -1,14 +1,14 @@
-"""`bench paper`: graphs are those of the paper, batches the largest, ratios those of plans."""
+"""The paper's tables: graphs are those of the paper, batches the largest, ratios those of plans."""
 
 import math
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import paper_batches, paper_overheads
+from benchmarks.paper_batches import CostQuestion, largest, most_that
+from benchmarks.problems import chain
 from checkmate import CheckmateError, Plan, floor, replay, solve
-from checkmate.bench import paper_batches, paper_overheads
-from checkmate.bench.paper_batches import CostQuestion, largest, most_that
-from checkmate.bench.problems import chain
 
 GB = 10**9
 
@@ -27,7 +27,7 @@ def branched(tensorflow):
 
 
 def test_layer_graph_is_the_papers(branched):
-    from checkmate.bench.layer_graph import layer_graph
+    from benchmarks.layer_graph import layer_graph
 
     graph = layer_graph(branched)
     names = ["conv", "relu", "add", "mean", "dense"]
@@ -51,7 +51,7 @@ def test_layer_graph_is_the_papers(branched):
 
 
 def test_layer_graph_grows_with_the_batch(branched):
-    from checkmate.bench.layer_graph import for_batch, layer_graph
+    from benchmarks.layer_graph import for_batch, layer_graph
 
     one = layer_graph(branched)
     many = for_batch(one, 2.5)
@@ -62,7 +62,7 @@ def test_layer_graph_grows_with_the_batch(branched):
 
 
 def test_roofline_is_bound_by_arithmetic_or_memory():
-    from checkmate.bench.layer_graph import BANDWIDTH, FLOP_RATE, roofline_s
+    from benchmarks.layer_graph import BANDWIDTH, FLOP_RATE, roofline_s
 
     assert roofline_s(FLOP_RATE, 0) == 2
     assert roofline_s(0, int(BANDWIDTH)) == 1
@@ -79,7 +79,7 @@ def test_roofline_is_bound_by_arithmetic_or_memory():
 def test_segmentation_networks_say_what_they_see_in_each_pixel(
     name, size, options, pixels, tensorflow
 ):
-    from checkmate.bench import paper_models
+    from benchmarks import paper_models
 
     model = getattr(paper_models, name)(size, 5, **options)
     assert model.output_shape == (None, pixels, 5)
@@ -88,7 +88,7 @@ def test_segmentation_networks_say_what_they_see_in_each_pixel(
 
 
 def test_unknown_networks_are_refused_with_the_known_ones(tensorflow):
-    from checkmate.bench.paper_models import build
+    from benchmarks.paper_models import build
 
     with pytest.raises(CheckmateError, match="vgg19"):
         build("lenet")
@@ -101,8 +101,8 @@ def test_unknown_networks_are_refused_with_the_known_ones(tensorflow):
 def test_floors_of_the_paper_graphs_are_the_published_batches(name, published, tensorflow):
     """What the paper prints, rounded, is the batch at which one gradient with what it reads fills
     16 GB: so graph, sizes and resident bytes are the paper's."""
-    from checkmate.bench.layer_graph import for_batch, layer_graph
-    from checkmate.bench.paper_models import build
+    from benchmarks.layer_graph import for_batch, layer_graph
+    from benchmarks.paper_models import build
 
     example = layer_graph(build(name))
     tenths = most_that(lambda number: floor(for_batch(example, number / 10)).bytes <= 16 * GB)

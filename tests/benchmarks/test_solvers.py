@@ -2,11 +2,9 @@
 said."""
 
 import pytest
-from click.testing import CliRunner
 
+from benchmarks import problems, solvers
 from checkmate import DFGraph, GraphError, Plan, PlanFileError, floor, replay
-from checkmate.bench import problems, solvers
-from checkmate.cli import main
 
 
 def test_packaged_graphs_come_with_the_package():
@@ -99,26 +97,6 @@ def test_how_much_faster():
         "g f=0.5: auto has its proof 200 times faster than paper:scip",
         "g f=0.5: auto has its proof more than 120 times faster than paper:cbc",
     ]
-
-
-def test_the_command_prints_the_table():
-    found = CliRunner().invoke(
-        main,
-        [
-            "bench",
-            "solvers",
-            "layered4",
-            "--shares",
-            "0.5",
-            "--solvers",
-            "auto,paper:scip",
-            "--time-limit",
-            "5",
-        ],
-    )
-    assert found.exit_code == 0, found.output
-    assert "layered4" in found.output
-    assert "paper:scip" in found.output
 
 
 def test_graph_files_are_problems_too(tmp_path):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from benchmarks import layered
+from benchmarks.node_link_files import load_node_link
 from checkmate import DFGraph, Op, PlanFileError
-from checkmate.bench import layered
-from checkmate.bench.node_link_files import load_node_link
 
 LAYERED = {
     "directed": True,

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from checkmate.bench import memory_limits as limits
-from checkmate.bench.memory_limits import Limit
+from checkmate.demo import memory_limits as limits
+from checkmate.demo.memory_limits import Limit
 from checkmate.errors import DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus

@@ -1,0 +1,1 @@
+"""Tables that anyone can reproduce: `python -m benchmarks`. Not installed."""
