@@ -153,8 +153,8 @@ def run_tree(kind: str, leaves: int) -> float:
     import tensorflow as tf
 
     from benchmarks.eager_models import workload
-    from checkmate import tf2
     from benchmarks.process import limit_memory
+    from checkmate import tf2
     from checkmate.tf2 import device as devices
 
     limit_memory(CAP_MIB * MIB)

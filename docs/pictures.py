@@ -1,5 +1,4 @@
-"""Draws the pictures of these pages, from the graph of MobileNet's training step that the package
-carries: `python docs/pictures.py`.
+"""Draws the pictures of these pages, from the graph of MobileNet's training step in `benchmarks/graphs`: `python docs/pictures.py`.
 
 Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture
 docs/images/measured.svg`, and `images/dtr.svg`, by `python -m benchmarks dtr --plot
@@ -12,7 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.problems import load
 from checkmate import DFGraph, Plan, SolveResult, floor, plot, replay, solve, solve_curve
 
 FOLDER = Path(__file__).parent / "images"
@@ -50,7 +48,10 @@ def curve(graph: DFGraph) -> plot.Picture:
 
 
 if __name__ == "__main__":
-    graph = replace(load("mobilenet"), name="MobileNet")
+    graph = replace(
+        DFGraph.load(Path(__file__).parents[1] / "benchmarks" / "graphs" / "mobilenet.json.gz"),
+        name="MobileNet",
+    )
     pictures = {**draw(graph, solve(graph, SHARE, time_limit_s=2)), "curve": curve(graph)}
     for name, picture in pictures.items():
         picture.save(FOLDER / f"{name}.svg")

@@ -63,31 +63,29 @@ def test_the_command_exists(metadata):
     assert metadata["commands"] == "['checkmate=checkmate.cli:main']"
     from checkmate.cli import main
 
-    assert {"demo", "bench"} <= set(main.commands)
+    assert {"demo", "plan"} <= set(main.commands)
 
 
 def test_what_the_wheel_holds(tmp_path):
-    """Every module of the package but models of benchmarks, and py.typed for type checkers."""
+    """Every module of the package, py.typed for type checkers, and nothing of benchmarks."""
     python("setup.py", "-q", "build_py", "--build-lib", str(tmp_path))
     shipped = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "checkmate").rglob("*.py")}
-    models = {path for path in here if "_models/" in path}
-    assert (here - models) | {"checkmate/py.typed"} <= shipped
-    assert models and not models & shipped
+    assert here | {"checkmate/py.typed"} <= shipped
+    assert all(path.startswith("checkmate/") for path in shipped)
 
 
 def test_every_import_is_required(metadata):
     """Packages that the library imports are in install_requires, except those that come with
-    TensorFlow or with the extras "gpu", "solvers" and "clients", and IPython, which is imported
-    when it calls."""
+    TensorFlow or with the extra "gpu", models of Keras 2, and IPython, which is imported when it
+    calls."""
     imported = set()
     for path in (ROOT / "checkmate").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.split(".")[0] for name in names}
-    optional = {"pynvml", "IPython", "cylp", "ortools"}
-    optional |= {"keras_hub", "tf_keras", "tensorflow_probability"}
+    optional = {"pynvml", "IPython", "tf_keras"}
     foreign = imported - sys.stdlib_module_names - {"checkmate", "keras"} - optional
     assert {"tensorflow", "numpy"} <= foreign
     for package in foreign:
@@ -150,7 +148,7 @@ def test_the_readme_s_training_example():
 def test_links_and_files_of_the_pages_exist(page):
     text = page.read_text(encoding="utf-8")
     linked = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    named = re.findall(r"`((?:checkmate|core|solvers|tf2|bench|tests)/[\w/]+\.py)`", text)
+    named = re.findall(r"`((?:checkmate|core|solvers|tf2|demo|tests)/[\w/]+\.py)`", text)
     assert linked
     for path in linked:
         assert (page.parent / path).exists(), path

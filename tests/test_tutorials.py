@@ -136,6 +136,7 @@ def run(path, folder):
     # What libraries write to the terminal, past Python, is not the notebook's.
     quiet = ["--IPKernelApp.capture_fd_output=False"]
     resources = {"metadata": {"path": str(folder)}}
+    (folder.parent / "benchmarks").symlink_to(ROOT / "benchmarks")  # as beside `tutorials/`
     client = NotebookClient(
         notebook,
         timeout=300,
@@ -150,5 +151,7 @@ def run(path, folder):
 
 if __name__ == "__main__":  # stores a new run of the notebooks named, or of all
     for path in map(Path, sys.argv[1:] or NOTEBOOKS):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "tutorials"
+            folder.mkdir()
             nbformat.write(run(path, folder), path)

@@ -1,9 +1,9 @@
 """Layers read from the names of ops."""
 
 import pytest
+from checkmate.bench.problems import load
 
 from checkmate import DFGraph, Op
-from checkmate.bench.problems import load
 from checkmate.plot.layer_names import layer_names
 
 

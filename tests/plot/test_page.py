@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkmate.bench.problems import budget_at, load
 from strategies import training_chain
 
 from checkmate import DFGraph, Op, Plan, solve
-from checkmate.bench.problems import budget_at, load
 from checkmate.plot import page
 from checkmate.plot.usage import stages, usage
 from checkmate.units import format_bytes

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from checkmate.bench.problems import budget_at
 from oracles import cheapest, run_plan
 from strategies import training_chain, tree
 
@@ -26,7 +27,6 @@ from checkmate import (
     solve,
     solve_curve,
 )
-from checkmate.bench.problems import budget_at
 from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan

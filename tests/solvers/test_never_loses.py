@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from checkmate.bench.problems import budget_at, layered
 
 from checkmate import DFGraph, SolveResult, SolveStatus, solve
-from checkmate.bench.problems import budget_at, layered
 from checkmate.solvers.solve import SOLVERS
 
 TESTS = Path(__file__).parents[1]

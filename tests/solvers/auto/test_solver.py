@@ -14,6 +14,7 @@ import numpy as np
 import oracles
 import pytest
 import strategies
+from checkmate.bench.problems import budget_at
 from hypothesis import assume, given, settings
 
 from checkmate import (
@@ -27,7 +28,6 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.bench.problems import budget_at
 from checkmate.solvers.auto.solver import Auto, fullest
 from checkmate.solvers.background import unfinished_tasks
 from checkmate.solvers.baselines.dtr import DTR

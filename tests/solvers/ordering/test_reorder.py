@@ -9,6 +9,7 @@ from dataclasses import replace
 import oracles
 import pytest
 import strategies
+from checkmate.bench.problems import layered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.bench.problems import layered
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
 from checkmate.solvers.annealing.local_search import LocalSearch
 from checkmate.solvers.annealing.placement import IN_ANY_ORDER
