@@ -12,8 +12,8 @@ grouping loses.
 
 How "auto" grows with the graph: `python -m benchmarks solvers encoder5 encoder20 encoder53
 encoder107 --shares 0.3 --time-limit 55`, transformer encoders by rule, each in a process of its
-own, on two cores of which one was busy with other work. "first", "1 %" and "0.1 %" are the seconds until then,
-"gap" is in percent, "GiB" all that the process held.
+own, on two cores of which one was busy with other work. "first", "1 %" and "0.1 %" are the seconds
+until then, "gap" is in percent, "GiB" all that the process held.
 
     graph         ops   first    1 %   0.1 %   total    gap   GiB
     encoder5      473    0.05   0.06    0.12     1.7  0.000   0.21

@@ -1,4 +1,5 @@
-"""Draws the pictures of these pages, from the graph of MobileNet's training step in `benchmarks/graphs`: `python docs/pictures.py`.
+"""Draws the pictures of these pages, from the graph of MobileNet's training step in
+`benchmarks/graphs`: `python docs/pictures.py`.
 
 Two are others: `images/measured.svg`, of a real run, by `checkmate demo --picture
 docs/images/measured.svg`, and `images/dtr.svg`, by `python -m benchmarks dtr --plot
@@ -14,6 +15,7 @@ from pathlib import Path
 from checkmate import DFGraph, Plan, SolveResult, floor, plot, replay, solve, solve_curve
 
 FOLDER = Path(__file__).parent / "images"
+GRAPHS = Path(__file__).parents[1] / "benchmarks" / "graphs"
 SHARE = "50%"
 CURVE = ("90%", "80%", "70%", "60%", "50%", "40%", "30%", "25%")
 OTHERS = ("chen_sqrt_n", "chen_greedy", "min_cut")
@@ -49,7 +51,7 @@ def curve(graph: DFGraph) -> plot.Picture:
 
 if __name__ == "__main__":
     graph = replace(
-        DFGraph.load(Path(__file__).parents[1] / "benchmarks" / "graphs" / "mobilenet.json.gz"),
+        DFGraph.load(GRAPHS / "mobilenet.json.gz"),
         name="MobileNet",
     )
     pictures = {**draw(graph, solve(graph, SHARE, time_limit_s=2)), "curve": curve(graph)}

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import checkmate
+from benchmarks.problems import layered
 from checkmate.cli import main
 from checkmate.demo import demo, process
 
@@ -24,8 +25,8 @@ def invoke(*arguments):
 def test_help_names_the_commands():
     found = invoke("--help")
     assert found.exit_code == 0
-    assert {"demo", "bench"} <= set(found.output.split())
-    for command in (["demo"], ["bench"], ["bench", "steps"]):
+    assert {"demo", "plan"} <= set(found.output.split())
+    for command in (["demo"], ["plan"]):
         found = invoke(*command, "--help")
         assert found.exit_code == 0
         assert "Usage" in found.output
@@ -37,10 +38,10 @@ def test_help_begins_with_what_a_new_user_wants():
     assert list(main.commands)[:3] == ["demo", "doctor", "plan"]
 
 
-def test_a_group_alone_shows_its_help():
-    found = invoke("bench")
+def test_the_command_alone_shows_its_help():
+    found = invoke()
     assert found.exit_code == 2
-    assert "rivals" in found.output
+    assert "doctor" in found.output
     assert "checkmate: " not in found.output
 
 
@@ -52,7 +53,7 @@ def test_version():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"], ["bench", "nothing"]],
+    [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"]],
 )
 def test_what_cannot_be_read_is_status_2(arguments):
     found = invoke(*arguments)
@@ -93,9 +94,10 @@ def test_ctrl_c_is_status_130(monkeypatch, error):
     assert found.stderr.splitlines()[-1] == "checkmate: interrupted."
 
 
-def test_ctrl_c_ends_the_program_with_status_130():
+def test_ctrl_c_ends_the_program_with_status_130(tmp_path):
     """While it searches for the plan of a large graph."""
-    arguments = ["bench", "solvers", "layered9", "layered1000", "--shares", "0.5", "--json"]
+    layered(1000).save(tmp_path / "large.graph.json")
+    arguments = ["solve", str(tmp_path / "large.graph.json"), "-b", "50%"]
     running = subprocess.Popen(
         [sys.executable, "-m", "checkmate", *arguments],
         stdout=subprocess.PIPE,
@@ -104,11 +106,11 @@ def test_ctrl_c_ends_the_program_with_status_130():
         start_new_session=True,
     )
     with running:
-        assert running.stdout.readline(), running.stderr.read()
+        assert "solving" in running.stderr.readline()
         os.killpg(running.pid, signal.SIGINT)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "checkmate: interrupted." in said
+    assert "checkmate: Interrupted before there was a plan for 50%." in said
     assert "Traceback" not in said
 
 

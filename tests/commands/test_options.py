@@ -55,7 +55,7 @@ def test_a_long_refusal_is_broken_between_words(monkeypatch):
 
     screen = Console(width=80, force_terminal=True, no_color=True, file=io.StringIO())
     monkeypatch.setattr(table, "Console", lambda **options: screen)
-    assert invoke("bench", "layered", "--solver", "best").exit_code == 2
+    assert invoke("plan", "resnet50", "--solver", "best").exit_code == 2
     said = screen.file.getvalue()
     assert said.startswith("checkmate: Invalid value for '--solver': 'best' is not one of ")
     assert max(map(len, said.splitlines())) <= 80
