@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
+from checkmate.tf2.graph.operations import reads_variable
 
 KINDS = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
 """The classes that have a method `apply` of their own."""
@@ -73,7 +74,7 @@ class DeferredUpdate:
         }
         handles = {id(inside) for outside, inside in self._graph.captures if id(outside) in updated}
         if any(
-            o.type == "ReadVariableOp" and id(o.inputs[0]) in handles
+            reads_variable(o) and id(o.inputs[0]) in handles
             for o in self._graph.get_operations()[self._ops :]
         ):
             raise TraceError(

@@ -30,7 +30,7 @@ def seeds(definition):
 
 def test_every_row_is_about_an_op_that_tensorflow_registers(registered):
     from checkmate.tf2.eager.private_api import op_def
-    from checkmate.tf2.ops import TABLE
+    from checkmate.tf2.ops.table import TABLE
 
     assert len(registered) > 1000
     assert [name for name in TABLE if op_def(name) is None] == []
@@ -41,8 +41,8 @@ def test_an_op_without_a_row_is_a_kernel_that_runs_again_only_if_registered_as_s
     registered,
 ):
     from checkmate.tf2.graph.operations import may_run_again, role_of
-    from checkmate.tf2.op_rule import OpRule, Role
-    from checkmate.tf2.ops import TABLE, rule_of
+    from checkmate.tf2.ops.rule import OpRule, Role
+    from checkmate.tf2.ops.table import TABLE, rule_of
 
     without = {name: each for name, each in registered.items() if name not in TABLE}
     assert len(without) > 1000
@@ -56,8 +56,8 @@ def test_an_op_without_a_row_is_a_kernel_that_runs_again_only_if_registered_as_s
 
 def test_a_stateful_op_runs_again_only_if_its_row_says_why(registered):
     from checkmate.tf2.graph.operations import may_run_again
-    from checkmate.tf2.op_rule import State
-    from checkmate.tf2.ops import rule_of
+    from checkmate.tf2.ops.rule import State
+    from checkmate.tf2.ops.table import rule_of
 
     again = {
         name
@@ -78,8 +78,8 @@ def test_an_op_of_another_library_is_never_recomputed(registered):
 def test_every_op_that_draws_from_a_seed_has_a_row_that_says_so(registered):
     """The exceptions draw only for dropout (cuDNN) or when an element leaves a queue, and are
     stateful; or they are stateless and take seeds for other reasons."""
-    from checkmate.tf2.op_rule import State
-    from checkmate.tf2.ops import rule_of
+    from checkmate.tf2.ops.rule import State
+    from checkmate.tf2.ops.table import rule_of
 
     others = {
         name
@@ -97,8 +97,8 @@ def test_every_op_that_draws_from_a_seed_has_a_row_that_says_so(registered):
 
 
 def test_every_op_that_writes_a_summary_is_seen_outside(registered):
-    from checkmate.tf2.op_rule import State
-    from checkmate.tf2.ops import rule_of
+    from checkmate.tf2.ops.rule import State
+    from checkmate.tf2.ops.table import rule_of
 
     writers = [n for n in registered if n.startswith("Write") and n.endswith("Summary")]
     assert len(writers) >= 5
@@ -106,10 +106,10 @@ def test_every_op_that_writes_a_summary_is_seen_outside(registered):
 
 
 def test_a_second_row_for_an_op_is_refused():
-    from checkmate.tf2 import ops
+    from checkmate.tf2.ops import table
 
     with pytest.raises(ValueError, match="two rows for 'Relu'"):
-        ops.add_row("Relu", scratch=False)
+        table.row("Relu", scratch=False)
 
 
 def test_a_pooling_that_draws_is_not_recomputed(tensorflow):

@@ -17,8 +17,8 @@ from checkmate.tf2.graph.grappler_nodes import described
 from checkmate.tf2.graph.in_place import buffer_of
 from checkmate.tf2.graph.operations import role_of
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.op_rule import Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.table import rule_of
 
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 

@@ -16,14 +16,15 @@ import tensorflow as tf
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.binding import Binding, binding_of
 from checkmate.tf2.axes.keeping import Keeping
-from checkmate.tf2.axes.pairing import Pair, arguments_of, paired
+from checkmate.tf2.axes.pairing import arguments_of, paired
 from checkmate.tf2.axes.phases import Handed, Phase, Phases
-from checkmate.tf2.axes.random_draws import Draw
-from checkmate.tf2.axes.relation import SAME, Count, Relation, batch_axis, batched
 from checkmate.tf2.axes.rows import Rows
 from checkmate.tf2.axes.walk import Walk
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.draws import Draw
+from checkmate.tf2.ops.relation import SAME, Count, Relation, batch_axis, batched
 
 Input = tuple[tf.Operation, int]
 """An op of a slice's graph, and the index of one of its inputs."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from checkmate.plot.layer_names import layer_names
-from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Kind
-from checkmate.tf2.axes.table import TABLE
 from checkmate.tf2.axes.walk import Walk
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.relation import Kind
+from checkmate.tf2.ops.table import rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,6 @@ def _reason(walk: Walk, pair: Pair) -> str:
     read = f"{shown} reads {examples[0]!r}, which has a part for each example"
     if others:
         return f"{read}, together with {others[0]!r}, which is made of all examples."
-    if pair.whole.type not in TABLE:
+    if rule_of(pair.whole.type).axes is None:
         return f"{read}, and ops of its type are not known to treat each example alone."
     return f"{shown} computes across the examples of {examples[0]!r}."

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from checkmate.errors import TraceError
-from checkmate.tf2.axes.call import Call, Relations
-from checkmate.tf2.axes.pairing import Graphs, Pair, paired
-from checkmate.tf2.axes.random_draws import is_random
-from checkmate.tf2.axes.relation import SAME, WHOLE, Count, Kind, Relation
+from checkmate.tf2.axes.pairing import Graphs, paired
 from checkmate.tf2.axes.rules import outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
+from checkmate.tf2.ops.call import Call, Pair, Relations
+from checkmate.tf2.ops.draws import is_random
+from checkmate.tf2.ops.relation import SAME, WHOLE, Count, Kind, Relation
 
 
 def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:

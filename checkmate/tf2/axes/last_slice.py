@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.batch_axes import BatchAxes
-from checkmate.tf2.axes.relation import Relation
 from checkmate.tf2.graph.operations import is_argument
+from checkmate.tf2.ops.relation import Relation
 
 Ways = dict[str, str]
 """Names of values of the whole batch -> how they follow from those of slices, in words."""

@@ -19,14 +19,8 @@ from checkmate.errors import TraceError
 from checkmate.tf2.axes.static_values import Known, known_values
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import is_argument, is_stateful
-
-
-class Pair(NamedTuple):
-    """The same op of the step in the graph of the whole batch and in that of a slice."""
-
-    whole: tf.Operation
-    part: tf.Operation
-
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.table import rule_of
 
 Arguments = dict[tf.Operation, tf.Operation]
 
@@ -90,7 +84,7 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
             continue
         seen.add(pair)
         _check(pair, arguments)
-        if pair.whole.type in _COMMUTATIVE and _swapped_fits_better(graphs, pair):
+        if rule_of(pair.whole.type).commutes and _swapped_fits_better(graphs, pair):
             graphs.swapped.add(pair)
         whole_inputs, part_inputs = (
             zip(*graphs.inputs(pair), strict=True) if pair.whole.inputs else ((), ())
@@ -103,9 +97,6 @@ def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
     other = {operation: k for k, operation in enumerate(others)}
     graphs.pairs.extend(sorted(seen, key=lambda pair: (place[pair.whole], other[pair.part])))
     return graphs
-
-
-_COMMUTATIVE = ("Add", "AddV2", "Equal", "LogicalAnd", "LogicalOr", "Maximum", "Minimum", "Mul")
 
 
 def _swapped_fits_better(graphs: Graphs, pair: Pair) -> bool:

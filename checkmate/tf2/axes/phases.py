@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Kind, Relation
 from checkmate.tf2.axes.walk import Read, Walk
 from checkmate.tf2.graph.operations import is_argument, is_stateful
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.relation import Kind, Relation
 
 
 class Handed(NamedTuple):

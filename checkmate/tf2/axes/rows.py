@@ -16,20 +16,14 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.op_rule import InPlace, Role, Runs
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import InPlace, Role, Runs
+from checkmate.tf2.ops.table import rule_of
 
 Shape = tuple[int | None, ...]
 
 _ROWS_OF_WRITES = ("indices", "updates", "grad")
 """What ops that write to some rows of a variable call their inputs: which rows, and what is
 written."""
-
-_SUMS = ("UnsortedSegmentSum", "ScatterNd")
-"""Ops that add rows, to zeros: their first two inputs are the rows and the indices."""
-
-_MOVES = ("ConcatV2", "GatherV2", "Unique", "UniqueV2", "UnsortedSegmentSum")
-"""Ops that join, select and sort rows, and add up those of equal indices."""
 
 
 @dataclass(slots=True)
@@ -102,7 +96,7 @@ class Rows:
 
 def _rows_read(operation: tf.Operation) -> list[int]:
     """Indices of the inputs of an update that are rows, or say which rows."""
-    if operation.type in _SUMS:
+    if rule_of(operation.type).adds_rows:
         return [0, 1]
     if not any(tensor.dtype == tf.resource for tensor in operation.inputs):
         return []
@@ -114,7 +108,7 @@ def _rows_read(operation: tf.Operation) -> list[int]:
 
 def _is_update(operation: tf.Operation, variables: set[Shape]) -> bool:
     """True for an op that adds rows to a variable or to zeros of a variable's shape."""
-    if operation.type in _SUMS:
+    if rule_of(operation.type).adds_rows:
         shape = operation.outputs[0].shape
         return shape.rank is not None and tuple(shape.as_list()) in variables
     return bool(_rows_read(operation))
@@ -123,4 +117,4 @@ def _is_update(operation: tf.Operation, variables: set[Shape]) -> bool:
 def _treats_rows_alone(operation: tf.Operation) -> bool:
     rule = rule_of(operation.type)
     alone = rule.in_place is InPlace.ANY_INPUT or rule.role in (Role.ALIAS, Role.VIEW)
-    return alone or rule.runs is Runs.CONDITION or operation.type in _MOVES
+    return alone or rule.runs is Runs.CONDITION or rule.moves_rows

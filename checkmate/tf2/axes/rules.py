@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.call import Call, Relations, UnknownError, has_own, shape_of
-from checkmate.tf2.axes.positions import has_positions, with_positions, without_positions
-from checkmate.tf2.axes.relation import (
+from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, one_number, shape_of
+from checkmate.tf2.ops.positions import has_positions, without_positions
+from checkmate.tf2.ops.relation import (
     SAME,
     SIZE,
     WHOLE,
@@ -24,9 +24,8 @@ from checkmate.tf2.axes.relation import (
     batched,
     fits,
 )
-from checkmate.tf2.axes.signature import OWN, Signature, relate
-from checkmate.tf2.axes.static_values import one_number
-from checkmate.tf2.axes.table import LISTS, TABLE
+from checkmate.tf2.ops.signature import OWN, Signature, relate
+from checkmate.tf2.ops.table import rule_of
 
 
 class Found(NamedTuple):
@@ -49,8 +48,8 @@ def outputs_of(call: Call) -> Found | None:
         SAME if relation == SIZE and known is not None else relation
         for relation, known in zip(call.inputs, call.known, strict=True)
     ]
-    rule = (LISTS if _is_list(call) else TABLE).get(call.type)
-    answer = None
+    row, answer = rule_of(call.type), None
+    rule = row.list_axes if _is_list(call) else row.axes
     positions = has_positions(call)
     if rule is not None:
         try:
@@ -70,7 +69,7 @@ def outputs_of(call: Call) -> Found | None:
         outputs = answer
         read -= {k for k, relation in enumerate(call.inputs) if relation == SIZE}
     if positions:
-        outputs = with_positions(call, outputs)
+        outputs = row.positions(call, outputs) if row.positions else None
     if outputs is None and all(relation in (SAME, ZERO) for relation in call.inputs):
         outputs = [SAME] * len(call.pair.whole.outputs)
     if outputs is None or not _fit(outputs, call):
@@ -94,7 +93,8 @@ def _equal(whole: np.ndarray, part: np.ndarray) -> bool:
 def _is_list(call: Call) -> bool:
     """True for an op that returns a list of tensors first; a loop is none."""
     outputs = call.pair.whole.outputs
-    return bool(outputs) and outputs[0].dtype == tf.variant and call.type in LISTS
+    lists = rule_of(call.type).list_axes is not None
+    return bool(outputs) and outputs[0].dtype == tf.variant and lists
 
 
 def _fit(outputs: Relations, call: Call) -> bool:

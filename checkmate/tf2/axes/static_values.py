@@ -11,12 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.graph.operations import has_bodies, is_constant, may_run_again, static_shape
+from checkmate.tf2.ops.call import one_number
+from checkmate.tf2.ops.table import rule_of
 
 MOST_ELEMENTS = 2**16
 """Larger values are not computed here, but where all elements are one number."""
-
-_ONE_NUMBER = ("Reshape", "ExpandDims", "Squeeze", "Transpose", "Identity", "StopGradient")
-"""Ops that move the elements of their first input."""
 
 Known = dict[tf.Operation, list[np.ndarray | None]]
 
@@ -37,21 +36,13 @@ def known_values(operations: Sequence[tf.Operation]) -> Known:
     return known
 
 
-def one_number(value: np.ndarray) -> bool:
-    """True for an array whose elements are all one number."""
-    if value.size == 0:
-        return False
-    first = value.flat[0]
-    return not any(value.strides) or bool((value == first).all())
-
-
 def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | None] | None:
     shapes = [tensor.shape for tensor in operation.outputs]
     if any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.outputs):
         return None
     if is_constant(operation):
         return [tf.make_ndarray(operation.get_attr("value"))]
-    if operation.type in ("Shape", "ShapeN", "Size", "Rank"):
+    if rule_of(operation.type).of_shape:
         return [_of_shape(operation, k) for k in range(len(shapes))]
     defined = bool(shapes) and all(shape.is_fully_defined() for shape in shapes)
     number = _number(operation, inputs) if defined else None
@@ -81,13 +72,11 @@ def _number(operation: tf.Operation, inputs: list[Any]) -> Any:
     dtype = operation.outputs[0].dtype
     if dtype == tf.string:
         return None
-    if operation.type == "ZerosLike" or (operation.type == "Empty" and operation.get_attr("init")):
-        return np.zeros((), dtype.as_numpy_dtype)
-    if operation.type == "OnesLike":
-        return np.ones((), dtype.as_numpy_dtype)
-    source = {"Fill": 1, "BroadcastTo": 0}.get(
-        operation.type, 0 if operation.type in _ONE_NUMBER else None
-    )
+    rule = rule_of(operation.type)
+    fills = not rule.stateless_if or operation.get_attr(rule.stateless_if)
+    if rule.fills_with is not None and fills:
+        return np.full((), rule.fills_with, dtype.as_numpy_dtype)
+    source = rule.repeats
     if source is None or inputs[source] is None or not one_number(inputs[source]):
         return None
     return inputs[source].flat[0]

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.pairing import Pair
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import (
     has_bodies,
@@ -17,9 +16,8 @@ from checkmate.tf2.graph.operations import (
     may_run_again,
     source_of,
 )
-from checkmate.tf2.ops import rule_of
-
-_READ_ONLY = ("LookupTableFindV2", "LookupTableSizeV2", "VariableShape", "Assert")
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.table import rule_of
 
 
 def is_pure(operation: tf.Operation, graph: Any) -> bool:
@@ -36,7 +34,7 @@ def is_pure(operation: tf.Operation, graph: Any) -> bool:
             and all(is_argument(each) or is_pure(each, body) for each in body.get_operations())
             for body in found
         )
-    return operation.type in _READ_ONLY or may_run_again(operation)
+    return rule_of(operation.type).per_slice or may_run_again(operation)
 
 
 def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
@@ -50,8 +48,8 @@ def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
 def is_write(operation: tf.Operation, graph: Any) -> bool:
     """True for an op that takes a variable and may change it."""
     takes = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-    reads = rule_of(operation.type).only_reads or operation.type in _READ_ONLY
-    if not takes or reads:
+    rule = rule_of(operation.type)
+    if not takes or rule.only_reads or rule.per_slice:
         return False
     return not is_pure(operation, graph)
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.call import Call, Relations
 from checkmate.tf2.axes.inside import bodies_of, inside
 from checkmate.tf2.axes.keeping import Keeping
-from checkmate.tf2.axes.pairing import Graphs, Pair
-from checkmate.tf2.axes.random_draws import Draw, draw_of, is_random
-from checkmate.tf2.axes.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
+from checkmate.tf2.axes.pairing import Graphs
 from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph.operations import is_argument, may_run_again
+from checkmate.tf2.ops.call import Call, Pair, Relations
+from checkmate.tf2.ops.draws import Draw, draw_of, is_random
+from checkmate.tf2.ops.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 
 Read = tuple[Pair, int]
 """An op and the index of one of its inputs."""

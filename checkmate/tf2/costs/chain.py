@@ -32,7 +32,7 @@ from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 log = logging.getLogger("checkmate")
 

@@ -22,8 +22,8 @@ from checkmate.tf2.graph.operations import (
     static_shape,
 )
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.op_rule import Fusion, Pooling, Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Fusion, Pooling, Role
+from checkmate.tf2.ops.table import rule_of
 
 SMALL_CONSTANT_BYTES = 4096
 """A larger constant is made where it is read, as the values of other ops are: a function has its

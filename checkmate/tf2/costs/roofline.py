@@ -16,7 +16,7 @@ from checkmate.tf2.graph.loop_sizes import LoopSizes
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 
 class Rates(NamedTuple):

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.op_rule import Eager, State
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Eager, State
+from checkmate.tf2.ops.table import rule_of
 
 SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
     "Shape": list,

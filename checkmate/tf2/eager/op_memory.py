@@ -23,7 +23,7 @@ from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.needs import Made, Needs, Signature
 from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 _SMALL = 16
 """Vectors of up to this many elements, and scalars, may be shapes, axes and limits, whose values

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 _FORWARD_MODE = "forward-mode differentiation (tf.autodiff.ForwardAccumulator)"
 _ABSENT = object()

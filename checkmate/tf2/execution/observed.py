@@ -23,8 +23,8 @@ from checkmate.tf2.graph.operations import (
     source_of,
 )
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.op_rule import Fusion, Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Eager, Fusion, Role, Shares
+from checkmate.tf2.ops.table import rule_of
 
 _REPLACEMENT = re.compile(
     rf"/[A-Za-z]+Optimizer/[^/]+_{re.escape(EVALUATION_MARK.removeprefix('/'))}([0-9]+)$"
@@ -119,12 +119,13 @@ def may_vanish(operation: tf.Operation) -> bool:
     those that were cheap in about a hundred runs. A function that XLA compiled runs under XLA's
     names.
     """
-    if operation.type == "Sum" and _adds_nothing(operation):
+    rule = rule_of(operation.type)
+    if rule.eager is Eager.REDUCTION and _adds_nothing(operation):
         return True
-    if operation.type == "Transpose" and _transposes_nothing(operation):
+    if rule.shares is Shares.IDLE_ORDER and _transposes_nothing(operation):
         return True
     if (
-        rule_of(operation.type).is_elementwise
+        rule.is_elementwise
         or is_loop(operation)
         or operation.node_def.attr["_XlaMustCompile"].b
         or role_of(operation) is Role.SHAPE
@@ -169,7 +170,7 @@ def _adds_nothing(total: tf.Operation) -> bool:
     """True if a sum has as many elements as its input. For the gradient of a broadcast only the
     shape that its readers give it tells the number."""
     readers = total.outputs[0].consumers()
-    reshaped = (reader.outputs[0] for reader in readers if reader.type == "Reshape")
+    reshaped = (reader.outputs[0] for reader in readers if role_of(reader) is Role.VIEW)
     sizes = {tensor.shape.num_elements() for tensor in (total.outputs[0], *reshaped)} - {None}
     return sizes == {total.inputs[0].shape.num_elements()}
 

@@ -20,8 +20,8 @@ from checkmate.tf2.execution.sequential import edge_from
 from checkmate.tf2.execution.values import Values
 from checkmate.tf2.graph.operations import reads_variable, role_of, source_of
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.op_rule import Fusion, Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Fusion, Role
+from checkmate.tf2.ops.table import rule_of
 
 SCOPE, EVALUATION_MARK = "planned", "/evaluation_"
 """Evaluation k of op X is named planned/X/evaluation_k in the executed graph, so that it can be
@@ -155,14 +155,13 @@ class PlanWriter:
         ):
             return name
         writer = self.values.writer
-        rows = writer.constant([-1, tensor.shape[-1]], tf.int32)
-        return writer.add("Reshape", [name, rows], tensor.dtype, name="rows")
+        return writer.reshape(name, (-1, tensor.shape[-1]), tensor.dtype)
 
 
 def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:
     """True for what is read from a variable, in any shape or precision, without a planned op."""
     operation = source_of(tensor).op
-    converts = role_of(operation) is Role.VIEW or operation.type == "Cast"
+    converts = role_of(operation) is Role.VIEW or rule_of(operation.type).casts
     if converts and operation not in planned:
         return _is_weight(operation.inputs[0], planned)
     return reads_variable(operation)

@@ -17,8 +17,8 @@ from checkmate.tf2.graph.bodies import functions_of, named
 from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
-from checkmate.tf2.op_rule import Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.table import rule_of
 
 
 class InOrder(GraphWriter):

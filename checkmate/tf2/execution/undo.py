@@ -23,8 +23,8 @@ from checkmate.tf2.execution.replay import Replayed, Written
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import can_be_filled, is_stateful
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.op_rule import State
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import State
+from checkmate.tf2.ops.table import rule_of
 
 HIGH_SHARE = 0.9
 """Memory may run out where at least this share of a plan's peak is in use."""
@@ -91,7 +91,7 @@ def _order(
         places[node.name] = place
         taken = [variables[name] for name in node.input if name in variables]
         like = written.writer.like.get(node.name)
-        only_reads = rule_of(node.op).only_reads or node.op == "DisableCopyOnRead"
+        only_reads = rule_of(node.op).only_reads
         if isinstance(like, tf.Operation) and not only_reads:
             only_reads = bodies.only_reads(traced.function.graph, like)
             state = rule_of(node.op).state

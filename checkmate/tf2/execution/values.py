@@ -20,8 +20,8 @@ from checkmate.tf2.graph.operations import (
     static_shape,
 )
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.op_rule import Role, Source
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role, Source
+from checkmate.tf2.ops.table import rule_of
 
 
 class Values:
@@ -107,7 +107,7 @@ class Values:
         if not rule_of(operation.type).only_reads:
             readers = (each for handle in handles for each in self._readers.get(handle, ()))
             after = [*after, *readers]
-        if operation.type == "AssignVariableOp" and self._fits_variable(operation):
+        if rule_of(operation.type).assigns and self._fits_variable(operation):
             handle, value = inputs
             return self.writer.overwrite(
                 handle, value, operation.inputs[1], after=after, name=name or operation.name

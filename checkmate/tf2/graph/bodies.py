@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.graph.operations import can_be_copied, has_bodies, is_argument, may_run_again
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 log = logging.getLogger("checkmate")
 

@@ -43,8 +43,8 @@ from checkmate.tf2.graph.operations import (
 from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
 from checkmate.tf2.graph.trace_order import in_order_of_trace
 from checkmate.tf2.graph.variables import variables_of
-from checkmate.tf2.op_rule import Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.table import rule_of
 
 EARLY_SHARE = 0.05
 """Results that together take at most this share of the planned ops' bytes get their memory when the

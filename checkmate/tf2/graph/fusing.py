@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.operations import source_of
-from checkmate.tf2.op_rule import Fusion
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Fusion
+from checkmate.tf2.ops.table import rule_of
 
 Group = tuple[tf.Operation, ...]
 Pairs = Mapping[tf.Operation, tf.Operation]

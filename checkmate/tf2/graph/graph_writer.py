@@ -150,6 +150,18 @@ class GraphWriter:
         the name of its tensor."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
+    def sum(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
+        """Writes a sum of two tensors and returns the name of its tensor."""
+        return self.add("AddV2", [first, second], dtype, name=name)
+
+    def multiply(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
+        """Writes a product of two tensors, element by element, and returns its tensor's name."""
+        return self.add("Mul", [first, second], dtype, name=name)
+
+    def reshape(self, value: str, shape: Sequence[int], dtype: tf.DType) -> str:
+        """Writes a view of a tensor in another shape and returns its tensor's name."""
+        return self.add("Reshape", [value, self.constant(shape, tf.int32)], dtype, name="reshaped")
+
     def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
         """Writes an op that returns a value after the ops `before` have run; returns the name of
         its tensor.

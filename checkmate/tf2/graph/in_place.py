@@ -19,8 +19,8 @@ from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
 from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
-from checkmate.tf2.op_rule import Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.table import rule_of
 
 Group = tuple[tf.Operation, ...]
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.bodies import bodies_of, body_of
 from checkmate.tf2.graph.operations import is_argument, is_loop, reads_variable, source_of
-from checkmate.tf2.op_rule import ListOp
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import ListOp
+from checkmate.tf2.ops.table import rule_of
 
 Sizes = Callable[[tf.Tensor], "int | None"]
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from checkmate.tf2.device import training_device
 from checkmate.tf2.graph.copying import ON_GPUS
-from checkmate.tf2.op_rule import Role, Runs, Shares, Source, State
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role, Runs, Shares, Source, State
+from checkmate.tf2.ops.table import rule_of
 
 
 def role_of(operation: tf.Operation) -> Role:
@@ -128,18 +128,15 @@ def may_repeat(operation: tf.Operation) -> bool:
 
 def static_shape(operation: tf.Operation, output: int) -> list[int] | int | None:
     """Returns the value of an output of a SHAPE op, or None if a dimension is not known."""
-    shape = operation.inputs[output].shape
-    if operation.type == "Rank":
-        return shape.rank
-    if not shape.is_fully_defined():
-        return None
-    return shape.num_elements() if operation.type == "Size" else shape.as_list()
+    of_shape = rule_of(operation.type).of_shape
+    return of_shape and of_shape(operation.inputs[output].shape)
 
 
 def ties_recomputation(operation: tf.Operation) -> bool:
     """True for the op by which `tf.recompute_grad` makes its recomputation depend on the arriving
     gradient: a choice between 0 and a value that is not a number."""
-    if operation.type != "SelectV2" or operation.outputs[0].shape.rank != 0:
+    arity = len(operation.inputs), len(operation.outputs)
+    if arity != (3, 1) or operation.outputs[0].shape.rank != 0:
         return False
     choices = [tf.get_static_value(tensor) for tensor in operation.inputs[1:]]
     return None not in choices and choices[0] == 0 and bool(choices[1] != choices[1])

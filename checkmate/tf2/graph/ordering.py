@@ -27,8 +27,8 @@ from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, Pairs, fused, paired_gradients, values_of
 from checkmate.tf2.graph.operations import source_of
 from checkmate.tf2.graph.updates import last_hazards, late_updates, update_only
-from checkmate.tf2.op_rule import Fusion
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Fusion
+from checkmate.tf2.ops.table import rule_of
 
 WORTH = 0.02
 """An order other than that of the trace has to lower the bytes that plans need by this share."""

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import is_argument, is_constant, may_repeat, source_of
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 ADDS_IN_ORDER = (tf.float32, tf.float64)
 """Types whose AddN sums from left to right without a wider accumulator, for up to `MOST_TERMS`."""
@@ -165,9 +165,7 @@ class _Simplifier:
         total, shape = self._smallest(inputs[0])
         for k, tensor in enumerate(inputs[1:], start=1):
             name, other = self._smallest(tensor)
-            total = self.writer.add(
-                "AddV2", [total, name], tensor.dtype, name=f"{operation.name}/add_{k}"
-            )
+            total = self.writer.sum(total, name, tensor.dtype, name=f"{operation.name}/add_{k}")
             shape = np.broadcast_shapes(shape, other)
         return total, shape
 

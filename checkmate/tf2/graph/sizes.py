@@ -13,8 +13,8 @@ import tensorflow as tf
 from checkmate.core.allocator import UNIT_BYTES, rounded_up
 from checkmate.tf2.graph.loop_sizes import LoopSizes
 from checkmate.tf2.graph.operations import has_bodies, is_loop, role_of, source_of
-from checkmate.tf2.op_rule import Role, Size
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Role, Size
+from checkmate.tf2.ops.table import rule_of
 
 SMALL_SHARE = 0.001
 """Tensors that together make up at most this share of all bytes of a step count as small."""
@@ -125,7 +125,7 @@ class OpSizes:
                 return size
         if rule.size is Size.SHAPE_READ:
             shape = source_of(operation.inputs[0])
-            if shape.op.type in ("Shape", "ShapeN"):
+            if role_of(shape.op) is Role.SHAPE and shape.shape.rank == 1:
                 return self._size_of(shape.op.inputs[shape.value_index])
         sizes = [self._size_of(tensor) for tensor in operation.inputs]
         return max(sizes) if rule.is_elementwise else sum(sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkmate.core.replay import replay
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 BATCHES_MADE = 2
 """Batches for which memory is set aside at first where a pipeline makes the next batch while a step

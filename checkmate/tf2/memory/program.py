@@ -17,8 +17,8 @@ from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.operations import can_be_copied, is_constant, may_share_memory
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import Observation
-from checkmate.tf2.op_rule import Pooling, Role
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Pooling, Role
+from checkmate.tf2.ops.table import rule_of
 
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
 

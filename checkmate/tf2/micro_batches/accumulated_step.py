@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.phases import Handed
-from checkmate.tf2.axes.relation import SAME, SUMMED, Relation, batched
 from checkmate.tf2.deferred_update import Update, deferred_updates
 from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.operations import can_be_copied
@@ -22,6 +21,7 @@ from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
+from checkmate.tf2.ops.relation import SAME, SUMMED, Relation, batched
 from checkmate.tf2.python_step import python_of
 
 

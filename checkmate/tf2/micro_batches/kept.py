@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.axes.phases import Handed
-from checkmate.tf2.axes.relation import Kind, Relation
 from checkmate.tf2.memory.scratch import Scratch
+from checkmate.tf2.ops.relation import Kind, Relation
 
 _WIDE = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 """The type of totals of values in whose own type small parts of a sum would be lost."""

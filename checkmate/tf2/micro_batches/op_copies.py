@@ -73,8 +73,8 @@ class OpCopies:
             if factor := (factors or {}).get(operation):
                 first = operation.outputs[0]
                 by = writer.constant(factor, first.dtype)
-                inputs = [made[first.ref()], by]
-                made[first.ref()] = writer.add("Mul", inputs, first.dtype, name="averaged")
+                total = made[first.ref()]
+                made[first.ref()] = writer.multiply(total, by, first.dtype, name="averaged")
             names.update(made | {ref: names[ref] for ref in made if ref in names})
         return self
 
@@ -102,7 +102,7 @@ class OpCopies:
         more = self._added.get((operation, k))
         if more is None:
             return name
-        return self._writer.add("AddV2", [name, more], operation.inputs[k].dtype, name="moved")
+        return self._writer.sum(name, more, operation.inputs[k].dtype, name="moved")
 
     def _needed(self, instead: Mapping[Input, str]) -> list[tf.Operation]:
         """The chosen ops and those that they and the outputs read, inputs first."""

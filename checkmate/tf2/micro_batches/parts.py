@@ -21,14 +21,14 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes
-from checkmate.tf2.axes.relation import SAME, Relation, batched
 from checkmate.tf2.graph.copying import copy_of
 from checkmate.tf2.graph.operations import can_be_copied, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
-from checkmate.tf2.op_rule import Role
+from checkmate.tf2.ops.relation import SAME, Relation, batched
+from checkmate.tf2.ops.rule import Role
 
 
 @dataclass(slots=True, eq=False)

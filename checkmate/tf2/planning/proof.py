@@ -17,7 +17,7 @@ from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.operations import may_share_memory
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.table import rule_of
 
 
 @dataclass(frozen=True, slots=True)

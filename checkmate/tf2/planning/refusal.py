@@ -12,8 +12,8 @@ from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundE
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.grappler_nodes import functions
 from checkmate.tf2.graph.trace import trace
-from checkmate.tf2.op_rule import Runs
-from checkmate.tf2.ops import rule_of
+from checkmate.tf2.ops.rule import Runs
+from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.planning.plan_search import PlanSearch
 from checkmate.tf2.planning.proof import Need, needs_apart
 from checkmate.tf2.planning.tuning import TUNING

@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.ops.rule import Shares
+from checkmate.tf2.ops.table import rule_of
 
 PARTS = ("forward pass", "backward pass", "optimizer's update")
 """The parts, by name."""
-
-GRADIENTS = ("gradient_tape/", "AddN")
-"""How the names of the backward pass's ops begin; those of an update begin with the optimizer's."""
 
 
 SMALL_SHARE = 0.01
@@ -34,7 +33,7 @@ def parts_of(traced: TracedStep) -> dict[str, str]:
             counts = not op.is_backward and not operation.outputs
             if counts or (operation.outputs and _bytes(operation) < least):
                 continue
-            is_gradient = operation.name.startswith(GRADIENTS)
+            is_gradient = _is_gradient(operation)
             part = PARTS[1 if is_gradient else 2 * (op.is_backward or operation not in needed)]
             shapes = [str(tensor.shape) for tensor in operation.outputs]
             found[part].append((operation.type, shapes))
@@ -48,7 +47,7 @@ def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
     """The ops that gradients or results are computed from. An update decays slots of the optimizer
     that no gradient has reached yet."""
     operations = chain.from_iterable(traced.groups)
-    gradients = [o for o in operations if o.name.startswith(GRADIENTS)]
+    gradients = [o for o in operations if _is_gradient(o)]
     pending = [*gradients, *(tensor.op for tensor in traced.flat.outputs)]
     needed = set[tf.Operation]()
     while pending:
@@ -57,6 +56,13 @@ def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
             needed.add(operation)
             pending += [tensor.op for tensor in operation.inputs]
     return needed
+
+
+def _is_gradient(operation: tf.Operation) -> bool:
+    """True for an op of the backward pass by its name, which begins with the tape's, or by its type
+    for sums of gradients; names of an update's ops begin with the optimizer's."""
+    adds = rule_of(operation.type).shares is Shares.IDLE_SUM and "/" not in operation.name
+    return operation.name.startswith("gradient_tape/") or adds
 
 
 def _bytes(operation: tf.Operation) -> int:

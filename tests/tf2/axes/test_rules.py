@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 def relations(shape):
     """The relations that a value of this shape may have."""
-    from checkmate.tf2.axes.relation import SAME, SUMMED, batched
+    from checkmate.tf2.ops.relation import SAME, SUMMED, batched
 
     along = [batched(axis) for axis, size in enumerate(shape) if not size % COUNT]
     blocks = [batched(axis, 2) for axis, size in enumerate(shape) if not size % (2 * COUNT)]
@@ -22,7 +22,7 @@ def relations(shape):
 
 def parts_of(relation, value, random):
     """The values of the slices."""
-    from checkmate.tf2.axes.relation import Kind
+    from checkmate.tf2.ops.relation import Kind
 
     if relation.kind is Kind.SAME:
         return [value] * COUNT
@@ -38,7 +38,7 @@ def said(name, given_relations):
     import tensorflow as tf
 
     from checkmate.tf2.axes.inside import inside
-    from checkmate.tf2.axes.relation import Kind
+    from checkmate.tf2.ops.relation import Kind
 
     shapes, op = ops()[name]
     graphs = []
@@ -66,7 +66,7 @@ def test_what_a_rule_says_holds_for_numbers(name, data):
     import tensorflow as tf
     from oracle import combined
 
-    from checkmate.tf2.axes.relation import Kind
+    from checkmate.tf2.ops.relation import Kind
 
     shapes, _ = ops()[name]
     given_relations = [data.draw(relations(shape)) for shape in shapes]
@@ -150,7 +150,7 @@ FAILS = {
 
 
 def relation_of(text):
-    from checkmate.tf2.axes.relation import SAME, SUMMED, batched
+    from checkmate.tf2.ops.relation import SAME, SUMMED, batched
 
     if text[0] != "b":
         return {"s": SAME, "+": SUMMED}[text]
@@ -160,7 +160,7 @@ def relation_of(text):
 
 @pytest.mark.parametrize("name", WORKS)
 def test_slices_suffice(name):
-    from checkmate.tf2.axes.relation import WHOLE
+    from checkmate.tf2.ops.relation import WHOLE
 
     found, _ = said(name, [relation_of(text) for text in WORKS[name]])
     assert found is not None and WHOLE not in found
@@ -168,7 +168,7 @@ def test_slices_suffice(name):
 
 @pytest.mark.parametrize("name", FAILS)
 def test_the_whole_batch_is_needed(name):
-    from checkmate.tf2.axes.relation import WHOLE
+    from checkmate.tf2.ops.relation import WHOLE
 
     found, _ = said(name, [relation_of(text) for text in FAILS[name]])
     assert found is None or WHOLE in found

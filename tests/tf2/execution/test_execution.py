@@ -81,7 +81,7 @@ def test_every_plan_gives_the_results_of_the_step(make):
 def made_of_constants(operation):
     """TensorFlow evaluates such ops when it builds the function, and never again."""
     from checkmate.tf2.graph.operations import role_of
-    from checkmate.tf2.op_rule import Role
+    from checkmate.tf2.ops.rule import Role
 
     return bool(operation.inputs) and all(
         tensor.op.type == "Const"

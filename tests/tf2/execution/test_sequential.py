@@ -61,7 +61,7 @@ def waits_for(operation):
 
 def kernels(body):
     from checkmate.tf2.graph.operations import role_of
-    from checkmate.tf2.op_rule import Role
+    from checkmate.tf2.ops.rule import Role
 
     return [operation for operation in body.get_operations() if role_of(operation) is Role.KERNEL]
 

@@ -9,17 +9,11 @@ a gather or a scatter along the axis of the examples ends it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from checkmate.tf2.axes.call import Call, Relations
-from checkmate.tf2.axes.relation import Kind, Relation, batched
-from checkmate.tf2.axes.static_values import one_number
-
-_SUMS = {"Add": (1, 1), "AddV2": (1, 1), "Sub": (1, -1)}
-_MOVES = (
-    *("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient", "Transpose"),
-    *("BroadcastTo", "ConcatV2", "Pack", "Tile"),
-)
+from checkmate.tf2.ops.call import Call, Relations, one_number
+from checkmate.tf2.ops.relation import Kind, Relation, batched
 
 
 def has_positions(call: Call) -> bool:
@@ -32,47 +26,53 @@ def without_positions(call: Call) -> Call:
     return replace(call, inputs=[replace(relation, offset=0) for relation in call.inputs])
 
 
-def with_positions(call: Call, outputs: Relations | None) -> Relations | None:
-    """Returns the relations of the outputs of an op that reads positions, or None if they are none
-    of the known.
+def sum_of(*signs: int) -> Callable[[Call, Relations | None], Relations | None]:
+    """Returns the rule of a sum or a difference."""
 
-    Args:
-      outputs: The relations if the positions were values like others.
-    """
-    if call.type in _INDEXED:
-        return _INDEXED[call.type](call)
-    offset = _offset(call)
-    if outputs is None or offset is None:
-        return None
-    return [replace(relation, offset=offset) for relation in outputs]
+    def rule(call: Call, outputs: Relations | None) -> Relations | None:
+        offsets = (relation.offset for relation in call.inputs)
+        return _with_offset(outputs, sum(a * b for a, b in zip(signs, offsets, strict=True)))
+
+    return rule
 
 
-def _offset(call: Call) -> int | None:
+def product(call: Call, outputs: Relations | None) -> Relations | None:
+    """Positions times a number."""
     offsets = [relation.offset for relation in call.inputs]
-    if call.type in _SUMS:
-        signs = _SUMS[call.type]
-        return sum(sign * each for sign, each in zip(signs, offsets, strict=True))
-    if call.type == "Mul":
-        return _product(call, offsets)
-    if call.type in ("Maximum", "GreaterEqual") and _compares_with_zero(call):
-        return max(offsets) if call.type == "Maximum" else 0
-    if call.type not in _MOVES:
-        return None
-    data = {each.offset for each in call.inputs if each.kind is Kind.BATCHED}
-    mixed = call.type in ("ConcatV2", "Pack") and any(
-        each.kind is Kind.SAME for each in call.inputs[: len(call.inputs) - (call.type[0] == "C")]
-    )
-    return None if len(data) != 1 or mixed else data.pop()
-
-
-def _product(call: Call, offsets: list[int]) -> int | None:
-    """The offset of positions times a number."""
     k = 0 if offsets[0] else 1
     other = call.known[1 - k]
     if offsets[1 - k] or other is None or not (one_number(other[0]) and one_number(other[1])):
         return None
     numbers = [int(each.flat[0]) for each in other]
-    return offsets[k] * numbers[0] if numbers[0] == numbers[1] else None
+    return _with_offset(outputs, offsets[k] * numbers[0]) if numbers[0] == numbers[1] else None
+
+
+def maximum(call: Call, outputs: Relations | None) -> Relations | None:
+    """The larger of a position and 0 is the position."""
+    offset = max(relation.offset for relation in call.inputs)
+    return _with_offset(outputs, offset) if _compares_with_zero(call) else None
+
+
+def not_below(call: Call, outputs: Relations | None) -> Relations | None:
+    """Whether positions are at least 0, which holds for all."""
+    return _with_offset(outputs, 0) if _compares_with_zero(call) else None
+
+
+def moved(call: Call, outputs: Relations | None) -> Relations | None:
+    """An op whose elements are those of its inputs."""
+    data = {each.offset for each in call.inputs if each.kind is Kind.BATCHED}
+    return _with_offset(outputs, data.pop()) if len(data) == 1 else None
+
+
+def joined(call: Call, outputs: Relations | None) -> Relations | None:
+    """Positions joined with positions, and with nothing else."""
+    data = call.inputs[: len(call.inputs) - (call.type[0] == "C")]
+    mixed = any(each.kind is Kind.SAME for each in data)
+    return None if mixed else moved(call, outputs)
+
+
+def _with_offset(outputs: Relations | None, offset: int) -> Relations | None:
+    return outputs and [replace(relation, offset=offset) for relation in outputs]
 
 
 def _compares_with_zero(call: Call) -> bool:
@@ -82,7 +82,8 @@ def _compares_with_zero(call: Call) -> bool:
     return len(others) == 1 and others[0] is not None and not (others[0][0].any())
 
 
-def _gather(call: Call) -> Relations | None:
+def gather(call: Call, outputs: Relations | None) -> Relations | None:
+    """A slice's examples, by its own positions."""
     data, index = call.inputs[:2]
     axis = int(call.value(2)) % call.ranks()[0] if len(call.inputs) > 2 else 0
     size = call.shapes(0)[1][axis]
@@ -92,13 +93,15 @@ def _gather(call: Call) -> Relations | None:
     return [batched(axis + index.axis)]
 
 
-def _segment_sum(call: Call) -> Relations | None:
+def segment_sum(call: Call, outputs: Relations | None) -> Relations | None:
+    """Sums of a slice's entries, at its own positions."""
     data, index = call.inputs[:2]
     same = data.kind is Kind.BATCHED and (data.axis, data.blocks) == (index.axis, index.blocks)
     return [batched(0)] if same and _indexes(index, call.results()[1][0]) else None
 
 
-def _scatter(call: Call) -> Relations | None:
+def scatter(call: Call, outputs: Relations | None) -> Relations | None:
+    """A slice's entries put at its own positions."""
     index, data = call.inputs[:2]
     same = data.kind is Kind.BATCHED and (data.axis, data.blocks) == (index.axis, index.blocks)
     deep = call.shapes(0)[0][-1] != 1
@@ -108,10 +111,3 @@ def _scatter(call: Call) -> Relations | None:
 def _indexes(index: Relation, size: int) -> bool:
     """True if positions count through the entries that belong to a slice along an axis."""
     return index.kind is Kind.BATCHED and index.offset == size
-
-
-_INDEXED = {
-    "GatherV2": _gather,
-    "UnsortedSegmentSum": _segment_sum,
-    "ScatterNd": _scatter,
-}

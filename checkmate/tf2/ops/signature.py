@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from checkmate.tf2.axes.call import Call, Relations
-from checkmate.tf2.axes.relation import (
+from checkmate.tf2.ops.call import Call, Relations
+from checkmate.tf2.ops.relation import (
     SAME,
     SUMMED,
     ZERO,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkmate.tf2.axes.call import Call, Relations, UnknownError, has_own, product
-from checkmate.tf2.axes.relation import Kind, Relation, batch_axis, batched
-from checkmate.tf2.axes.rules_elementwise import aligned
-from checkmate.tf2.axes.signature import OWN, Label, Labels, Linear, Signature
+from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, product
+from checkmate.tf2.ops.elementwise import aligned
+from checkmate.tf2.ops.relation import Kind, Relation, batch_axis, batched
+from checkmate.tf2.ops.signature import OWN, Label, Labels, Linear, Signature
 
 
 def reshape(call: Call) -> Relations | None:

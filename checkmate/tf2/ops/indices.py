@@ -3,9 +3,9 @@ images that treat each example alone."""
 
 from __future__ import annotations
 
-from checkmate.tf2.axes.call import Call, Relations
-from checkmate.tf2.axes.relation import SAME, Kind, batch_axis, batched
-from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.call import Call, Relations
+from checkmate.tf2.ops.relation import SAME, Kind, batch_axis, batched
+from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Count, Kind, Relation
+from checkmate.tf2.ops.relation import Count, Kind, Relation
 
 Relations = list[Relation]
+
+
+class Pair(NamedTuple):
+    """The same op of the step in the graph of the whole batch and in that of a slice."""
+
+    whole: tf.Operation
+    part: tf.Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,14 @@ def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
     if tensor.shape.rank is None:
         raise UnknownError
     return tuple(-1 if size is None else size for size in tensor.shape.as_list())
+
+
+def one_number(value: np.ndarray) -> bool:
+    """True for an array whose elements are all one number."""
+    if value.size == 0:
+        return False
+    first = value.flat[0]
+    return not any(value.strides) or bool((value == first).all())
 
 
 def product(sizes: Sequence[int]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from checkmate.tf2.axes.call import Call, Rule
-from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.call import Call, Rule
+from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
 
 _ROW, _INNER, _COLUMN = "row", "inner", "column"
 

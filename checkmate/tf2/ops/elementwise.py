@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.call import Call, Relations, Rule
-from checkmate.tf2.axes.relation import WHOLE
-from checkmate.tf2.axes.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.call import Call, Relations, Rule
+from checkmate.tf2.ops.relation import WHOLE
+from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
 
 
 def aligned(shape: Sequence[int], rank: int) -> Labels:

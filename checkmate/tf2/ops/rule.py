@@ -1,12 +1,15 @@
-"""OpRule: a row of the table of op types in `ops`, with a default in every column."""
+"""OpRule: a row of the table of op types, with a default in every column."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import tensorflow as tf
+
+from checkmate.tf2.ops.call import Call, Relations, Rule
 
 
 class Role(Enum):
@@ -161,10 +164,13 @@ class OpRule:
       from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
       in_place: The inputs that it may forward; None if none, or if that has to be measured.
       scratch: It may allocate memory besides its outputs.
+      assigns: It writes a whole variable.
+      per_slice: It may run in each slice of a batch, although it reads other state than variables.
       has_reads_copied: After it, every read of its variables copies them, as it writes parts of
         them whoever holds their memory.
       shares: When its output may be memory of another value.
       size: The estimate of an output of unknown size.
+      of_shape: Its output's value from the shape of its input, or None if that does not tell.
       list_op: What it does with a list of tensors.
       list_entry: Index of the input that it adds to a list as an entry.
       runs: Whether it is a loop, a condition or a call.
@@ -176,6 +182,19 @@ class OpRule:
       gives_batches: It takes a batch from an iterator, whose pipeline makes the next one.
       pooling: Whether it leaves or reads a pooling's workspace.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
+      casts: It converts numbers to another type.
+      commutes: Its two inputs may be swapped.
+      repeats: Index of the input whose elements its output consists of.
+      fills_with: The number that all elements of its output are.
+      axes: Which axes of its inputs and outputs belong together; None if its outputs need the whole
+        batch, unless all inputs are the same for every slice.
+      list_axes: The same where it returns a list of tensors, whose relation is that of its entries.
+      positions: The relations of its outputs where inputs count the examples of a batch, from those
+        that they would have otherwise.
+      counter: Index of the input that says from which count on it draws of a generator that makes a
+        fixed number of random numbers for each count.
+      adds_rows: It adds its first input's rows, at the places that its second names, to zeros.
+      moves_rows: It joins, selects or sorts rows, or adds up those of equal indices.
       absorbs_transpose: TensorFlow's optimizer may merge a neighbouring transposition into it.
       eager: How dynamic rematerialization treats it.
       eager_refusal: Why it cannot run under dynamic rematerialization.
@@ -189,9 +208,12 @@ class OpRule:
     from_optimizer: bool = False
     in_place: InPlace | None = None
     scratch: bool = True
+    assigns: bool = False
+    per_slice: bool = False
     has_reads_copied: bool = False
     shares: Shares | None = None
     size: Size = Size.INPUTS
+    of_shape: Callable[[tf.TensorShape], Any] | None = None
     list_op: ListOp | None = None
     list_entry: int | None = None
     runs: Runs | None = None
@@ -202,6 +224,16 @@ class OpRule:
     gives_batches: bool = False
     pooling: Pooling | None = None
     broadcasts: bool = False
+    casts: bool = False
+    commutes: bool = False
+    repeats: int | None = None
+    fills_with: int | None = None
+    axes: Rule | None = None
+    list_axes: Rule | None = None
+    positions: Callable[[Call, Relations | None], Relations | None] | None = None
+    counter: int | None = None
+    adds_rows: bool = False
+    moves_rows: bool = False
     absorbs_transpose: bool = False
     eager: Eager | None = None
     eager_refusal: str = ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from checkmate.tf2.axes.call import Call, Relations, Rule
-from checkmate.tf2.axes.relation import (
+from checkmate.tf2.ops.call import Call, Relations, Rule
+from checkmate.tf2.ops.relation import (
     SAME,
     SIZE,
     SUMMED,

@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.pairing import Pair
-from checkmate.tf2.axes.relation import Relation
+from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.relation import Relation
+from checkmate.tf2.ops.table import rule_of
 
-_COUNTED = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessRandomUniformIntV2")
-"""Ops that make a fixed number of random numbers for each count of the generator Philox, and are
-given the count to begin with."""
-
-_COUNTER, _ALGORITHM = 2, 3
+_ALGORITHM = 3
 _PHILOX = (1, 3)
 """tf.random.Algorithm: Philox, and the choice of TensorFlow, which is Philox on CPUs and GPUs."""
 
@@ -54,7 +51,8 @@ def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
     """Returns how a slice of `size` examples, which begins at a multiple of `every`, draws its part
     of the numbers of the op `pair`."""
     operation = pair.part
-    if operation.type not in _COUNTED or relation.blocks != 1:
+    counter = rule_of(operation.type).counter
+    if counter is None or relation.blocks != 1:
         return Draw(None)
     algorithm = tf.get_static_value(operation.inputs[_ALGORITHM])
     shape = operation.outputs[0].shape.as_list()
@@ -63,4 +61,4 @@ def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
     counts = Fraction(math.prod(shape), size * group)
     if algorithm not in _PHILOX or not contiguous or (every * counts).denominator > 1:
         return Draw(None)
-    return Draw(_COUNTER, counts)
+    return Draw(counter, counts)

@@ -1,0 +1,1 @@
+"""The table of TensorFlow op types, and its rules by kind of op."""

@@ -1,0 +1,529 @@
+"""The table of TensorFlow op types: all that tracing, planning, execution, eager mode and the
+propagation of batch axes assume of them.
+
+Each op type has at most one row; `OpRule` describes the columns. An op type without a row has the
+default of every column: a kernel that allocates its outputs and scratch memory, that runs again
+only if TensorFlow registers it as stateless and ships it in `tf.raw_ops`, and that needs the whole
+batch. To add a rule, add a row; the laws in `tests/laws` then apply to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.tf2.ops import elementwise as elements
+from checkmate.tf2.ops import flops, indices, loops, positions, products, shapes
+from checkmate.tf2.ops.rule import (
+    Eager,
+    Fusion,
+    InPlace,
+    ListOp,
+    OpRule,
+    Pooling,
+    Role,
+    Runs,
+    Shares,
+    Size,
+    Source,
+    State,
+)
+from checkmate.tf2.ops.signature import Linear
+
+DEFAULT = OpRule()
+"""The rule of an op type without a row."""
+
+TABLE: dict[str, OpRule] = {}
+"""The rule of each op type that has a row."""
+
+EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
+
+_ELEMENTWISE: dict[str, Any] = {"in_place": InPlace.ANY_INPUT, "scratch": False}
+_NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
+_OUTPUT = (frozenset[int](), frozenset({0}))
+_INPUTS = (frozenset({0, 1}), frozenset[int]())
+_WRITES = (
+    "it writes into a tensor, and one that is evicted comes back as it was made first. Use"
+    " tf.tensor_scatter_nd_update and its like."
+)
+_CALLS_PYTHON = (
+    "its function runs inside of a kernel, which takes TensorFlow's own tensors only. Call the"
+    " function directly: ops run at once here."
+)
+_element = elements.elementwise
+_example = products.per_example
+
+
+def rule_of(op_type: str) -> OpRule:
+    """Returns the rule of an op type."""
+    return TABLE.get(op_type, DEFAULT)
+
+
+def row(op_types: str, /, **columns: Any) -> None:
+    """Adds a row for some op types."""
+    rule = OpRule(**columns)
+    for op_type in op_types.split():
+        if op_type in TABLE:
+            raise ValueError(f"The table has two rows for {op_type!r}.")
+        TABLE[op_type] = rule
+
+
+def _lengths(shape: tf.TensorShape) -> list[int] | None:
+    return shape.as_list() if shape.is_fully_defined() else None
+
+
+# Aliases, views and shapes.
+row(
+    "Identity StopGradient",
+    role=Role.ALIAS,
+    repeats=0,
+    axes=_element(TOGETHER),
+    list_axes=loops.entry,
+    positions=positions.moved,
+    eager=Eager.VIEW,
+)
+row("PreventGradient", role=Role.ALIAS, axes=_element(TOGETHER), eager=Eager.VIEW)
+row("EnsureShape", role=Role.ALIAS, axes=_element(TOGETHER))
+row("IdentityN", role=Role.ALIAS, axes=elements.same_as_input)
+row(
+    "Reshape",
+    role=Role.VIEW,
+    repeats=0,
+    axes=shapes.reshape,
+    positions=positions.moved,
+    eager=Eager.VIEW,
+    gradient_reads=_NOTHING,
+)
+row(
+    "ExpandDims Squeeze",
+    role=Role.VIEW,
+    repeats=0,
+    axes=shapes.reshape,
+    positions=positions.moved,
+    eager=Eager.VIEW,
+)
+row("Bitcast", role=Role.VIEW)
+row("Rank", role=Role.SHAPE, size=Size.NUMBERS, of_shape=lambda shape: shape.rank)
+row("Shape ShapeN", role=Role.SHAPE, size=Size.NUMBERS, of_shape=_lengths)
+row("Size", role=Role.SHAPE, size=Size.NUMBERS, of_shape=tf.TensorShape.num_elements)
+row("BroadcastGradientArgs", size=Size.NUMBERS)
+row("TensorListElementShape", size=Size.NUMBERS, axes=loops.shape_of_entry)
+row("TensorListLength", size=Size.NUMBERS, axes=loops.length)
+
+# Arguments, constants and variables.
+row("Placeholder", role=Role.SOURCE, source=Source.ARGUMENT)
+row("PlaceholderWithDefault", role=Role.SOURCE)
+row("Const", role=Role.SOURCE, source=Source.CONSTANT, eager=Eager.PASSED_ON)
+row("NoOp", role=Role.SOURCE, source=Source.NOTHING, eager=Eager.PASSED_ON)
+row("VarHandleOp", role=Role.SOURCE, eager=Eager.PASSED_ON)
+row("VariableShape", role=Role.SOURCE, state=State.READS, per_slice=True, eager=Eager.PASSED_ON)
+row(
+    "ReadVariableOp",
+    role=Role.SOURCE,
+    source=Source.VARIABLE,
+    state=State.READS,
+    eager=Eager.PASSED_ON,
+)
+row("VarIsInitializedOp", state=State.READS, eager=Eager.PASSED_ON)
+row("ResourceGather ResourceGatherNd DisableCopyOnRead", state=State.READS)
+row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
+row("AssignAddVariableOp AssignSubVariableOp", scratch=False)
+row("AssignVariableOp", scratch=False, assigns=True)
+
+# Writes to parts of variables.
+row(
+    "ResourceScatterAdd ResourceScatterDiv ResourceScatterMax ResourceScatterMin "
+    "ResourceScatterMul ResourceScatterSub ResourceScatterNdAdd ResourceScatterNdMax "
+    "ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterUpdate "
+    "ResourceStridedSliceAssign ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad "
+    "ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2 "
+    "ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl ResourceSparseApplyFtrlV2 "
+    "ResourceSparseApplyKerasMomentum ResourceSparseApplyMomentum "
+    "ResourceSparseApplyProximalAdagrad ResourceSparseApplyProximalGradientDescent "
+    "ResourceSparseApplyRMSProp",
+    has_reads_copied=True,
+)
+
+# State other than variables. The two poolings draw without a seed, although they are registered as
+# stateless.
+row("CheckNumerics CheckNumericsV2", state=State.CHECKS, axes=_element(TOGETHER))
+row(
+    "FractionalAvgPool FractionalMaxPool Multinomial ParameterizedTruncatedNormal RandomGamma "
+    "RandomPoissonV2 RandomShuffle RandomCrop RandomPoisson AllCandidateSampler "
+    "FixedUnigramCandidateSampler LearnedUnigramCandidateSampler LogUniformCandidateSampler "
+    "ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler SampleDistortedBoundingBox "
+    "SampleDistortedBoundingBoxV2",
+    state=State.DRAWS,
+)
+row(
+    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal",
+    state=State.DRAWS,
+    axes=indices.random,
+)
+row(
+    "Print PrintV2 PyFunc Save SaveV2 WriteFile WriteAudioSummary WriteGraphSummary "
+    "WriteHistogramSummary WriteImageSummary WriteRawProtoSummary WriteScalarSummary "
+    "WriteSummary",
+    state=State.VISIBLE,
+)
+row("EagerPyFunc", state=State.VISIBLE, eager_refusal=_CALLS_PYTHON)
+row("HostConst PyFuncStateless RemoteCall XlaHostCompute", state=State.CALLS_OUT)
+row("InplaceAdd InplaceSub InplaceUpdate", eager_refusal=_WRITES)
+# Registered as stateful so that zeros are not folded into a constant.
+row("Empty", stateless_if="init", fills_with=0)
+
+# Iterators.
+row("IteratorGetNext IteratorGetNextAsOptional IteratorGetNextSync", gives_batches=True)
+
+# Elementwise.
+row(
+    "Abs Ceil Cos Elu Erf Erfc Expm1 Floor FloorDiv FloorMod LeakyRelu Log Log1p LogicalNot "
+    "Pow Reciprocal Relu6 Round Selu Sign Sin Softplus Softsign Xdivy Xlogy",
+    **_ELEMENTWISE,
+    axes=_element(),
+)
+row(
+    "Div DivNoNan EluGrad LeakyReluGrad MulNoNan Relu6Grad ReluGrad SeluGrad SoftplusGrad",
+    **_ELEMENTWISE,
+    axes=_element(EACH, 0),
+)
+row("LogicalAnd LogicalOr", **_ELEMENTWISE, commutes=True, axes=_element())
+row("RsqrtGrad SigmoidGrad SqrtGrad TanhGrad", **_ELEMENTWISE, axes=_element(EACH, 1))
+row(
+    "Maximum",
+    **_ELEMENTWISE,
+    broadcasts=True,
+    commutes=True,
+    axes=_element(),
+    positions=positions.maximum,
+)
+row("Minimum", **_ELEMENTWISE, broadcasts=True, commutes=True, axes=_element())
+row("RealDiv", **_ELEMENTWISE, broadcasts=True, axes=_element(EACH, 0))
+row("Rsqrt Sqrt Square", **_ELEMENTWISE, broadcasts=True, axes=_element())
+row("Exp Relu Sigmoid Tanh", **_ELEMENTWISE, axes=_element(), gradient_reads=_OUTPUT)
+row("SquaredDifference", **_ELEMENTWISE, axes=_element(), gradient_reads=_INPUTS)
+row(
+    "Mul",
+    **_ELEMENTWISE,
+    broadcasts=True,
+    commutes=True,
+    axes=_element(EACH),
+    positions=positions.product,
+    gradient_reads=_INPUTS,
+)
+row(
+    "Add",
+    **_ELEMENTWISE,
+    broadcasts=True,
+    commutes=True,
+    axes=_element(TOGETHER),
+    list_axes=loops.added,
+    positions=positions.sum_of(1, 1),
+    gradient_reads=_NOTHING,
+)
+row("Neg", **_ELEMENTWISE, broadcasts=True, axes=_element(TOGETHER), gradient_reads=_NOTHING)
+row(
+    "Sub",
+    **_ELEMENTWISE,
+    broadcasts=True,
+    axes=_element(TOGETHER),
+    positions=positions.sum_of(1, -1),
+    gradient_reads=_NOTHING,
+)
+row(
+    "AddV2",
+    **_ELEMENTWISE,
+    list_op=ListOp.SUM,
+    broadcasts=True,
+    commutes=True,
+    axes=_element(TOGETHER),
+    list_axes=loops.added,
+    positions=positions.sum_of(1, 1),
+    gradient_reads=_NOTHING,
+)
+row("BiasAdd", **_ELEMENTWISE, fusion=Fusion.BIAS, axes=elements.bias_add, gradient_reads=_NOTHING)
+row(
+    "AddN",
+    **_ELEMENTWISE,
+    shares=Shares.IDLE_SUM,
+    list_op=ListOp.SUM,
+    axes=shapes.add_up,
+    list_axes=loops.added,
+    gradient_reads=_NOTHING,
+)
+row("Equal", scratch=False, commutes=True, axes=_element())
+row("Greater Less LessEqual", scratch=False, axes=_element())
+row("GreaterEqual", scratch=False, axes=_element(), positions=positions.not_below)
+row("SelectV2", scratch=False, axes=elements.select)
+row(
+    "Cast",
+    scratch=False,
+    shares=Shares.IDLE,
+    broadcasts=True,
+    casts=True,
+    axes=elements.cast,
+    positions=positions.moved,
+)
+row("Softmax", axes=elements.last_axes(1), gradient_reads=_OUTPUT)
+row(
+    "Acos Acosh Asin Asinh Atan Atan2 Atanh Cosh Digamma Erfinv Inv IsFinite IsInf IsNan "
+    "Lgamma Mod Rint Sinh Tan TruncateDiv TruncateMod ApproximateEqual NotEqual BitwiseAnd "
+    "BitwiseOr BitwiseXor Invert LeftShift RightShift Bucketize ComplexAbs Angle ClipByValue "
+    "Igamma Igammac Betainc Xlog1py",
+    axes=_element(),
+)
+row("Conj Real Imag Complex Snapshot", axes=_element(TOGETHER))
+row("SoftsignGrad", axes=_element(EACH, 0))
+row("ReciprocalGrad InvGrad", axes=_element(EACH, 1))
+row("Select", axes=elements.select)
+
+# Products, and the gradients of convolutions.
+row(
+    "MatMul",
+    flops=flops.matrix_product,
+    fusion=Fusion.PRODUCT,
+    absorbs_transpose=True,
+    axes=products.matrix_product,
+    gradient_reads=_INPUTS,
+)
+row(
+    "BatchMatMulV2",
+    flops=flops.batch_product,
+    fusion=Fusion.PRODUCT,
+    absorbs_transpose=True,
+    axes=products.batch_product,
+    gradient_reads=_INPUTS,
+)
+row("BatchMatMul BatchMatMulV3", flops=flops.batch_product, axes=products.batch_product)
+row(
+    "Conv2D",
+    flops=flops.convolution,
+    fusion=Fusion.PRODUCT,
+    tries_algorithms=True,
+    axes=_example(0, linear=EACH, linear_in=(0, 1)),
+    gradient_reads=_INPUTS,
+)
+row(
+    "Conv3D",
+    flops=flops.convolution,
+    fusion=Fusion.PRODUCT,
+    tries_algorithms=True,
+    axes=_example(0, linear=EACH, linear_in=(0, 1)),
+)
+row(
+    "DepthwiseConv2dNative",
+    flops=flops.depthwise,
+    fusion=Fusion.PRODUCT,
+    tries_algorithms=True,
+    axes=_example(0, linear=EACH, linear_in=(0, 1)),
+)
+row(
+    "Conv2DBackpropInput Conv3DBackpropInputV2",
+    flops=flops.input_gradient,
+    tries_algorithms=True,
+    axes=_example(2, linear=EACH, linear_in=(1, 2)),
+)
+row(
+    "DepthwiseConv2dNativeBackpropInput",
+    flops=flops.depthwise_input_gradient,
+    tries_algorithms=True,
+    axes=_example(2, linear=EACH, linear_in=(1, 2)),
+)
+row(
+    "Conv2DBackpropFilter Conv3DBackpropFilterV2",
+    flops=flops.filter_gradient,
+    fusion=Fusion.FILTER_GRADIENT,
+    tries_algorithms=True,
+    axes=products.filter_gradient,
+)
+row(
+    "DepthwiseConv2dNativeBackpropFilter",
+    flops=flops.depthwise_filter_gradient,
+    tries_algorithms=True,
+    axes=products.filter_gradient,
+)
+row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT, axes=elements.bias_add_grad)
+row("Einsum", axes=products.einsum)
+
+# Reductions, poolings and normalization.
+row(
+    "Mean",
+    scratch=False,
+    shares=Shares.IDLE,
+    axes=elements.reduction(averages=True),
+    eager=Eager.REDUCTION,
+    gradient_reads=_NOTHING,
+)
+row(
+    "Sum",
+    scratch=False,
+    shares=Shares.IDLE,
+    axes=elements.reduction(sums=True),
+    eager=Eager.REDUCTION,
+    gradient_reads=_NOTHING,
+)
+row("All Any Max Min Prod", shares=Shares.IDLE, axes=elements.reduction(), eager=Eager.REDUCTION)
+row("MaxPool MaxPool3D", pooling=Pooling.FORWARD, axes=_example(0))
+row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT, axes=_example(0, 1, 2))
+row("AvgPool AvgPool3D MaxPoolV2 LRN", axes=_example(0))
+row("MaxPoolGradGrad MaxPool3DGradGrad", axes=_example(0, 1, 2))
+row("AvgPoolGrad AvgPool3DGrad", axes=_example(1))
+row("FusedBatchNormV3", size=Size.MASK, axes=products.batch_normalization)
+row("EuclideanNorm", axes=elements.reduction())
+row("ArgMax ArgMin", axes=elements.arg_reduction)
+row("Cumsum ReverseV2", axes=elements.along_axis(TOGETHER))
+row("Cumprod CumulativeLogsumexp", axes=elements.along_axis())
+row("LogSoftmax TopKV2 InTopKV2 NthElement", axes=elements.last_axes(1))
+row("FFT IFFT RFFT", axes=elements.last_axes(1, TOGETHER, 0))
+row("FFT2D IFFT2D", axes=elements.last_axes(2, TOGETHER, 0))
+row("FFT3D IFFT3D", axes=elements.last_axes(3, TOGETHER, 0))
+row("MatrixDiagPartV3 MatrixDiagPart MatrixBandPart", axes=elements.last_axes(2, EACH, 0))
+row("MatrixDiag", axes=elements.last_axes(1, EACH, 0))
+row(
+    "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr CholeskyGrad "
+    "SelfAdjointEigV2 Svd MatrixTriangularSolve MatrixSolve",
+    axes=elements.last_axes(2),
+)
+
+# LSTM and GRU on GPUs. Registered as stateful, so that they run once and what they make is kept.
+row("CudnnRNN CudnnRNNV2 CudnnRNNV3", size=Size.RESERVE)
+
+# Parts, copies and broadcasts.
+row("Slice", shares=Shares.PART, axes=shapes.cut)
+row("SplitV", shares=Shares.PART, axes=shapes.split)
+row("StridedSlice", shares=Shares.PART, axes=shapes.strided_slice)
+row("Unpack", shares=Shares.PART, axes=shapes.unpack)
+row("Split", shares=Shares.PART, axes=shapes.split, gradient_reads=_NOTHING)
+row(
+    "BroadcastTo",
+    scratch=False,
+    shares=Shares.IDLE,
+    repeats=0,
+    axes=shapes.broadcast,
+    positions=positions.moved,
+)
+row("Tile", scratch=False, shares=Shares.IDLE, axes=shapes.tile, positions=positions.moved)
+row(
+    "ConcatV2",
+    shares=Shares.IDLE,
+    axes=shapes.concat,
+    positions=positions.joined,
+    moves_rows=True,
+    gradient_reads=_NOTHING,
+)
+row("Pack", axes=shapes.pack, positions=positions.joined, gradient_reads=_NOTHING)
+row("Pad", shares=Shares.IDLE, fusion=Fusion.READER, axes=shapes.pad)
+row("PadV2", shares=Shares.IDLE, axes=shapes.pad)
+row(
+    "Transpose",
+    shares=Shares.IDLE_ORDER,
+    absorbs_transpose=True,
+    repeats=0,
+    axes=shapes.transpose,
+    positions=positions.moved,
+    gradient_reads=_NOTHING,
+)
+row("TensorStridedSliceUpdate", in_place=InPlace.FIRST_INPUT)
+row("Fill", size=Size.SHAPE_READ, repeats=1, axes=shapes.fill)
+row("ZerosLike", fills_with=0, axes=shapes.like, list_axes=loops.empty)
+row("OnesLike", fills_with=1, axes=shapes.like)
+row("StridedSliceGrad", axes=shapes.strided_slice_grad)
+row("SpaceToBatchND", axes=shapes.space_to_batch)
+row("BatchToSpaceND", axes=shapes.batch_to_space)
+
+# Images.
+row(
+    "DepthToSpace ExtractImagePatches ResizeArea ResizeBicubic ResizeBilinear "
+    "ResizeNearestNeighbor ResizeNearestNeighborGrad SpaceToDepth",
+    axes=_example(0),
+)
+row(
+    "ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV2 ImageProjectiveTransformV3",
+    axes=_example(0, 1),
+)
+row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elements.last_axes(3))
+
+# Indices and losses.
+row("GatherV2", axes=indices.gather, positions=positions.gather, moves_rows=True)
+row("GatherNd", axes=indices.gather_nd)
+row("ScatterNd", axes=indices.scatter_nd, positions=positions.scatter, adds_rows=True)
+row(
+    "UnsortedSegmentSum",
+    axes=indices.segment_sum,
+    positions=positions.segment_sum,
+    adds_rows=True,
+    moves_rows=True,
+)
+row("OneHot", axes=indices.one_hot)
+row("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", axes=indices.cross_entropy)
+row(
+    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2",
+    axes=indices.random,
+    counter=2,
+)
+row("StatelessTruncatedNormalV2", axes=indices.random)
+row("Unique UniqueV2", moves_rows=True)
+row("LookupTableFindV2 LookupTableSizeV2 Assert", per_slice=True)
+
+# Lists of tensors.
+row(
+    "EmptyTensorList TensorListReserve",
+    size=Size.EMPTY,
+    list_op=ListOp.EMPTY,
+    list_axes=loops.empty,
+)
+row("TensorListFromTensor", list_op=ListOp.OF_ROWS, list_axes=loops.of_rows)
+row("TensorListResize", list_op=ListOp.SAME, list_axes=loops.entry)
+row("TensorListPopBack", shares=Shares.PART, list_op=ListOp.SAME, list_axes=loops.popped)
+row("TensorListGetItem", shares=Shares.PART, list_op=ListOp.ENTRY, axes=loops.entry)
+row("TensorListPushBack", list_entry=1, list_axes=loops.with_entry(1))
+row("TensorListSetItem", list_entry=2, list_axes=loops.with_entry(2))
+row("TensorListStack", axes=loops.stacked)
+
+# Loops, conditions and calls.
+row(
+    "StatelessWhile While",
+    shares=Shares.PART,
+    runs=Runs.LOOP,
+    functions=("body", "cond"),
+    axes=loops.loop,
+)
+row(
+    "If StatelessIf",
+    shares=Shares.PART,
+    runs=Runs.CONDITION,
+    functions=("then_branch", "else_branch"),
+    axes=loops.condition,
+)
+row("Case StatelessCase", shares=Shares.PART, runs=Runs.CONDITION, functions=("branches",))
+row(
+    "PartitionedCall StatefulPartitionedCall",
+    shares=Shares.PART,
+    runs=Runs.CALL,
+    functions=("f",),
+    axes=loops.function_call,
+)
+
+# What TensorFlow's graph optimizer makes of several ops.
+row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product, axes=products.matrix_product)
+row(
+    "_FusedConv2D _FusedConv3D",
+    from_optimizer=True,
+    flops=flops.convolution,
+    tries_algorithms=True,
+    axes=products.fused_convolution,
+)
+row(
+    "_FusedDepthwiseConv2dNative",
+    from_optimizer=True,
+    flops=flops.depthwise,
+    tries_algorithms=True,
+    axes=products.fused_convolution,
+)
+row("_UnaryOpsComposition", **_ELEMENTWISE, from_optimizer=True, axes=_element())
+row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK, axes=products.batch_normalization)
+row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2", from_optimizer=True)
+row("_MklFusedInstanceNorm", from_optimizer=True, axes=_example(0))
+row("_MklFusedMish _MklSwish", from_optimizer=True, axes=_element())
+row("_MklLayerNorm", from_optimizer=True, axes=elements.last_axes(1))
