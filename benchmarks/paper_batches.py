@@ -186,7 +186,7 @@ def traced_graphs(model: Any) -> Graphs:
     """Returns the graphs of a classifier's training step at any batch, traced at two small ones."""
     import tensorflow as tf
 
-    from checkmate.tf2.batch_growth import SMALL_BATCH, GraphGrowth
+    from checkmate.tf2.max_batch import SMALL_BATCH, GraphGrowth
     from checkmate.tf2.training_step import training_step
 
     images = tf.TensorSpec((SMALL_BATCH, *model.input_shape[1:]))

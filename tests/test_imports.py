@@ -19,17 +19,8 @@ import checkmate
 ROOT = Path(checkmate.__file__).parent
 
 DOORS = (
-    *("compile", "training_step", "function", "planned_function", "call", "python_state", "fit"),
-    *(
-        "distribute",
-        "replicas",
-        "replicated_part",
-        "max_batch",
-        "batch_growth",
-        "batch_search",
-        "verify",
-    ),
-    *("trainer", "keras2"),
+    *("compile", "training_step", "function", "planned_function", "call", "fit", "keras2"),
+    *("distribute", "replicas", "max_batch", "verify"),
 )
 """What people call of tf2, and the files that it consists of. They may import one another, in no
 circle."""
@@ -65,14 +56,11 @@ LAYERS = {
     "tf2.execution": "tf2.graph",
     "tf2.costs": "tf2.execution tf2.memory",
     "tf2.memory": "tf2.execution tf2.costs version",  # each uses the other; files form no circle
-    "tf2.report_figures": "tf2.memory solvers.result",
-    "tf2.report_facts": "tf2.report_figures",
-    "tf2.report": "tf2.report_facts",
+    "tf2.report": "tf2.memory solvers.result",
     "tf2.options": "tf2.costs solvers.solve",
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",
     "tf2.deferred_update": "tf2.graph",
-    "tf2.python_step": "",
-    "tf2.micro_batches": "tf2.axes tf2.planning tf2.deferred_update tf2.python_step",
+    "tf2.micro_batches": "tf2.axes tf2.planning tf2.deferred_update",
     "tf2.eager": "tf2.costs dtr",
     **dict.fromkeys((f"tf2.{door}" for door in DOORS), "tf2.micro_batches tf2.doors"),
     "tf2.uninitialized": "errors",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from checkmate.tf2.compile import PlannedStep, compile
-from checkmate.tf2.execution.verification import Verification
+from checkmate.tf2.execution.differences import Verification
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
 from checkmate.tf2.function import function
 from checkmate.tf2.graph.trace import TracedStep, trace

@@ -20,8 +20,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
 from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.stored_plan import save
 from checkmate.tf2.report import Report

@@ -28,17 +28,16 @@ from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.graph.trace import TracedStep, analyse
+from checkmate.tf2.graph.trace import TracedStep, analyse, analyse_same
 from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.micro_batches.on_replicas import on_replicas
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.request import PlanRequest
-from checkmate.tf2.planning.same_graph import analyse_same
+from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.replicas import (
+    ReplicatedPart,
     WholeStep,
     exchange_bytes,
     local_number,
@@ -46,7 +45,6 @@ from checkmate.tf2.replicas import (
     planned_by_chief,
     refuse_unequal,
 )
-from checkmate.tf2.replicated_part import ReplicatedPart
 from checkmate.tf2.report import Report
 from checkmate.units import is_share, parse_bytes
 

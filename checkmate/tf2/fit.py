@@ -19,10 +19,9 @@ from typing_extensions import Unpack
 
 from checkmate.errors import TraceError
 from checkmate.tf2.distribute import ReplicatedFit
-from checkmate.tf2.keras2 import EveryKerasCallback, Keras2Trainer, is_keras2
+from checkmate.tf2.keras2 import EveryKerasCallback, Keras2Trainer, Trainer, is_keras2
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
-from checkmate.tf2.trainer import Trainer
 
 ATTRIBUTE = "make_train_function"
 """The model's method that is replaced, on this model only."""

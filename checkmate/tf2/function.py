@@ -13,9 +13,9 @@ from checkmate.errors import TraceError
 from checkmate.tf2.call import Call
 from checkmate.tf2.distribute import ReplicatedFunction
 from checkmate.tf2.error_text import spec_meant
+from checkmate.tf2.graph.trace import python_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
-from checkmate.tf2.python_step import python_of
 
 _OF_THE_STEP = {
     "input_signature": "it is an option of the step. Put tf.function(input_signature=...) under it."

@@ -3,12 +3,16 @@ real."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import keras
+import tensorflow as tf
 from typing_extensions import Unpack
 
+from checkmate.core.allocator import rounded_up
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
@@ -16,17 +20,224 @@ from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundErro
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
-from checkmate.tf2.batch_growth import SMALL_BATCH, GraphGrowth, sized
-from checkmate.tf2.batch_search import largest_fitting, largest_in_slices, largest_near
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.costs.measured import CostModel, Measurement, profile, with_costs
+from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.budget import RESERVES
+from checkmate.tf2.memory.budget import RESERVES, other_bytes_in_use
 from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.planning.solver_calls import time_limit
-from checkmate.tf2.planning.tuning import TUNING
-from checkmate.tf2.training_step import training_step
+from checkmate.tf2.training_step import as_spec, training_step
 from checkmate.units import format_bytes, is_share, parse_bytes
+
+HUNDREDTH = 0.01
+"""Closer than predictions on paper are to the real allocator."""
+
+
+def largest_fitting(
+    fits: Callable[[int], bool], largest: int, *, known: int = 0, share: float = HUNDREDTH
+) -> int:
+    """Returns the largest number up to `largest` that fits, to about a share of it, when all below
+    it do; `known` fits or is 0."""
+    low, high = known, max(1, 2 * known)
+    while high <= largest and fits(high):
+        low, high = high, 2 * high
+    high = min(high, largest + 1)
+    return _bisected(fits, low, high, share)
+
+
+def largest_near(
+    fits: Callable[[int], bool],
+    guess: int,
+    largest: int,
+    *,
+    known: int,
+    share: float = HUNDREDTH,
+) -> int:
+    """Returns the same as `largest_fitting`, in few questions where it is near a guess."""
+    step = max(1, guess // 64)
+    if fits(guess):
+        low, high = guess, guess + step
+        while high <= largest and fits(high):
+            step *= 2
+            low, high = high, high + step
+        high = min(high, largest + 1)
+    else:
+        low, high = max(known, guess - step), guess
+        while low > known and not fits(low):
+            step *= 2
+            low, high = max(known, low - step), low
+    return _bisected(fits, low, high, share)
+
+
+TENTH = 0.1
+"""As close as the largest batch in slices is found, each of which is planned for real."""
+
+
+def largest_in_slices(
+    fits: Callable[[int], bool], whole: int, largest: int, count: int | str
+) -> int:
+    """Returns the largest batch that fits in slices, to about a tenth; 0 for none.
+
+    Args:
+      whole: The largest that fits without.
+      count: How many slices; with "auto" any number.
+    """
+    if count == "auto":
+        return largest_fitting(fits, largest, known=whole, share=TENTH)
+    times = int(count)
+    most = largest // times
+    if not whole or not most:
+        return 0
+    return times * largest_near(
+        lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
+    )
+
+
+def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
+    """The largest number that fits, to about a share of it; `low` does and `high` does not."""
+    while high - low > max(1, int(low * share)):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+SMALL_BATCH = 2
+"""The batch that is traced to learn what grows; twice as many examples are traced to learn by how
+much."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphGrowth:
+    """A step's graph at two batches, from which the graph at any other batch follows.
+
+    Attributes:
+      small: The graph at `SMALL_BATCH`.
+      large: The graph at a larger batch.
+      large_batch: That batch.
+      plain_order: The order of the ops in the trace.
+      other_bytes: What is in use on the device and not counted by the graph.
+      made: Returns the graph at a batch, traced and measured.
+    """
+
+    small: DFGraph
+    large: DFGraph
+    large_batch: int
+    plain_order: tuple[int, ...]
+    other_bytes: int
+    made: Callable[[int], DFGraph]
+
+    @classmethod
+    def of(
+        cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel
+    ) -> GraphGrowth:
+        """Traces a function for two small batches and measures both."""
+        once, large_batch = tf.function(function), 2 * SMALL_BATCH
+        # TensorFlow's graph optimizer may treat the two batches differently.
+        for as_written in (False, True):
+            small: TracedStep = trace(once, *specs, name=name, as_written=as_written)
+            at_batch = partial(trace, name=name, like=small, as_written=as_written)
+            large = at_batch(once, *sized(specs, large_batch))
+            if _same_ops(small.graph, large.graph):
+                break
+        else:
+            raise BudgetError(
+                f"The step of {name!r} has other ops for a batch of {large_batch} than for"
+                f" {SMALL_BATCH}, so what a batch needs does not follow from another. Compile the"
+                " batches you consider one by one."
+            )
+        return cls(
+            with_costs(small, cost_model),
+            with_costs(large, cost_model),
+            large_batch,
+            small.plain_order,
+            other_bytes_in_use(small),
+            lambda batch: with_costs(at_batch(once, *sized(specs, batch)), cost_model),
+        )
+
+    def remeasured(self, batch: int) -> GraphGrowth:
+        """Returns the growth through the graph at this batch, traced and measured: times that
+        starting an op takes, and workspaces, do not grow in proportion. The same growth where
+        nothing is to be learnt: the batch is no larger than those that were measured, or has other
+        ops."""
+        if batch <= 2 * SMALL_BATCH or batch == self.large_batch:
+            return self
+        large = self.made(batch)
+        if not _same_ops(large, self.small):
+            return self
+        return replace(self, large=large, large_batch=batch)
+
+    def cost_model(self, batch: int) -> CostModel:
+        """Costs and workspaces at a batch, in the form that compiling for it takes."""
+        ops = self.at(batch).ops
+
+        def of_step(
+            traced: TracedStep, on_progress: Callable[[int, int], None]
+        ) -> list[Measurement]:
+            if [op.deps for op in traced.graph.ops] != [op.deps for op in ops]:
+                return profile(traced, on_progress)
+            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in ops]
+
+        return of_step
+
+    def scaled(self, batch: int, took_bytes: int, budget_bytes: int) -> int:
+        """The batch that would take the budget, when `batch` took more and what a step takes grows
+        with it in a straight line."""
+        empty = self.at(0).fixed_bytes
+        return (
+            int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
+            if took_bytes > budget_bytes
+            else batch
+        )
+
+    def at(self, batch: int) -> DFGraph:
+        """The graph for a batch: sizes and costs on the straight line through the two that are
+        known."""
+
+        times = (batch - SMALL_BATCH) / (self.large_batch - SMALL_BATCH)
+
+        def grown(small: float, large: float) -> float:
+            return max(small + (large - small) * times, 0)
+
+        sizes = [
+            rounded_up(int(grown(a.output_bytes, b.output_bytes)))
+            for a, b in zip(self.small.ops, self.large.ops, strict=True)
+        ]
+        ops = tuple(
+            replace(
+                a,
+                output_bytes=size,
+                workspace_bytes=int(grown(a.workspace_bytes, b.workspace_bytes)),
+                cost=max(grown(a.cost, b.cost), min(a.cost, b.cost)),
+                in_place=tuple(d for d in a.in_place if d in b.in_place and sizes[d] >= size),
+            )
+            for a, b, size in zip(self.small.ops, self.large.ops, sizes, strict=True)
+        )
+        return replace(
+            self.small,
+            ops=ops,
+            fixed_bytes=int(grown(self.small.fixed_bytes, self.large.fixed_bytes)),
+        )
+
+
+def _same_ops(one: DFGraph, other: DFGraph) -> bool:
+    return [op.deps for op in one.ops] == [op.deps for op in other.ops]
+
+
+def sized(spec: Any, batch: int) -> Any:
+    """Returns the specs with another first dimension."""
+
+    def one(leaf: tf.TensorSpec) -> tf.TensorSpec:
+        if not leaf.shape.rank:
+            raise BudgetError(
+                f"max_batch needs arguments whose first dimension is the batch; found {leaf}."
+            )
+        return tf.TensorSpec([batch, *leaf.shape[1:]], leaf.dtype)
+
+    return tf.nest.map_structure(one, as_spec(spec))
+
 
 MOST_ROUNDS = 3
 """How often the batch that was found is measured, and the search goes on from what was learnt."""

@@ -16,12 +16,11 @@ from checkmate.core.plan import Plan
 from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
-from checkmate.tf2.call import Call, converted
+from checkmate.tf2.call import Call, converted, python_state, tell_changes
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
-from checkmate.tf2.python_state import python_state, tell_changes
 from checkmate.tf2.report import Report
 
 log = logging.getLogger("checkmate")

@@ -3,17 +3,18 @@ try next; for people."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Plan
 from checkmate.core.replay import floor
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
 from checkmate.printable import printable
-from checkmate.solvers.result import SolveStatus, gap_text
-from checkmate.tf2.report_facts import ReportFacts
+from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
+from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.units import format_bytes
 
 LAYERS_SHOWN = 6
@@ -25,12 +26,149 @@ plain peak; the resident share of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report(ReportFacts):
-    """What was found, with the figures of `ReportFigures`; `to_html()` is an interactive page.
+class MicroBatches:
+    """A batch that runs in slices.
+
+    Attributes:
+      count: How many slices.
+      size: How many examples a slice has; the last may have fewer.
+      examples: How many the batch has.
+      kept_bytes: Bytes in which slices leave what is read after them: sums of gradients, results.
+      peak_bytes: Predicted peak of a slice that runs as it is.
+      cost: Predicted seconds of the kernels of the whole step.
+      bound: No plan in these slices takes less.
+      once_cost: What the slices take with nothing recomputed.
+      plain_cost: Predicted seconds of the plain step's kernels; None where they were not measured.
+      plain_bytes: What the plain step takes itself, of which a budget can be a share.
+    """
+
+    count: int
+    size: int
+    examples: int
+    kept_bytes: int
+    peak_bytes: int
+    cost: float
+    bound: float
+    once_cost: float
+    plain_cost: float | None
+    plain_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriedSlices:
+    """A number of micro-batches that was looked at.
+
+    Attributes:
+      count: The number; 1 for the batch that is not split.
+      bound: No plan takes fewer seconds.
+      cost: What the plan that was found takes; None where none was looked for, or found.
+    """
+
+    count: int
+    bound: float
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was asked, what was found and what it costs; `to_html()` is an interactive page.
+
+    Attributes:
+      name: The model's.
+      memory: What the budget is spent on.
+      plain_peak_bytes: Predicted peak of the step as it was written, of which "60%" is a share.
+      predicted_peak_bytes: The peak by the allocator's count that is expected in training, with
+        batches that lie elsewhere each time; None where it was not predicted.
+      measured_peak_bytes: The highest peak of the steps that ran, by the allocator's count; None
+        before the first, and where the allocator does not report.
+      result: The solver's judged answer, or None where the step runs unchanged.
+      ops: Ops of the planned graph.
+      tensorflow_ops: TensorFlow ops of the step that is planned: what the graph optimizer leaves of
+        those that were traced.
+      seconds: Phase -> how long it took.
+      notes: Cautions, as sentences.
+      graph: The graph of the step; that of `result` by default.
+      plain_plan: The plan of the step as it was written; by default every op once, in the order of
+        the graph.
+      steps: How many steps ran under this plan.
+      step_seconds: The shortest time of one of them but the first; None where it is not known.
+      cpu_seconds: The same of all CPU cores together.
+      micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
+        of a slice.
+      tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
 
     Example:
-      >>> print(step.report())  # doctest: +SKIP
+      >>> report = step.report()  # doctest: +SKIP
+      >>> report.plain_peak_bytes, report.peak_bytes, report.predicted_slowdown  # doctest: +SKIP
+      >>> print(report)  # doctest: +SKIP
     """
+
+    name: str
+    memory: MemoryBudget
+    plain_peak_bytes: int
+    result: SolveResult | None
+    ops: int
+    tensorflow_ops: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    graph: DFGraph | None = field(default=None, repr=False)
+    plain_plan: Plan | None = field(default=None, repr=False)
+    steps: int = 0
+    step_seconds: float | None = None
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    micro_batches: MicroBatches | None = None
+    tried_slices: tuple[TriedSlices, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.graph is None and self.result is not None:
+            object.__setattr__(self, "graph", self.result.graph)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget; it counts all resident bytes."""
+        return self.memory.limit_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The fixed bytes that the step's graph counts."""
+        return self.memory.graph_fixed_bytes
+
+    @property
+    def outside_bytes(self) -> int:
+        """The fixed bytes that the step's graph does not count: what else was in use on the device
+        when the step was planned (an input pipeline's batches, other tensors, and what the
+        allocator lost on all of them), and the next batches."""
+        return self.memory.other_bytes
+
+    @property
+    def predicted_slowdown(self) -> float:
+        """Predicted time of this step's kernels over that of the plain one's. It does not count
+        that a plan runs one op at a time. Where the plain step of a batch in slices was not
+        measured, it is taken to cost what the slices cost without recomputation."""
+        micro = self.micro_batches
+        if micro is not None:
+            return micro.cost / (micro.plain_cost or micro.once_cost)
+        return (self.result and self.result.overhead) or 1.0
+
+    @property
+    def expected_peak_bytes(self) -> int:
+        """The peak that the allocator will show: predicted, else measured, else the judge's."""
+        return self.predicted_peak_bytes or self.measured_peak_bytes or self.peak_bytes
+
+    @property
+    def lasts_to_bytes(self) -> int:
+        """The smallest budget that this plan fits: its predicted peak, or its measured one."""
+        return max(self.measured_peak_bytes or 0, self.predicted_peak_bytes or self.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the step as it runs now by the judge's count."""
+        peak = self.result.peak_bytes if self.result else None
+        if peak is None:
+            return self.micro_batches.peak_bytes if self.micro_batches else self.plain_peak_bytes
+        return peak
 
     def sentence(self) -> str:
         """The report in one sentence."""
@@ -199,6 +337,167 @@ class Report(ReportFacts):
             *(("try", sentence) for sentence in self.advice()),
             *(("note", sentence) for sentence in self.notes),
         ]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What is printed, as (what, value) in order."""
+        rows = self.memory_facts()
+        if self.micro_batches:
+            rows.append(("micro-batches", _split(self.micro_batches)))
+        if self.tried_slices:
+            rows.append(("looked at", "; ".join(map(self._tried, self.tried_slices))))
+        if self.result and self.result.plan:
+            rows += self._plan_facts(self.result, self.result.plan)
+        elif self.micro_batches:
+            rows.append(("plan", "none needed: a slice runs unchanged"))
+        else:
+            rows.append(("plan", "none needed: the step runs unchanged"))
+        if self.step_seconds:
+            rows.append(("step", f"{self.step_seconds:.3g} s, the shortest of {self.steps}"))
+        if self.result or self.micro_batches:
+            rows.append(("proven", self._proof()))
+        if self.result:
+            rows.append(("solver", _solver(self.result)))
+        times = (f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
+        return [*rows, ("time", ", ".join(times))]
+
+    def memory_facts(self) -> list[tuple[str, str]]:
+        """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
+        memory = self.memory
+        asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
+        peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
+        overhead = memory.allocator_overhead_bytes(peak, asked)
+        source = "predicted" if self.predicted_peak_bytes else "measured"
+        others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
+        limit = memory.device_limit_bytes
+        budget = format_bytes(self.budget_bytes)
+        if limit:
+            budget += f" of the {format_bytes(limit)} that the device has"
+        rows = [
+            ("budget", budget),
+            (
+                "resident",
+                f"{format_bytes(memory.resident_bytes)}: variables, optimizer, batch, and"
+                f" {others} of others",
+            ),
+        ]
+        if memory.next_batch_bytes:
+            text = "; what a pipeline makes within a step beyond that is not counted"
+            rows.append(("for next batches", format_bytes(memory.next_batch_bytes) + text))
+        activations = format_bytes(max(0, asked - memory.fixed_bytes))
+        return [
+            *rows,
+            (
+                "fixed, of the step",
+                f"{format_bytes(memory.step_bytes)}: results, constants, small values",
+            ),
+            (
+                "activations",
+                f"{activations} at the peak, predicted, with gradients and workspaces",
+            ),
+            (
+                "allocator overhead",
+                f"{format_bytes(overhead)}, {source}: rounding and holes",
+            ),
+            ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
+            *self._peaks(),
+        ]
+
+    def _peaks(self) -> list[tuple[str, str]]:
+        predicted = self.predicted_peak_bytes or self.peak_bytes
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        measured = (
+            f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
+            if self.measured_peak_bytes
+            else "no step ran yet"
+        )
+        share = self.expected_peak_bytes / self.plain_peak_bytes
+        plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
+        return [
+            (
+                "peak, this step",
+                f"{format_bytes(predicted)} predicted, {share:.0%} of plain; {measured}",
+            ),
+            ("peak, plain step", plain),
+        ]
+
+    def _plan_facts(self, result: SolveResult, plan: Plan) -> list[tuple[str, str]]:
+        again = plan.recomputed
+        recomputed = (
+            f"{len(again)} of {self.ops} ops are recomputed, {sum(again.values())} evaluations more"
+            f" ({self.tensorflow_ops} TensorFlow ops)"
+        )
+        cost = self.micro_batches.cost if self.micro_batches else result.cost
+        more = f"{self.predicted_slowdown - 1:+.2%} on {self._plain_kernels()}"
+        return [
+            ("plan", recomputed),
+            ("predicted cost", f"{cost:.4g} s of kernels, {more}"),
+            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step"),
+        ]
+
+    def _plain_kernels(self) -> str:
+        """What the predicted time is compared with."""
+        micro = self.micro_batches
+        if micro and micro.plain_cost is None:
+            return "those of the same slices without recomputation"
+        return "the plain step's"
+
+    def _tried(self, tried: TriedSlices) -> str:
+        """A number of micro-batches that was looked at, in a few words."""
+        taken = self._taken()
+        if taken is None:
+            return f"{tried.count}: no plan found"
+        if tried is taken:
+            return f"{tried.count}: taken"
+        least = taken.cost or 0.0
+        if tried.cost is None:
+            more = tried.bound / least - 1
+            return f"{tried.count}: " + (f"{more:+.1%} at least" if more >= 0 else "no plan found")
+        return f"{tried.count}: {tried.cost / least - 1:+.1%}"
+
+    def _taken(self) -> TriedSlices | None:
+        """The number of micro-batches that the step runs in, where it was looked at."""
+        count = self.micro_batches.count if self.micro_batches else 1
+        found = (each for each in self.tried_slices if each.count == count and each.cost)
+        return next(found, None)
+
+    def _more_time(self) -> str:
+        more = self.predicted_slowdown - 1
+        return f"a predicted {abs(more):.2%} {'more' if more >= 0 else 'less'} time"
+
+    def _proof(self) -> str:
+        """What is proven of the plan, as a clause."""
+        result, micro = self.result, self.micro_batches
+        if (taken := self._taken()) is not None:
+            gap = (taken.cost or 0.0) / min(each.bound for each in self.tried_slices) - 1
+            *counts, last = (str(each.count) for each in self.tried_slices)
+            space = f"in {', '.join(counts)}{' or ' if counts else ''}{last} micro-batches"
+        elif micro:
+            gap, space = micro.cost / micro.bound - 1, "in these micro-batches"
+        elif result is None:
+            return "nothing is faster than the plain step"
+        else:
+            is_optimal = result.status is SolveStatus.OPTIMAL or result.gap is None
+            gap = 0.0 if is_optimal else result.gap or 0.0
+            any_order = result.bound_covers == "any order"
+            space = "in any order of ops" if any_order else "in this order of ops"
+        if gap <= 0:
+            return f"no plan {space} is faster"
+        return f"at most {gap_text(gap)} slower than the best possible plan {space}"
+
+
+def _split(micro: MicroBatches) -> str:
+    return (
+        f"{micro.count} slices of {micro.size} examples, of {micro.examples}; sums and results take"
+        f" {format_bytes(micro.kept_bytes)}"
+    )
+
+
+def _solver(result: SolveResult) -> str:
+    stats = result.stats
+    solver = f"{stats.solver}, {stats.seconds:.2f} s, plan by {stats.found_by}"
+    if result.status is SolveStatus.INTERRUPTED:
+        solver += "; interrupted, the best plan until then"
+    return solver
 
 
 def _binding_layer(graph: DFGraph) -> str:

@@ -11,15 +11,20 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.differences import Difference, as_written, compare, move_weights
+from checkmate.tf2.execution.differences import (
+    Difference,
+    Verification,
+    as_written,
+    compare,
+    move_weights,
+)
 from checkmate.tf2.execution.observed import evaluations, not_in_place
 from checkmate.tf2.execution.replay import output_buffers_bytes
 from checkmate.tf2.execution.undo import kept_state
-from checkmate.tf2.execution.verification import Verification
 from checkmate.tf2.graph.operations import draws
 from checkmate.tf2.memory.profiler import Observation, observe
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
-from checkmate.tf2.planning.planned import Planned
+from checkmate.tf2.planning.request import Planned
 
 MORE_STEPS = 4
 """How many further pairs of plain steps measure the model's own sensitivity, if two steps do not

@@ -146,7 +146,7 @@ def test_large_graphs_are_given_more_time(ops):
 
 def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
     from checkmate.tf2.planning import solver_calls
-    from checkmate.tf2.planning.tuning import TUNING
+    from checkmate.tf2.planning.budget_loop import TUNING
 
     solve, asked = solver_calls.solve, []
 
@@ -164,7 +164,7 @@ def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
 
 
 def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
-    from checkmate.tf2.planning.planned import Clock
+    from checkmate.tf2.planning.request import Clock
 
     phases = collections.Counter()
 

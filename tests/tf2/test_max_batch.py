@@ -99,7 +99,7 @@ def test_the_batch_that_is_found_is_measured_and_corrected():
 def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
     tf = tensorflow
 
-    from checkmate.tf2.batch_growth import GraphGrowth
+    from checkmate.tf2.max_batch import GraphGrowth
 
     def step(x):
         return tf.reduce_sum(tf.tanh(tf.sin(x) @ x[:, :16, :]))
@@ -154,7 +154,7 @@ def test_an_argument_without_a_batch():
 @pytest.mark.parametrize("guess", [1, 2, 7, 70, 100])
 @pytest.mark.parametrize("known", [0, 1])
 def test_bisection_from_a_guess(most, guess, known):
-    from checkmate.tf2.batch_search import largest_near
+    from checkmate.tf2.max_batch import largest_near
 
     asked = []
 
@@ -172,7 +172,7 @@ def test_bisection_from_a_guess(most, guess, known):
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 99, 100])
 @pytest.mark.parametrize("known", [0, 1, 5])
 def test_bisection(most, known):
-    from checkmate.tf2.batch_search import largest_fitting
+    from checkmate.tf2.max_batch import largest_fitting
 
     if known <= most:
         assert largest_fitting(lambda batch: batch <= most, 100, known=known) == most

@@ -65,8 +65,8 @@ def test_results_of_every_kind_are_the_callers_own(buffered):
     import tensorflow as tf
     from training import assert_equal
 
-    from checkmate.tf2.execution.output_buffers import OutputBuffers
     from checkmate.tf2.execution.replay import Replayed
+    from checkmate.tf2.execution.results import OutputBuffers
     from checkmate.tf2.graph.trace import trace
 
     @tf.function

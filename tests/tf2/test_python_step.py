@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_tensorflow_says_whether_control_flow_is_converted(autograph):
     import tensorflow as tf
 
-    from checkmate.tf2.python_step import python_of
+    from checkmate.tf2.graph.trace import python_of
 
     def step(x):
         return x

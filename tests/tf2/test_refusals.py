@@ -169,7 +169,7 @@ def uncounted(text):
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     """A notebook keeps the last refusal, and what its frames hold."""
-    from checkmate.tf2.planning.proof import needs_apart
+    from checkmate.tf2.planning.refusal import needs_apart
 
     step = compiled()
     budget = floor(step.graph).bytes - 10_000

@@ -13,7 +13,7 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 
 from checkmate.core.allocator import rounded_up
 from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
-from checkmate.tf2.graph.grappler_nodes import described
+from checkmate.tf2.graph.grappler import described
 from checkmate.tf2.graph.in_place import buffer_of
 from checkmate.tf2.graph.operations import role_of
 from checkmate.tf2.graph.sizes import tensor_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,25 @@ import platformdirs
 
 from checkmate.core.cache import read_cached, write_cached
 from checkmate.core.footprint import Footprint
-from checkmate.tf2.costs.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What an op takes.
+
+    Attributes:
+      seconds: Of one evaluation.
+      workspace_bytes: In use while it runs, besides its inputs and its value.
+      in_place: The deps whose memory its value takes over.
+      footprints: Of the TensorFlow ops of its group, in order, None for each that was not seen;
+        empty where none was.
+    """
+
+    seconds: float
+    workspace_bytes: int
+    in_place: tuple[int, ...] = ()
+    footprints: tuple[Footprint | None, ...] = ()
+
 
 FORMAT, VERSION = "checkmate-profile", 5
 

@@ -25,13 +25,13 @@ from checkmate.core.allocator import UNIT_BYTES
 from checkmate.core.events import Log, Program, bursts, learn
 from checkmate.core.footprint import Footprint, Kind
 from checkmate.errors import CheckmateError
+from checkmate.tf2.costs.cache import Measurement
 from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
-from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.graph_writer import GraphWriter
+from checkmate.tf2.memory.prediction import exact_bytes, log_of, node_of
 from checkmate.tf2.memory.profiler import observe
-from checkmate.tf2.memory.program import exact_bytes, log_of, node_of
 from checkmate.tf2.ops.table import rule_of
 
 log = logging.getLogger("checkmate")

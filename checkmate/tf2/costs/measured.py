@@ -19,9 +19,8 @@ from checkmate.core.replay import replay
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs import chain
-from checkmate.tf2.costs.cache import CostCache, Entries
+from checkmate.tf2.costs.cache import CostCache, Entries, Measurement
 from checkmate.tf2.costs.isolated import IsolatedOps
-from checkmate.tf2.costs.measurement import Measurement
 from checkmate.tf2.costs.roofline import roofline, unit
 from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.trace import TracedStep

@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
-from checkmate.tf2.costs.measurement import Measurement
+from checkmate.tf2.costs.cache import Measurement
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import body_of
-from checkmate.tf2.graph.loop_sizes import LoopSizes
 from checkmate.tf2.graph.operations import is_loop
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.table import rule_of
 

@@ -24,6 +24,7 @@ from checkmate.tf2.graph.backward import (
     follows_gradients,
     forward_names,
     has_second_order,
+    in_order_of_trace,
     read_by_gradients,
     with_inputs,
 )
@@ -41,7 +42,6 @@ from checkmate.tf2.graph.operations import (
     ties_recomputation,
 )
 from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
-from checkmate.tf2.graph.trace_order import in_order_of_trace
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of

@@ -4,15 +4,80 @@ graph that is being traced."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
-from checkmate.tf2.graph import copying
-from checkmate.tf2.graph.operations import is_call
-from checkmate.tf2.graph.placement import place
+from checkmate.tf2.graph.operations import ON_GPUS, is_call
+from checkmate.tf2.ops.table import rule_of
+
+# Few of TensorFlow's ops copy whatever happens: most take over an input's memory where they can,
+# and `DeepCopy` has no kernel of GPUs for every type of numbers. A value of another type is copied
+# as the bytes that it consists of, which are its own memory under another type. Truth values have
+# no such view and are converted to bytes and back.
+
+CopyStep = tuple[str, dict[str, tf.DType]]
+"""An op of one input and its type attributes."""
+
+
+def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
+    """Returns the ops that, one after another, copy a value of a type which
+    `operations.can_be_copied`."""
+    if dtype in (*ON_GPUS, tf.int32):
+        return (("DeepCopy", {"T": dtype}),)
+    if dtype == tf.bool:
+        return (
+            ("Cast", {"SrcT": dtype, "DstT": tf.uint8}),
+            ("Cast", {"SrcT": tf.uint8, "DstT": dtype}),
+        )
+    return (
+        ("Bitcast", {"T": dtype, "type": tf.uint8}),
+        ("DeepCopy", {"T": tf.uint8}),
+        ("Bitcast", {"T": tf.uint8, "type": dtype}),
+    )
+
+
+def copy_of(value: tf.Tensor) -> tf.Tensor:
+    """Returns a copy of a tensor of numbers, or makes its ops in the graph that is being traced."""
+    for kind, types in copy_steps(value.dtype):
+        if kind == "DeepCopy":
+            value = tf.raw_ops.DeepCopy(x=value)
+        elif kind == "Cast":
+            value = tf.raw_ops.Cast(x=value, DstT=types["DstT"])
+        else:
+            value = tf.raw_ops.Bitcast(input=value, type=types["type"])
+    return value
+
+
+def place(nodes: Sequence[Any], added: Collection[str]) -> None:
+    """Writes the devices of the nodes of these names that name none.
+
+    Args:
+      nodes: Definitions of ops, inputs first.
+    """
+    device = {node.name: node.device for node in nodes}
+    moved = [node for node in nodes if node.name in added and not _is_at_variable(node)]
+    for node in moved:
+        makers = (name.partition(":")[0] for name in node.input if name[0] != "^")
+        device[node.name] = device[node.name] or _first(device.get(each, "") for each in makers)
+    of_reader: dict[str, str] = {}
+    for node in reversed(nodes):
+        if node.name in added and not _is_at_variable(node):
+            node.device = device[node.name] or of_reader.get(node.name, "")
+        for name in node.input:
+            if node.device and name[0] != "^":
+                of_reader[name.partition(":")[0]] = node.device
+
+
+def _is_at_variable(node: Any) -> bool:
+    """True for an op that TensorFlow places where its variable is."""
+    return rule_of(node.op).only_reads or rule_of(node.op).has_reads_copied
+
+
+def _first(devices: Iterable[str]) -> str:
+    return next((each for each in devices if each), "")
 
 
 class GraphWriter:
@@ -122,7 +187,7 @@ class GraphWriter:
 
     def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
         """Writes what copies a value to memory of its own; returns the name of its tensor."""
-        for kind, types in copying.steps(like.dtype):
+        for kind, types in copy_steps(like.dtype):
             node = self._node(name, kind, [value], after, **types)
             self.like[node.name] = (like,)
             value, after = f"{node.name}:0", ()

@@ -8,9 +8,22 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
-from checkmate.tf2.graph.copying import ON_GPUS
 from checkmate.tf2.ops.rule import Role, Runs, Shares, Source, State
 from checkmate.tf2.ops.table import rule_of
+
+ON_GPUS = (
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.uint8,
+    tf.int64,
+    tf.uint64,
+)
+"""What GPUs have kernels for that allocate memory, write a part of it, and copy it, all on the
+device. (Kernels of GPUs keep 32-bit integers in the host's memory, where `DeepCopy` copies them.)
+"""
 
 
 def role_of(operation: tf.Operation) -> Role:

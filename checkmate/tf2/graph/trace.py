@@ -14,6 +14,7 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
+from checkmate.core.files import fingerprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.plan import Plan
@@ -29,6 +30,44 @@ from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.variables import variables_of
+
+
+class AlreadyTraced:
+    """A traced function in the place of a function to trace."""
+
+    def __init__(self, concrete: Any, specs: Any):
+        self._concrete, self._specs = concrete, specs
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function."""
+        return self._concrete(*args)
+
+    def get_concrete_function(self, *specs: Any) -> Any:
+        """The function, for the shapes that it was traced with."""
+        if tuple(specs) != tuple(self._specs):
+            raise TraceError("This step was traced before, for other shapes.")
+        return self._concrete
+
+
+def analyse_same(concrete: Any, main: TracedStep, name: str) -> TracedStep:
+    """Returns what a replica traced, analysed, so that it can run a plan of the first replica's.
+
+    Args:
+      main: What the first replica traced.
+      name: The name of the step.
+
+    Raises:
+      TraceError: The graphs differ.
+    """
+    traced = analyse(concrete, name=main.graph.name)
+    if fingerprint(traced.graph) != fingerprint(main.graph):
+        raise TraceError(
+            f"The replicas of {name!r} do not run the same graph ({len(main.graph)} and"
+            f" {len(traced.graph)} ops, or other sizes), so one plan cannot serve them. Use"
+            " batches that are a multiple of the number of replicas; drop_remainder=True drops"
+            " the last."
+        )
+    return traced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,3 +303,18 @@ def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] 
     if len(names) != len(by_name) or not by_name.keys() >= set(names):
         return None
     return tuple(tuple(by_name[operation.name] for operation in group) for group in like.groups)
+
+
+# Whether a `tf.function` converts Python control flow is not public: this file alone reads its
+# attribute `_autograph`. Without it, control flow is converted, as it is by default;
+# `test_python_step` asserts that the installed TensorFlow has it.
+
+
+def python_of(step: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Returns the Python function of a step, and whether its control flow on tensors becomes
+    TensorFlow's.
+
+    Args:
+      step: A function or a `tf.function`.
+    """
+    return getattr(step, "python_function", step), getattr(step, "_autograph", True)

@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from checkmate.core.allocator import rounded_up
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.output_buffers import OutputBuffers
+from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.program import exact_bytes
-from checkmate.tf2.memory.requests import (
+from checkmate.tf2.memory.prediction import exact_bytes
+from checkmate.tf2.memory.probe import (
     address_of,
     halved_sizes,
     request,

@@ -13,16 +13,15 @@ import tensorflow as tf
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.phases import Handed
 from checkmate.tf2.deferred_update import Update, deferred_updates
-from checkmate.tf2.graph.copying import copy_of
+from checkmate.tf2.graph.graph_writer import copy_of
 from checkmate.tf2.graph.operations import can_be_copied
-from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.graph.trace import TracedStep, python_of, trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
 from checkmate.tf2.ops.relation import SAME, SUMMED, Relation, batched
-from checkmate.tf2.python_step import python_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,8 @@ from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.request import PlanTask
-from checkmate.tf2.report_figures import TriedSlices
+from checkmate.tf2.planning.request import Planned, PlanTask
+from checkmate.tf2.report import TriedSlices
 from checkmate.units import Bytes
 
 Refused = (InfeasibleBudgetError, NoPlanFoundError)

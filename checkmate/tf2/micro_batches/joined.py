@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.micro_batches.pieces import Pieces
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.request import PlanTask
-from checkmate.tf2.report_figures import MicroBatches
+from checkmate.tf2.planning.request import Planned, PlanTask
+from checkmate.tf2.report import MicroBatches
 
 
 @dataclass(frozen=True, slots=True)

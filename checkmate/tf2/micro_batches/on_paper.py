@@ -8,10 +8,9 @@ from typing import Any
 
 from checkmate.core.graph import DFGraph
 from checkmate.errors import TraceError
-from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.graph.trace import AlreadyTraced, TracedStep, trace
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
-from checkmate.tf2.planning.already_traced import AlreadyTraced
 
 
 class StepOnPaper:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkmate.tf2.execution.replay import Replayed
-from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.graph.trace import TracedStep, analyse_same
 from checkmate.tf2.micro_batches.pieces import Pieces
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.micro_batches.sliced_step import Functions
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.same_graph import analyse_same
+from checkmate.tf2.planning.request import Planned
 
 
 def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable[..., Any]]:

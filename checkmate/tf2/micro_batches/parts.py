@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes
-from checkmate.tf2.graph.copying import copy_of
+from checkmate.tf2.graph.graph_writer import copy_of
 from checkmate.tf2.graph.operations import can_be_copied, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch

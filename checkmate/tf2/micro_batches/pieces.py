@@ -10,16 +10,14 @@ from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import tensor_bytes
-from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.graph.trace import AlreadyTraced, trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.sliced_step import Functions, SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.planning.already_traced import AlreadyTraced
-from checkmate.tf2.planning.planned import Planned
 from checkmate.tf2.planning.planner import Planner
-from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask
 
 
 @dataclass(frozen=True, slots=True, eq=False)

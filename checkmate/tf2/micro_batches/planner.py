@@ -21,7 +21,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.garbage import only_new_garbage
-from checkmate.tf2.memory.own_memory import give_own_memory
+from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
@@ -30,9 +30,8 @@ from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.micro_batches.stored_slices import slices_of
 from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.planned import Clock, Planned
 from checkmate.tf2.planning.planner import PHASES, Planner, costs_and_budget, in_memory
-from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask
 from checkmate.tf2.planning.stored_plan import store
 from checkmate.units import Bytes, is_share
 

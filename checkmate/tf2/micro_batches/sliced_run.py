@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.micro_batches.pieces import Pieces
 from checkmate.tf2.micro_batches.slices import Slices
 

@@ -26,10 +26,9 @@ from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
-from checkmate.tf2.planning.budget_loop import Tried, could_save, next_target
+from checkmate.tf2.planning.budget_loop import TUNING, Tried, could_save, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, PlanTask
 from checkmate.tf2.planning.solver_calls import SolverCalls
-from checkmate.tf2.planning.tuning import TUNING
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")

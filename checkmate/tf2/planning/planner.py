@@ -19,20 +19,19 @@ from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
-from checkmate.tf2.execution.output_buffers import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
+from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.budget import RESERVES, MemoryBudget
 from checkmate.tf2.memory.garbage import only_new_garbage
-from checkmate.tf2.memory.own_memory import give_own_memory
 from checkmate.tf2.memory.prediction import Predictor
+from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.planning import plan_files
+from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
-from checkmate.tf2.planning.planned import Clock, Planned, unchanged
 from checkmate.tf2.planning.refusal import Refusal
-from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.planning.stored_plan import store, stored_plan
-from checkmate.tf2.planning.tuning import TUNING
 from checkmate.tf2.report import Report
 from checkmate.units import format_bytes
 

@@ -17,10 +17,10 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.undo import Undo
 from checkmate.tf2.graph.operations import draws, is_constant
-from checkmate.tf2.memory.program import exact_bytes
+from checkmate.tf2.memory.prediction import exact_bytes
 from checkmate.tf2.ops.table import rule_of
-from checkmate.tf2.planning.planned import Planned
-from checkmate.tf2.planning.tuning import TUNING
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Planned
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")

@@ -14,8 +14,8 @@ from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.planning.planned import Clock
-from checkmate.tf2.planning.tuning import TUNING
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Clock
 
 
 def time_limit(asked_s: float | None, graph: DFGraph) -> float:

@@ -9,8 +9,7 @@ from checkmate.core.cache import forgiven
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.planned import Planned, unchanged
-from checkmate.tf2.planning.request import PlanTask
+from checkmate.tf2.planning.request import Planned, PlanTask, unchanged
 from checkmate.tf2.report import Report
 
 

@@ -272,7 +272,7 @@ def test_unit_counts_tensorflow_ops(step):
 
 
 def test_a_function_is_a_cost_model(step):
-    from checkmate.tf2.costs.measurement import Measurement
+    from checkmate.tf2.costs.cache import Measurement
 
     graph = with_costs(
         step,

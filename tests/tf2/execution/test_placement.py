@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from processes import found, started
 
-from checkmate.tf2.graph.placement import place
+from checkmate.tf2.graph.graph_writer import place
 
 
 @pytest.mark.slow

@@ -64,8 +64,7 @@ def test_a_function_that_tensorflow_does_not_hand_out_is_none(tensorflow):
 def test_sizes_of_what_loops_and_conditions_return(tensorflow):
     """A list has an entry for each of the three iterations; a choice of branches is as large as the
     larger one."""
-    from checkmate.tf2.graph.loop_sizes import LoopSizes
-    from checkmate.tf2.graph.sizes import tensor_bytes
+    from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
 
     tf = tensorflow
 

@@ -32,8 +32,8 @@ def graph_of(run, *specs):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_copy_is_equal_to_the_bit_and_has_memory_of_its_own(dtype):
-    from checkmate.tf2.graph.copying import copy_of
-    from checkmate.tf2.memory.requests import address_of
+    from checkmate.tf2.graph.graph_writer import copy_of
+    from checkmate.tf2.memory.probe import address_of
 
     value = some(dtype)
     copy = copy_of(value)
@@ -70,7 +70,7 @@ def test_what_is_written_copies_and_has_kernels_of_gpus(dtype):
 def test_memory_that_is_filled_has_kernels_of_gpus_that_stay_on_the_device():
     import tensorflow as tf
 
-    from checkmate.tf2.graph.copying import ON_GPUS
+    from checkmate.tf2.graph.graph_writer import ON_GPUS
 
     kernels.needs_a_build_for_gpus()
     for dtype in ON_GPUS:

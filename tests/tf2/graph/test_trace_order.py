@@ -31,7 +31,7 @@ def test_weight_decay_comes_after_the_readers_of_the_weight(optimizer_on):
 def test_an_op_comes_no_later_than_its_first_reader():
     import tensorflow as tf
 
-    from checkmate.tf2.graph.trace_order import in_order_of_trace
+    from checkmate.tf2.graph.backward import in_order_of_trace
 
     with tf.Graph().as_default() as graph:
         late = tf.constant(1.0, name="late")

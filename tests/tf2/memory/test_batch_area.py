@@ -24,7 +24,7 @@ def chunks():
 def test_batches_do_not_cut_the_large_chunk(tensorflow):
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.batch_area import BATCHES, set_apart
-    from checkmate.tf2.memory.requests import address_of
+    from checkmate.tf2.memory.probe import address_of
 
     devices.fetch_region("CPU:0", 600 << 20)
     apart = set_apart(BATCH, 1000)

@@ -95,7 +95,7 @@ def test_the_kinds_of_bytes_of_a_step(tensorflow):
 def test_memory_is_set_aside_for_more_batches_where_they_are_small(tensorflow):
     from dense import batch_of, planned
 
-    from checkmate.tf2.memory.pipeline import (
+    from checkmate.tf2.memory.budget import (
         MORE_BATCHES,
         argument_bytes,
         batches_ahead,

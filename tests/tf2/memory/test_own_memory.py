@@ -32,7 +32,7 @@ OTHERS = ("float16", "bfloat16", "int32", "int64", "bool")
 )
 def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflow, dtype):
     from checkmate.tf2 import device
-    from checkmate.tf2.memory.own_memory import give_own_memory
+    from checkmate.tf2.memory.scratch import give_own_memory
 
     size = tensorflow.as_dtype(dtype).size
     value = (
@@ -57,7 +57,7 @@ def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflo
 
 
 def test_values_that_arithmetic_would_change(tensorflow):
-    from checkmate.tf2.memory.own_memory import give_own_memory
+    from checkmate.tf2.memory.scratch import give_own_memory
 
     value = np.array([-0.0, np.nan, -np.inf, 1e-42], "float32")
     value.view("uint32")[1] |= 0x1234  # a NaN that says more

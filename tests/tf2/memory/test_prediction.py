@@ -128,7 +128,7 @@ def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow)
 
     from checkmate.core.allocator import Pool
     from checkmate.tf2.memory.prediction import Predictor
-    from checkmate.tf2.memory.requests import address_of
+    from checkmate.tf2.memory.probe import address_of
 
     x = tensorflow.random.stateless_normal((512, 512), (1, 2))
     planned = planned_function(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate.tf2.planning.budget_loop import Tried, could_save, next_target
-from checkmate.tf2.planning.tuning import TUNING
+from checkmate.tf2.planning.budget_loop import TUNING, Tried, could_save, next_target
 
 FIXED, LIMIT = 10_000_000, 110_000_000
 ACTIVATIONS = LIMIT - FIXED

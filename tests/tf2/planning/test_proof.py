@@ -13,7 +13,7 @@ def test_an_op_of_several_needs_no_more_than_the_one_of_them_that_needs_most():
 
     from checkmate.core.replay import needs
     from checkmate.tf2.costs.measured import with_costs
-    from checkmate.tf2.planning.proof import needs_apart
+    from checkmate.tf2.planning.refusal import needs_apart
 
     def step(x, y):
         a, b, c = tf.sin(x), tf.cos(x), tf.tanh(x)

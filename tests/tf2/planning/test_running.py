@@ -243,7 +243,7 @@ def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans,
 def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     """In plain TensorFlow ops run when they can, and a few of the largest values can come to be in
     memory together."""
-    from checkmate.tf2.planning.tuning import TUNING
+    from checkmate.tf2.planning.budget_loop import TUNING
 
     chain = Chain()
     plain = chain.planned("1000%").report().plain_peak_bytes

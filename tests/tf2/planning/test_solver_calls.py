@@ -17,7 +17,7 @@ GRAPH = strategies.training_chain(8)
 def calls(**options):
     from checkmate.progress import Progress
     from checkmate.tf2.options import PlanOptions
-    from checkmate.tf2.planning.planned import Clock
+    from checkmate.tf2.planning.request import Clock
     from checkmate.tf2.planning.solver_calls import SolverCalls
 
     asked = PlanOptions(**options)
@@ -41,7 +41,7 @@ def asked(monkeypatch):
 
 
 def test_the_default_solver_ends_where_it_no_longer_pays(asked):
-    from checkmate.tf2.planning.tuning import TUNING
+    from checkmate.tf2.planning.budget_loop import TUNING
 
     calls().best(2**40)
     assert asked == [Auto(steps=TUNING.steps)]
