@@ -21,7 +21,7 @@ from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.on_paper import StepOnPaper
 from checkmate.tf2.micro_batches.slices import Slices
-from checkmate.tf2.planning import plan_files
+from checkmate.tf2.planning import store
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SliceGraph:
         facts |= {"unchanged": False}
         if self.slices.count > 1:
             facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
-        plan_files.save(path, self.traced, graph, plan, facts)
+        store.write(path, self.traced, graph, plan, facts)
 
 
 @dataclass(slots=True)

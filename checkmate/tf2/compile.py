@@ -22,7 +22,7 @@ from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
-from checkmate.tf2.planning.stored_plan import save
+from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
 from checkmate.tf2.training_step import shown, training_step
 from checkmate.units import format_bytes

@@ -12,27 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from checkmate.core.replay import replay
 from checkmate.errors import PlanError, PlanFileError, TraceError
-from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.garbage import only_new_garbage
-from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
-from checkmate.tf2.micro_batches.stored_slices import slices_of
-from checkmate.tf2.planning import plan_files
-from checkmate.tf2.planning.planner import PHASES, Planner, costs_and_budget, in_memory
+from checkmate.tf2.planning import store
+from checkmate.tf2.planning.planner import Planner, measured, with_budget
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask
-from checkmate.tf2.planning.stored_plan import store
 from checkmate.units import Bytes, is_share
 
 log = logging.getLogger("checkmate")
@@ -63,16 +57,15 @@ class MicroBatchPlanner(Planner):
                 return self._smaller(specs, like, batch)
             options = self.request.options
             if options.plan:
-                plan_files.prepare(options.plan)
-            task = self._task(specs, batch, traced, released_bytes)
-            plain = _plain_figures(task)
+                store.prepare(options.plan)
+            task, plain = _measured(self._task(specs, batch, traced, released_bytes))
             path = self.path_of(task.traced)
             stored = self._stored(task, plain, path)
             planned = stored or self._new(task, plain)
-            self.budget_bytes = task.budget_bytes
+            self.budget_bytes = planned.report.budget_bytes
             log.info("%s", planned.report)
             if path and stored is None:
-                store(path, planned)
+                store.keep(path, planned)
             return planned
 
     def _task(
@@ -84,15 +77,17 @@ class MicroBatchPlanner(Planner):
     ) -> PlanTask:
         """The planning of the whole step, traced as it would run without micro-batches."""
         request, clock = self.request, Clock()
-        progress = Progress(request.name, PHASES, enabled=False)
         with clock.phase("tracing"):
             traced = traced or trace(request.step, *specs, name=request.name)
-        give_own_memory(traced.variables)
-        values = in_memory(batch, tf.nest.flatten(specs))
-        return PlanTask(
-            request, traced, specs, clock, progress, values, released_bytes, True,
-            self.budget_bytes,
-        )  # fmt: skip
+        return PlanTask.of(
+            request,
+            traced,
+            specs,
+            clock,
+            batch,
+            released_bytes=released_bytes,
+            budget_bytes=self.budget_bytes,
+        )
 
     def _new(self, task: PlanTask, plain: PlainFigures) -> Planned:
         count = self.request.options.micro_batches
@@ -108,9 +103,9 @@ class MicroBatchPlanner(Planner):
         named = path or self.request.options.plan
         if not named or not Path(named).exists():
             return None
-        budget, other = task.budget_bytes, task.other_bytes
+        other = task.other_bytes
         try:
-            found = slices_of(named)
+            found = store.slices_of(named)
             if found is None:
                 return _unsplit(task, named)
             examples, asked = examples_of(task.specs), self.request.options.micro_batches
@@ -121,12 +116,11 @@ class MicroBatchPlanner(Planner):
                     f" {examples} in {asked} micro-batches was asked for. Make a plan for that."
                 )
             if is_share(self.request.options.budget):
-                task.budget_bytes = self.request.resolve(found.plain_bytes + other, other)
+                task = task.within(self.request.resolve(found.plain_bytes + other, other))
             return _in_slices(task, slices, plain, named)
         except (PlanFileError, PlanError):
             if path is None:
                 raise
-            task.budget_bytes = budget
             return None
 
     def _smaller(self, specs: tuple[Any, ...], like: Planned, batch: Sequence[Any]) -> Planned:
@@ -146,18 +140,16 @@ class MicroBatchPlanner(Planner):
             return _unsplit(task)
 
 
-def _plain_figures(task: PlanTask) -> PlainFigures:
-    """What the plain step takes. Its ops are measured where the budget is a share of its peak, or
-    where it fits on the device."""
+def _measured(task: PlanTask) -> tuple[PlanTask, PlainFigures]:
+    """The task with its budget, and the figures of the plain step, whose ops are measured where the
+    budget is a share of its peak, or where it fits on the device."""
     other = task.other_bytes
-    peak = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + other
+    peak, cost = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + other, None
     free = free_or_none(devices.training_device())
     if is_share(task.request.options.budget) or (free is not None and peak <= free):
-        costs, peak = costs_and_budget(task)
-        return PlainFigures(peak, peak - other, costs.graph.total_cost)
-    if not task.budget_bytes:
-        task.budget_bytes = task.request.resolve(peak, other)
-    return PlainFigures(peak, peak - other, None)
+        costs, peak = measured(task)
+        cost = costs.graph.total_cost
+    return with_budget(task, peak), PlainFigures(peak, peak - other, cost)
 
 
 def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> Planned:
@@ -168,14 +160,12 @@ def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> P
     if budget is not None:
         options = replace(options, budget=budget)
     planner = Planner(replace(task.request, options=options), task.budget_bytes)
-    planned = planner.plan(
+    return planner.plan(
         task.specs,
         batch=task.batch or (),
         traced=task.traced,
         released_bytes=task.released_bytes,
     )
-    task.budget_bytes = planner.budget_bytes
-    return planned
 
 
 def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:

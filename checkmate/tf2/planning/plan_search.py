@@ -78,7 +78,7 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         task = self.task
-        self.solver = SolverCalls(self.graph, task.request.options, task.clock, task.progress)
+        self.solver = SolverCalls(self.graph, task.request.options, task.clock)
 
     def run(self) -> Candidate | None:
         """Returns the cheapest plan that is expected to be within the budget, once no further plan
@@ -196,7 +196,7 @@ class PlanSearch:
         allocated: int | None = candidate.peak_bytes + memory.other_bytes
         candidate.rise_bytes = candidate.peak_bytes - traced.between_bytes
         if self.predictor.predicts:
-            with self.task.clock.phase("predicting"), self.task.progress.phase("predicting"):
+            with self.task.clock.phase("predicting"):
                 paper = self.predictor.write(candidate.plan)
                 peak = self.predictor.peak(paper)
             candidate.written = paper.written

@@ -22,16 +22,14 @@ from checkmate.tf2.costs.measured import Costs, costs_of
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.memory.budget import RESERVES, MemoryBudget
+from checkmate.tf2.memory.budget import RESERVES
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.memory.prediction import Predictor
-from checkmate.tf2.memory.scratch import give_own_memory
-from checkmate.tf2.planning import plan_files
+from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
-from checkmate.tf2.planning.stored_plan import store, stored_plan
 from checkmate.tf2.report import Report
 from checkmate.units import format_bytes
 
@@ -73,43 +71,40 @@ class Planner:
           traced: The step traced for these specs, where it was before.
           released_bytes: Bytes in use that are released once this plan is taken.
         """
-        request, clock = self.request, Clock()
+        request = self.request
         if request.options.plan:
-            plan_files.prepare(request.options.plan)
+            store.prepare(request.options.plan)
         showing = Progress(request.name, PHASES, enabled=request.options.verbose)
         with only_new_garbage(), showing as progress:
-            with clock.phase("tracing"), progress.phase("tracing"):
+            clock = Clock(progress)
+            with clock.phase("tracing"):
                 traced = traced or trace(
                     request.step, *specs, name=request.name, like=like.traced if like else None
                 )
             if like is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
-            give_own_memory(traced.variables)
-            task = PlanTask(
+            task = PlanTask.of(
                 request,
                 traced,
                 specs,
                 clock,
-                progress,
-                in_memory(batch, tf.nest.flatten(specs)),
-                released_bytes,
-                like is None,
-                self.budget_bytes,
+                batch,
+                released_bytes=released_bytes,
+                is_main=like is None,
+                budget_bytes=self.budget_bytes,
             )
             try:
-                stored = stored_plan(task)
+                stored = store.stored_plan(task)
                 planned = stored or _new_plan(task)
                 progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
-        self.budget_bytes = task.budget_bytes
-        report = replace(
-            planned.report, seconds=dict(clock.seconds), cpu_seconds=dict(clock.cpu_seconds)
-        )
+        self.budget_bytes = planned.report.budget_bytes
+        report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
         planned = replace(planned, report=report)
         log.info("%s", planned.report)
         if like is None and stored is None and (path := self.path_of(traced)):
-            store(path, planned)
+            store.keep(path, planned)
         return planned
 
     def anew(
@@ -154,12 +149,12 @@ class Planner:
         if correction < 1 and found.cost > (1 - TUNING.worth_share) * planned.cost:
             return planned
         if path := self.path_of(found.traced):
-            store(path, found)
+            store.keep(path, found)
         return found
 
     def path_of(self, traced: TracedStep) -> Path | None:
         """Where the folder of `plan` has the plan of a step; None without a folder."""
-        return self.request.path_of(traced)
+        return store.path_of(self.request, traced)
 
     def _under_same_plan(
         self, traced: TracedStep, specs: tuple[Any, ...], main: Planned
@@ -177,34 +172,24 @@ class Planner:
         return replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan))
 
 
-def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
-    """Returns the values where they are tensors of these specs in the memory that steps train in;
-    else None."""
-    device = devices.training_device()
-    eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
-    if not values or not eager or len(values) != len(specs):
-        return None
-    there = all(
-        value.shape == spec.shape and value.dtype == spec.dtype and value.device.endswith(device)
-        for value, spec in zip(values, specs, strict=True)
-    )
-    return list(values) if there else None
-
-
-def costs_and_budget(task: PlanTask) -> tuple[Costs, int]:
-    """Returns a step's costs, and the predicted peak of the plain step, with all else that is in
-    use; then the budget is known."""
-    with task.clock.phase("measuring ops"), task.progress.phase("measuring ops"):
+def measured(task: PlanTask) -> tuple[Costs, int]:
+    """Returns the costs of a step, and the predicted peak of the plain step, with all else that is
+    in use."""
+    clock = task.clock
+    with clock.phase("measuring ops"):
         costs = costs_of(
-            task.traced, task.request.options.cost_model, on_progress=task.progress.advance
+            task.traced, task.request.options.cost_model, on_progress=clock.progress.advance
         )
-    with task.clock.phase("predicting"), task.progress.phase("predicting"):
+    with clock.phase("predicting"):
         plain = Predictor(task.traced, costs.graph, (), costs.footprints).plain_peak_bytes()
     start = task.start
-    own = plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
-    if not task.budget_bytes:
-        task.budget_bytes = task.request.resolve(own, task.other_bytes)
-    return costs, own
+    return costs, plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
+
+
+def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
+    """Returns the same with its budget in bytes, which may be a share of the plain step's peak."""
+    known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
+    return task.within(known)
 
 
 def _new_plan(task: PlanTask) -> Planned:
@@ -216,9 +201,9 @@ def _new_plan(task: PlanTask) -> Planned:
       NoPlanFoundError: None was found.
     """
     piece = task.fetch_region()
-    costs, plain_peak = costs_and_budget(task)
-    memory = task.memory()
-    report = first_report(task, costs, memory, plain_peak)
+    costs, plain_peak = measured(task)
+    task = with_budget(task, plain_peak)
+    memory, report = task.memory, task.report(costs.graph, plain_peak)
     plain_rise = plain_peak - memory.fixed_bytes
     corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
     largest = max(op.output_bytes for op in costs.graph.ops)
@@ -228,25 +213,6 @@ def _new_plan(task: PlanTask) -> Planned:
         return _unchanged(task, costs, report)
     search = PlanSearch(task, costs.graph, memory, piece, costs.footprints)
     return _searched(task, search, costs, report)
-
-
-def first_report(
-    task: PlanTask, costs: Costs, memory: MemoryBudget, plain_peak_bytes: int
-) -> Report:
-    """Returns the report of a step that runs unchanged, before steps ran."""
-    return Report(
-        name=task.request.name,
-        memory=memory,
-        plain_peak_bytes=plain_peak_bytes,
-        result=None,
-        ops=len(costs.graph),
-        tensorflow_ops=len(task.traced.flat.graph.get_operations()),
-        seconds={},
-        notes=task.traced.notes,
-        predicted_peak_bytes=plain_peak_bytes,
-        graph=costs.graph,
-        plain_plan=task.traced.plain_plan(),
-    )
 
 
 def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
@@ -278,7 +244,7 @@ def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) 
 
 
 def _built(task: PlanTask, search: PlanSearch, found: Candidate, report: Report) -> Planned:
-    with task.clock.phase("building"), task.progress.phase("building"):
+    with task.clock.phase("building"):
         buffers: OutputBuffers | None = search.predictor.buffers
         run = Replayed(task.traced, found.plan, buffers, found.written)
     report = replace(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -21,9 +21,8 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget, StartState
-from checkmate.tf2.memory.scratch import Scratch
+from checkmate.tf2.memory.scratch import Scratch, give_own_memory
 from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.planning import plan_files
 from checkmate.tf2.report import Report
 from checkmate.units import is_share, parse_bytes
 
@@ -64,17 +63,24 @@ class Planned:
 
 
 class Clock:
-    """Seconds per phase, and those of all CPU cores; the times of a repeated phase add up."""
+    """Seconds per phase, and those of all CPU cores; the times of a repeated phase add up. Phases
+    are shown as they begin.
 
-    def __init__(self) -> None:
+    Args:
+      progress: Shows them; None for phases that are not shown.
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or Progress("", {}, enabled=False)
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
         """Adds the time that the block takes."""
         started, cpu_started = time.perf_counter(), time.process_time()
-        yield
+        with self.progress.phase(name, limit_s=limit_s):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.process_time() - cpu_started
 
@@ -123,45 +129,66 @@ class PlanRequest:
         own = parse_bytes(budget, percent_of=plain_peak_bytes - other_bytes)
         return own + other_bytes if is_share(budget) else own
 
-    def path_of(self, traced: TracedStep) -> Path | None:
-        """Where the folder of `options.plan` has the plan of a step; None without a folder."""
-        folder = self.options.plan
-        return plan_files.path_in(folder, traced, self.options.key) if folder else None
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlanTask:
     """The planning of one set of shapes.
 
     Attributes:
       specs: The nest of specs of the step's arguments.
+      start: The kinds of bytes when planning began, for a budget of 0.
       batch: The flattened arguments of the call that comes, where they are in the memory that steps
         train in; else None.
       released_bytes: Bytes in use that are released once this plan is taken.
       is_main: The step of the largest batch, not of a smaller one.
-      budget_bytes: The budget in bytes; 0 until it is known.
-      start: The kinds of bytes when planning began, for a budget of 0.
+      budget_bytes: The budget in bytes; 0 until the plain step's peak is known.
     """
 
     request: PlanRequest
     traced: TracedStep
     specs: tuple[Any, ...]
     clock: Clock
-    progress: Progress
+    start: MemoryBudget
     batch: Sequence[tf.Tensor] | None = None
     released_bytes: int = 0
     is_main: bool = True
     budget_bytes: int = 0
-    start: MemoryBudget = field(init=False)
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(
+        cls,
+        request: PlanRequest,
+        traced: TracedStep,
+        specs: tuple[Any, ...],
+        clock: Clock,
+        values: Sequence[Any],
+        *,
+        released_bytes: int,
+        is_main: bool = True,
+        budget_bytes: int = 0,
+    ) -> PlanTask:
+        """Returns the planning of a traced step, whose variables are then in memory of their own.
+
+        Args:
+          values: Flattened values of the specs, where there are any.
+        """
+        give_own_memory(traced.variables)
+        batch = in_memory(values, tf.nest.flatten(specs))
         gc.collect()  # deleted models keep their variables in reference cycles
         in_use = devices.bytes_in_use(devices.training_device())
-        state = StartState(in_use, self.batch is not None, self.released_bytes)
-        self.start = MemoryBudget.of(self.traced, 0, state, next_batches=self.request.next_batches)
+        state = StartState(in_use, batch is not None, released_bytes)
+        start = MemoryBudget.of(traced, 0, state, next_batches=request.next_batches)
+        return cls(
+            request, traced, specs, clock, start, batch, released_bytes, is_main, budget_bytes
+        )
 
+    def within(self, budget_bytes: int) -> PlanTask:
+        """Returns the same with a budget."""
+        return replace(self, budget_bytes=budget_bytes)
+
+    @property
     def memory(self) -> MemoryBudget:
-        """Returns the kinds of bytes of the budget."""
+        """The kinds of bytes of the budget."""
         return replace(self.start, limit_bytes=self.budget_bytes)
 
     @property
@@ -173,6 +200,28 @@ class PlanTask:
     def reports(self) -> bool:
         """True where the allocator reports what is in use."""
         return devices.allocator_reports(devices.training_device())
+
+    def report(self, graph: DFGraph, plain_peak_bytes: int, **more: Any) -> Report:
+        """Returns the report of a step that runs unchanged, before steps ran, with more or other
+        fields.
+
+        Args:
+          graph: The step's graph with costs.
+        """
+        fields: dict[str, Any] = {
+            "name": self.request.name,
+            "memory": self.memory,
+            "plain_peak_bytes": plain_peak_bytes,
+            "result": None,
+            "ops": len(graph),
+            "tensorflow_ops": len(self.traced.flat.graph.get_operations()),
+            "seconds": {},
+            "notes": self.traced.notes,
+            "predicted_peak_bytes": plain_peak_bytes,
+            "graph": graph,
+            "plain_plan": self.traced.plain_plan(),
+        }
+        return Report(**fields | more)
 
     def notes(self) -> tuple[str, ...]:
         """Cautions about the device."""
@@ -201,3 +250,17 @@ class PlanTask:
         fetched = devices.fetch_region(device, needed - other - self.traced.between_bytes)
         # The results' buffers are taken from the same region.
         return fetched // 2 if fetched and has_limit else ANY_SIZE
+
+
+def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
+    """Returns the values where they are tensors of these specs in the memory that steps train in;
+    else None."""
+    device = devices.training_device()
+    eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
+    if not values or not eager or len(values) != len(specs):
+        return None
+    there = all(
+        value.shape == spec.shape and value.dtype == spec.dtype and value.device.endswith(device)
+        for value, spec in zip(values, specs, strict=True)
+    )
+    return list(values) if there else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
-from checkmate.progress import Progress
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.curve import Curve, solve_curve
 from checkmate.solvers.result import SolveResult
@@ -37,7 +36,6 @@ class SolverCalls:
     graph: DFGraph
     options: PlanOptions
     clock: Clock
-    progress: Progress
     count: int = 0
     refusal: InfeasibleBudgetError | NoPlanFoundError | None = None
     reached_bytes: int | None = None
@@ -69,14 +67,14 @@ class SolverCalls:
         """Returns the cheapest plan that the solver finds; None where it finds none."""
         self.count += 1
         limit_s = self.time_limit_s
-        with self.clock.phase("solving"), self.progress.phase("solving", limit_s=limit_s):
+        with self.clock.phase("solving", limit_s=limit_s):
             try:
                 return solve(
                     self.graph,
                     budget_bytes,
                     solver=self._solver,
                     time_limit_s=limit_s,
-                    on_progress=self.progress.improved,
+                    on_progress=self.clock.progress.improved,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self.refusal = self.refusal or error
@@ -88,7 +86,7 @@ class SolverCalls:
         """The search for the smallest budget that has a plan, made once; None where it fails."""
         if self._curve is None:
             limit_s = TUNING.lowest_plan_s
-            phase = self.progress.phase("looking for what would fit", limit_s=limit_s)
+            phase = self.clock.progress.phase("looking for what would fit", limit_s=limit_s)
             with contextlib.suppress(CheckmateError), phase:
                 self._curve = solve_curve(
                     self.graph,

@@ -255,6 +255,7 @@ def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     assert loose.result is None
 
 
+@pytest.mark.own_process
 def test_constants_come_with_the_first_step_and_are_no_rise_of_it():
     import tensorflow as tf
     from training import planned_function

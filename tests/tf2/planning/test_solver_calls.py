@@ -15,13 +15,12 @@ GRAPH = strategies.training_chain(8)
 
 
 def calls(**options):
-    from checkmate.progress import Progress
     from checkmate.tf2.options import PlanOptions
     from checkmate.tf2.planning.request import Clock
     from checkmate.tf2.planning.solver_calls import SolverCalls
 
     asked = PlanOptions(**options)
-    return SolverCalls(GRAPH, asked, Clock(), Progress("step", enabled=False))
+    return SolverCalls(GRAPH, asked, Clock())
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.cache import forgiven
 from checkmate.core.files import fingerprint, load_plan, read_plan, save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -26,10 +27,13 @@ from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError
 from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.ops.rule import Shares
 from checkmate.tf2.ops.table import rule_of
+from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask, unchanged
 from checkmate.units import format_bytes
 from checkmate.version import __version__
 
@@ -130,7 +134,7 @@ class StoredPlan:
         )
 
 
-def save(
+def write(
     path: str | os.PathLike,
     traced: TracedStep,
     graph: DFGraph,
@@ -237,6 +241,12 @@ def find(
     return stored
 
 
+def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
+    """Returns where the folder of `PlanOptions.plan` has the plan of a step; None without one."""
+    folder = request.options.plan
+    return path_in(folder, traced, request.options.key) if folder else None
+
+
 def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) -> Path | None:
     """Returns where a folder has the plan of this step; None where `named` is a file, whose name
     ends in .json.
@@ -311,3 +321,110 @@ def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
         for op, (cost, workspace, *more) in zip(graph.ops, costs, strict=True)
     )
     return replace(graph, ops=tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlices:
+    """The slices of a batch that the plan of a file is for.
+
+    Attributes:
+      size: How many examples a slice has.
+      plain_bytes: What the step on the whole batch takes itself.
+    """
+
+    size: int
+    plain_bytes: int
+
+    def __post_init__(self) -> None:
+        if not all(type(each) is int and each > 0 for each in (self.size, self.plain_bytes)):
+            raise ValueError("its slices are not whole numbers of examples and bytes")
+
+
+def slices_of(path: str | os.PathLike) -> StoredSlices | None:
+    """Returns the slices that the plan of a file is for; None where it is for a whole batch.
+
+    Raises:
+      PlanFileError: The file cannot be read, or holds no plan.
+    """
+    found = read_plan(path).get("slices")
+    try:
+        return None if found is None else StoredSlices(**found)
+    except (TypeError, ValueError) as error:
+        raise PlanFileError(
+            f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
+            " again."
+        ) from error
+
+
+def stored_plan(task: PlanTask) -> Planned | None:
+    """Returns the step under the plan of a file that is for it; None without one. Like any plan it
+    is confirmed by the first real steps.
+
+    Raises:
+      PlanFileError: The file that was named does not fit the step or the budget.
+    """
+    request, traced = task.request, task.traced
+    if not request.options.plan or not task.is_main:
+        return None
+    other = task.other_bytes
+    stored = find(
+        request.options.plan,
+        traced,
+        request.options.key,
+        lambda each: refuse_above(each, _budget(task, each) - other),
+    )
+    if stored is None:
+        return None
+    task = task.within(_budget(task, stored))
+    task.fetch_region()
+    with task.clock.phase("building"):
+        buffers = make_output_buffers(traced) if request.has_output_buffers else None
+        run = (
+            Replayed(traced, stored.plan, buffers) if stored.plan else unchanged(traced, task.specs)
+        )
+    report = task.report(
+        stored.graph,
+        stored.plain_bytes + other,
+        result=stored.result(task.budget_bytes) if stored.plan else None,
+        notes=(*traced.notes, f"The plan is from {stored.path}.", *task.notes()),
+        predicted_peak_bytes=stored.peak_bytes + other,
+    )
+    plan = stored.plan or traced.plain_plan()
+    return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
+
+
+def _budget(task: PlanTask, stored: StoredPlan) -> int:
+    """The budget in bytes for a plan from a file, which counts the bytes of the step alone."""
+    request, other = task.request, task.other_bytes
+    if stored.is_named and request.options.budget == "auto":
+        return stored.budget_bytes + other
+    return request.resolve(stored.plain_bytes + other, other)
+
+
+def keep(path: Path, planned: Planned) -> None:
+    """Writes a plan into its folder; where that fails, the step trains all the same."""
+    with forgiven(path.parent):
+        save(path, planned)
+
+
+def save(path: str | os.PathLike, planned: Planned) -> None:
+    """Writes a planned step as a file, for `plan` of another run; the file counts the bytes of the
+    step alone."""
+    micro = planned.report.micro_batches
+    planned = planned.part or planned
+    report = planned.report
+    other = report.memory.other_bytes
+    write(
+        path,
+        planned.traced,
+        planned.graph,
+        planned.plan,
+        {
+            "unchanged": planned.result is None,
+            "budget_bytes": report.budget_bytes - other,
+            "peak_bytes": report.expected_peak_bytes - other,
+            "plain_bytes": report.plain_peak_bytes - other,
+            "rise_bytes": planned.rise_bytes,
+            "slices": {"size": micro.size, "plain_bytes": micro.plain_bytes} if micro else None,
+        },
+    )
