@@ -32,7 +32,7 @@ class Measurement:
     footprints: tuple[Footprint | None, ...] = ()
 
 
-FORMAT, VERSION = "checkmate-profile", 5
+FORMAT, VERSION = "checkmate-profile", 6
 
 Entries = dict[str, Measurement | None]
 """Measurements by the signature of an op; None for an op that TensorFlow refused to run."""

@@ -13,11 +13,11 @@ import gc
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -35,6 +35,8 @@ from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.ops.table import rule_of
 
 log = logging.getLogger("checkmate")
+
+T = TypeVar("T")
 
 LENGTH = 64
 """The groups in a chain, at most."""
@@ -59,6 +61,10 @@ class Chain:
     Args:
       members: The groups, all of which can run.
       device: Where they run.
+
+    Attributes:
+      tries: Whether that first run tries algorithms, which takes time and memory that no later run
+        does.
     """
 
     def __init__(self, members: Sequence[IsolatedOps], device: str):
@@ -89,9 +95,12 @@ class Chain:
         specs = [tf.TensorSpec((), number.dtype) for number in self._numbers.values()]
         self._function: Any = tf.compat.v1.wrap_function(build, specs)
         self._first = self.run()
-        types = {operation.type for each in members for operation in each.group}
-        if device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types):
-            self._first = self.run()  # with the algorithms that were chosen, and their memory
+        self.tries = _tries(members, device)
+
+    def run_again(self) -> None:
+        """Runs all ops with the algorithms that were chosen, and forgets how long the first run
+        took."""
+        self._first = self.run()
 
     def run(self) -> list[float]:
         """Runs all ops and returns the seconds of each group."""
@@ -194,12 +203,28 @@ def _measured(
     members: Sequence[IsolatedOps], device: str, reports: bool
 ) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
     made, logs = _watched(partial(_made, members, device), reports)
+    trying = [each for each in made if isinstance(each, Chain) and each.tries]
+    if trying:
+        # Watched apart: the log of a first run has what each algorithm asked for that was tried.
+        _, again = _watched(partial(_run_again, trying), reports)
+        logs |= {each.scope: again.get(each.scope) for each in trying}
     for each in made:
         if isinstance(each, Chain):
-            found = each.measurements(None if logs is None else logs.get(each.scope))
+            found = each.measurements(logs.get(each.scope))
             yield from zip(each.members, found, strict=True)
         else:
             yield each, None
+
+
+def _run_again(chains: Iterable[Chain]) -> None:
+    for each in chains:
+        each.run_again()
+
+
+def _tries(members: Sequence[IsolatedOps], device: str) -> bool:
+    """Whether an op of these tries algorithms when it runs for the first time."""
+    types = {operation.type for each in members for operation in each.group}
+    return device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types)
 
 
 def _clock() -> Any:
@@ -227,18 +252,16 @@ def _made(members: Sequence[IsolatedOps], device: str) -> list[Chain | IsolatedO
     return _made(members[:half], device) + _made(members[half:], device)
 
 
-def _watched(
-    make: Callable[[], list[Chain | IsolatedOps]], reports: bool
-) -> tuple[list[Chain | IsolatedOps], Mapping[str, Log] | None]:
-    """Makes chains, and returns what the last run of each asked of the allocator meanwhile, by
-    `Chain.scope`; None where that was not seen."""
+def _watched(call: Callable[[], T], reports: bool) -> tuple[T, dict[str, Log | None]]:
+    """Calls what runs each of some chains once, and returns its result and what each asked of the
+    allocator meanwhile, by `Chain.scope`; nothing where that was not seen."""
     try:
-        seen = observe(make) if reports else None
+        seen = observe(call) if reports else None
     except CheckmateError as error:  # another profile is being taken
         log.info("What ops ask the allocator for was not seen: %s", error)
         seen = None
     if seen is None:
-        return make(), None
+        return call(), {}
     logs: dict[str, list[Any]] = defaultdict(list)
     scope = ""
     for node, address, size, is_output in log_of(seen):
@@ -246,8 +269,6 @@ def _watched(
             node = ""  # what XLA compiled a function with
         if node:
             scope, _, node = node.partition("/")
-            if logs[scope] and logs[scope][0][0] == node:
-                logs[scope].clear()  # that was a run before
         elif node is not None and size < UNIT_BYTES:
             continue  # what Python returns as the time
         logs[scope].append((node, address, size, is_output))

@@ -109,6 +109,40 @@ def test_a_workspace_is_measured(tensorflow, folder):
     assert plain.workspace_bytes < 4 * 512 * 512 // 8
 
 
+def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(
+    tensorflow, folder, monkeypatch
+):
+    """On a GPU a convolution's first run asks for the memory of each algorithm that it tries, one
+    after another. Of a later run each op's requests are seen once."""
+    tf = tensorflow
+    from checkmate.tf2 import trace
+    from checkmate.tf2.costs import chain
+    from checkmate.tf2.costs.cache import forget
+
+    kernel = tf.ones((3, 3, 8, 8))
+
+    def step(x):
+        return tf.nn.conv2d(tf.sin(x), kernel, 1, "SAME") * 2.0
+
+    traced = trace(step, tf.TensorSpec((4, 64, 64, 8)))
+    logs = []
+    bursts = chain.bursts
+
+    def kept(log):
+        logs.append(bursts(log))
+        return logs[-1]
+
+    monkeypatch.setattr(chain, "bursts", kept)
+    usual = with_costs(traced, "profile")
+    forget()
+    monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(folder / "again"))
+    monkeypatch.setattr(chain, "_tries", lambda members, device: True)
+    found = with_costs(traced, "profile")
+    first, again = ({name: len(asked) for name, asked in log.items()} for log in logs)
+    assert again and again.items() <= first.items()
+    assert [op.workspace_bytes for op in found.ops] == [op.workspace_bytes for op in usual.ops]
+
+
 def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(
     tensorflow, folder, monkeypatch
 ):
