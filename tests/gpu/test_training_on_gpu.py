@@ -108,3 +108,63 @@ def test_the_largest_batch_trains_within_its_budget():
             devices.training_device(), lambda: float(found.step(*batch)[1])
         )
     assert peak <= found.step.budget_bytes
+
+
+def test_a_refusal_names_a_budget_that_is_accepted():
+    work, optimizer = net("cnn"), keras.optimizers.Adam(1e-4)
+    with pytest.raises((checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError)) as refused:
+        planned_step(work, optimizer, "10%")
+    step = planned_step(work, optimizer, refused.value.smallest_budget_bytes)
+    assert max(run.peak_bytes for run in losses(step, work)) <= step.budget_bytes
+
+
+def test_no_workspace_is_that_of_an_algorithm_that_was_only_tried():
+    """The first run of a convolution tries algorithms, of which some ask for gigabytes."""
+    work = net("cnn")
+    step = planned_step(work, keras.optimizers.Adam(1e-4), "60%")
+    plain = plain_step(work, keras.optimizers.Adam(1e-4))
+    peak = max(run.peak_bytes for run in losses(plain, work)[1:])
+    assert max(op.workspace_bytes for op in step.graph.ops) < peak - step.report().fixed_bytes
+
+
+def test_a_planned_step_adds_no_transpositions():
+    """The layout pass runs before planning, and never after."""
+    step = planned_step(net("cnn"), keras.optimizers.Adam(1e-4), "60%")
+    planned = step.planned.traced.flat.graph.get_operations()
+    count = sum(operation.type == "Transpose" for operation in planned)
+    ran = step.planned.run.function.graph.get_operations()
+    kept = {each.name.partition("/evaluation")[0] for each in ran if each.type == "Transpose"}
+    assert len(kept) <= count
+
+
+def test_a_plan_from_a_file_keeps_its_budget(tmp_path):
+    work = net("transformer_fp16")
+    optimizer = keras.optimizers.Adam(1e-4)
+    step = planned_step(work, optimizer, "60%")
+    step.save(tmp_path / "plan.json")
+    plan = step.plan
+    del step  # whose buffers would count
+    again = checkmate.tf2.compile(
+        *(work.model, work.loss, optimizer, work.inputs, work.labels),
+        budget="60%",
+        plan=tmp_path / "plan.json",
+    )
+    assert again.plan == plan
+    assert max(run.peak_bytes for run in losses(again, work)[1:]) <= again.budget_bytes
+
+
+def test_dropout_draws_the_plain_steps_masks(gpu):
+    def step():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(512, activation="relu"), keras.layers.Dropout(0.5)] * 6
+        model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
+        return model, gpu.ones((4096, 512)), gpu.ones((4096, 1))
+
+    def trained(budget):
+        model, x, y = step()
+        model.compile("sgd", "mse", jit_compile=False)
+        if budget:
+            checkmate.tf2.rematerialize(model, budget=budget)
+        return model.fit(x, y, batch_size=4096, epochs=3, verbose=0).history["loss"]
+
+    np.testing.assert_allclose(trained("60%"), trained(None), rtol=1e-4)
