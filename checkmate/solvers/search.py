@@ -47,8 +47,7 @@ class Solver(Protocol):
     it can do no more.
 
     It must return soon after `search.remaining_s` reaches zero, and may be interrupted at any time:
-    what it offered counts. It raises `SolverUnavailableError` or `SolverFailedError` for the
-    package behind it.
+    what it offered counts. It raises `SolverFailedError` for the package behind it.
     """
 
     @property

@@ -3,6 +3,7 @@ what the judge says."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 from collections.abc import Callable
@@ -22,68 +23,70 @@ from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveS
 from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
-# name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
-# checkmate` light.
-SOLVERS: dict[str, tuple[str, str, dict]] = {
-    "auto": ("checkmate.solvers.auto.solver", "Auto", {}),
-    "snapshot": ("checkmate.solvers.auto.solver", "Auto", {}),
-    "state_space": ("checkmate.solvers.exact.a_star", "AStar", {}),
-    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch", {}),
-    "milp": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
-    "milp_cbc": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
-    "milp_scip": ("checkmate.solvers.paper.milp", "MILP", {"engine": "scip"}),
-    "milp_highs": ("checkmate.solvers.paper.milp", "MILP", {"engine": "highs"}),
-    "milp_cp_sat": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cp_sat"}),
-    "retention": ("checkmate.solvers.paper.retention", "Retention", {}),
-    "lp_rounding": ("checkmate.solvers.paper.lp_rounding", "LPRounding", {}),
-    "lp_bound": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "clp"}),
-    "lp_bound_glop": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "glop"}),
-    "lp_bound_pdlp": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "pdlp"}),
-    "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll", {}),
-    "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast", {}),
-    "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN", {}),
-    "chen_greedy": ("checkmate.solvers.baselines.chen", "ChenGreedy", {}),
-    "ap_sqrt_n": (
-        "checkmate.solvers.baselines.chen",
-        "ChenSqrtN",
-        {"forms": ("ap",), "name": "ap_sqrt_n"},
-    ),
-    "ap_greedy": (
-        "checkmate.solvers.baselines.chen",
-        "ChenGreedy",
-        {"forms": ("ap",), "name": "ap_greedy"},
-    ),
-    "linearized_sqrt_n": (
-        "checkmate.solvers.baselines.chen",
-        "ChenSqrtN",
-        {"forms": ("linearized",), "name": "linearized_sqrt_n"},
-    ),
-    "linearized_greedy": (
-        "checkmate.solvers.baselines.chen",
-        "ChenGreedy",
-        {"forms": ("linearized",), "name": "linearized_greedy"},
-    ),
-    "revolve": ("checkmate.solvers.baselines.revolve", "Revolve", {}),
-    "min_cut": ("checkmate.solvers.baselines.min_cut", "MinCut", {}),
-    "dtr": ("checkmate.solvers.baselines.dtr", "DTR", {}),
+SOLVERS: dict[str, tuple[str, str]] = {
+    "auto": ("checkmate.solvers.auto.solver", "Auto"),
+    "state_space": ("checkmate.solvers.exact.a_star", "AStar"),
+    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch"),
+    "milp": ("checkmate.solvers.paper.milp", "MILP"),
+    "retention": ("checkmate.solvers.paper.retention", "Retention"),
+    "lp_rounding": ("checkmate.solvers.paper.lp_rounding", "LPRounding"),
+    "lp_bound": ("checkmate.solvers.paper.lp_bound", "LPBound"),
+    "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll"),
+    "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast"),
+    "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN"),
+    "chen_greedy": ("checkmate.solvers.baselines.chen", "ChenGreedy"),
+    "revolve": ("checkmate.solvers.baselines.revolve", "Revolve"),
+    "min_cut": ("checkmate.solvers.baselines.min_cut", "MinCut"),
+    "dtr": ("checkmate.solvers.baselines.dtr", "DTR"),
 }
+"""Name -> module and class. A solver is imported when it is asked for, so that `import checkmate`
+stays light."""
+
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "milp": ("engine", ("cbc", "scip", "highs", "cp_sat")),
+    "lp_rounding": ("engine", ("clp", "glop", "pdlp")),
+    "lp_bound": ("engine", ("clp", "glop", "pdlp")),
+    "chen_sqrt_n": ("form", ("ap", "linearized")),
+    "chen_greedy": ("form", ("ap", "linearized")),
+}
+"""Name -> argument of the class that may follow the name after a colon ("milp:scip"), and its
+values."""
+
+SPELLINGS = (
+    *SOLVERS,
+    *(f"{name}:{value}" for name, (_, values) in OPTIONS.items() for value in values),
+)
+"""Everything that `solve(solver=...)` accepts as text."""
+
+
+def solver_list() -> str:
+    """Returns the names of all solvers with their options, for help and errors."""
+    return ", ".join(
+        f"{name}[:{'|'.join(OPTIONS[name][1])}]" if name in OPTIONS else name for name in SOLVERS
+    )
 
 
 def make_solver(solver: str | Solver) -> Solver:
-    """Returns the solver of this name, or the object itself. Raises `SolverUnavailableError` naming
-    the known ones."""
+    """Returns the solver of this name ("auto", "milp:scip"), or the object itself. Raises
+    `SolverUnavailableError` with the known ones."""
     if not isinstance(solver, str):
         if not callable(getattr(solver, "run", None)):
             raise SolverUnavailableError(
-                f"{solver!r} is no solver: give a name ({', '.join(SOLVERS)}) or an object with"
+                f"{solver!r} is no solver: give a name ({solver_list()}) or an object with"
                 " run(search)."
             )
         return solver
     key = solver.lower().replace("-", "_")
-    if key not in SOLVERS:
-        raise SolverUnavailableError(f"There is no solver {solver!r}. Known: {', '.join(SOLVERS)}.")
-    module, name, arguments = SOLVERS[key]
-    return getattr(importlib.import_module(module), name)(**arguments)
+    if key not in SPELLINGS:
+        close = difflib.get_close_matches(key, SPELLINGS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise SolverUnavailableError(
+            f"There is no solver {solver!r}.{hint} Known: {solver_list()}."
+        )
+    name, _, value = key.partition(":")
+    module, kind = SOLVERS[name]
+    options = {OPTIONS[name][0]: value} if value else {}
+    return getattr(importlib.import_module(module), kind)(**options)
 
 
 def solve(
@@ -108,7 +111,8 @@ def solve(
       graph: The problem.
       budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts
         `graph.fixed_bytes`.
-      solver: A name (see `SOLVERS`) or an object with `run(search)`.
+      solver: A name of `SOLVERS`, for some with an option after a colon ("milp:scip"), or an object
+        with `run(search)`.
       time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
       deterministic: No clock is read, and `time_limit_s` not looked at: solvers stop at their own
         limits of work, so that the same question has the same plan on a busy machine as on an idle
@@ -125,7 +129,7 @@ def solve(
     Raises:
       InfeasibleBudgetError: No plan exists.
       NoPlanFoundError: The solver found none, and nothing is proven.
-      SolverUnavailableError: Unknown solver, or its package is missing.
+      SolverUnavailableError: The solver is not known.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
       GraphError: What was given is no graph.

@@ -37,7 +37,7 @@ def processes(monkeypatch):
         if table == "batches":
             return [BATCH_ROW | {"network": name, "budget_bytes": int(budget)}]
         graph = replace(chain(6), name=name)
-        return list(paper_overheads.sweep(graph, ("ap_greedy",), json.loads(shares), 5, batch=1))
+        return list(paper_overheads.sweep(graph, ("chen_greedy:ap",), json.loads(shares), 5, batch=1))
 
     monkeypatch.setattr(paper, "fresh_process", fresh_process)
 

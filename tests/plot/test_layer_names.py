@@ -3,7 +3,7 @@
 import pytest
 
 from checkmate import DFGraph, Op
-from checkmate.bench.problems import load
+from benchmarks.problems import load
 from checkmate.plot.layer_names import layer_names
 
 

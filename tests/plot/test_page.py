@@ -9,7 +9,7 @@ import pytest
 from strategies import training_chain
 
 from checkmate import DFGraph, Op, Plan, solve
-from checkmate.bench.problems import budget_at, load
+from benchmarks.problems import budget_at, load
 from checkmate.plot import page
 from checkmate.plot.usage import stages, usage
 from checkmate.units import format_bytes

@@ -26,7 +26,7 @@ from checkmate import (
     solve,
     solve_curve,
 )
-from checkmate.bench.problems import budget_at
+from benchmarks.problems import budget_at
 from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan

@@ -29,17 +29,14 @@ from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailabl
 from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
-ENGINES: dict[str, tuple[str, str]] = {
-    "cbc": ("cylp", "checkmate.solvers.backends.cbc"),
-    "clp": ("cylp", "checkmate.solvers.backends.cbc"),
-    "scip": ("ortools", "checkmate.solvers.backends.ortools"),
-    "highs": ("ortools", "checkmate.solvers.backends.ortools"),
-    "cp_sat": ("ortools", "checkmate.solvers.backends.ortools"),
-    "scipy": ("scipy", "checkmate.solvers.backends.scipy"),
-    "glop": ("ortools", "checkmate.solvers.backends.ortools"),
-    "pdlp": ("ortools", "checkmate.solvers.backends.ortools"),
+ENGINES = {
+    **dict.fromkeys(("cbc", "clp"), "checkmate.solvers.backends.cbc"),
+    **dict.fromkeys(
+        ("scip", "highs", "cp_sat", "glop", "pdlp"), "checkmate.solvers.backends.ortools"
+    ),
+    "scipy": "checkmate.solvers.backends.scipy",
 }
-"""Engine -> package, and the module that imports it in a function."""
+"""Engine -> the module that imports its package in a function."""
 
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
@@ -68,7 +65,7 @@ def solve_matrices(
       start: A feasible x. Engines that can, start from it; it is the answer if they find none.
 
     Raises:
-      SolverUnavailableError: The engine is not known or its package is not installed.
+      SolverUnavailableError: The engine is not known.
       SolverFailedError: The package failed; its own error is chained, if any.
     """
     if engine not in ENGINES:
@@ -102,7 +99,7 @@ def solve_intervals(
       workers: Threads.
 
     Raises:
-      SolverUnavailableError, SolverFailedError: As for `solve_matrices`.
+      SolverFailedError: As for `solve_matrices`.
     """
     question = {
         "problem": problem,
@@ -112,34 +109,22 @@ def solve_intervals(
         "workers": workers,
     }
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
-    answer = _answer(
-        ("ortools", "checkmate.solvers.backends.ortools_intervals"),
-        question,
-        small=small,
-        size=size,
-    )
+    module = "checkmate.solvers.backends.ortools_intervals"
+    answer = _answer(module, question, small=small, size=size)
     return IntervalAnswer(AnswerStatus.UNKNOWN) if answer is None else answer
 
 
-def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str) -> Any:
+def _answer(module: str, question: dict, *, small: bool, size: str) -> Any:
     """Returns the backend's answer, or None if time ran out. Any exception becomes one of the
     library's errors."""
-    package, module = backend
     engine, time_limit_s = question["engine"], min(question["time_limit_s"], LONGEST_S)
     question = {**question, "time_limit_s": time_limit_s}
     try:
-        importlib.import_module(package)
         if time_limit_s <= 0:
             return None
         if small and not needs_process():
             return _ask_here(module, question)
         return _ask_in_child(module, question, time_limit_s)
-    except ImportError as error:
-        names = ", ".join(installed_engines()) or "none"
-        raise SolverUnavailableError(
-            f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error})."
-            f" Installed: {names}."
-        ) from error
     except CheckmateError:
         raise
     except Exception as error:
@@ -149,18 +134,6 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         ) from error
 
 
-def installed_engines() -> tuple[str, ...]:
-    """Returns the engines whose package is installed."""
-    return tuple(engine for engine, (package, _) in ENGINES.items() if _is_installed(package))
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # sys.modules has None for it
-        return False
-
-
 def needs_process() -> bool:
     """Whether engines need a process of their own: TensorFlow is loaded, highspy could be imported
     later, or the handler of Ctrl-C cannot be restored after them."""
@@ -168,7 +141,7 @@ def needs_process() -> bool:
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is not None
     )
-    return "tensorflow" in sys.modules or _is_installed("highspy") or not interruptible
+    return "tensorflow" in sys.modules or importlib.util.find_spec("highspy") is not None or not interruptible
 
 
 def _ask(module: str, question: dict) -> Any:

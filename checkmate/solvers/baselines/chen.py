@@ -75,15 +75,15 @@ class ChenSqrtN:
     """Segments of equal length: every k-th candidate is a checkpoint, for several k.
 
     Args:
-      forms: Candidates for checkpoints.
+      form: Candidates for checkpoints; both by default.
     """
 
-    forms: tuple[Form, ...] = FORMS
+    form: Form | None = None
     name: str = "chen_sqrt_n"
 
     def run(self, search: Search) -> None:
         """Offers a plan for every segment length."""
-        _offer_all(search, self.name, self.forms, _equal_segments)
+        _offer_all(search, self.name, self.form, _equal_segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class ChenGreedy:
     exceed a threshold.
 
     Args:
-      forms: Candidates for checkpoints.
+      form: Candidates for checkpoints; both by default.
       thresholds: Number of thresholds, from the largest single value to the sum of all in equal
         ratios.
     """
 
-    forms: tuple[Form, ...] = FORMS
+    form: Form | None = None
     thresholds: int = 16
     name: str = "chen_greedy"
 
@@ -106,7 +106,7 @@ class ChenGreedy:
         _offer_all(
             search,
             self.name,
-            self.forms,
+            self.form,
             lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds),
         )
 
@@ -114,9 +114,9 @@ class ChenGreedy:
 Segments: TypeAlias = Callable[[DFGraph, Sequence[int]], Iterator[list[int]]]
 
 
-def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segments) -> None:
+def _offer_all(search: Search, name: str, only: Form | None, segments: Segments) -> None:
     tried = set()
-    for form in forms:
+    for form in (only,) if only else FORMS:
         for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
             for crossing, steady in product((False, True), (True, False)):
                 if search.remaining_s == 0:
@@ -124,8 +124,7 @@ def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segme
                 order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
                 if order not in tried:
                     tried.add(order)
-                    by = name if len(forms) == 1 else f"{name} ({form})"
-                    search.offer(Plan.from_order(search.graph, order), by=by)
+                    search.offer(Plan.from_order(search.graph, order), by=f"{name}:{form}")
 
 
 def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:

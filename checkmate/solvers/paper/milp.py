@@ -57,8 +57,7 @@ class MILP:
 
     @property
     def name(self) -> str:
-        """ "milp_" and the engine."""
-        return f"milp_{self.engine}{'' if self.partitioned else '_unpartitioned'}"
+        return f"milp:{self.engine}{'' if self.partitioned else ' unpartitioned'}"
 
     def run(self, search: Search) -> None:
         """Offers the plans of the baselines, the relaxation and the program."""

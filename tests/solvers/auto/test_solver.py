@@ -27,7 +27,7 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.bench.problems import budget_at
+from benchmarks.problems import budget_at
 from checkmate.solvers.auto.solver import Auto, fullest
 from checkmate.solvers.background import unfinished_tasks
 from checkmate.solvers.baselines.dtr import DTR

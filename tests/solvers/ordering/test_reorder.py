@@ -23,7 +23,7 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.bench.problems import layered
+from benchmarks.problems import layered
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
 from checkmate.solvers.annealing.local_search import LocalSearch
 from checkmate.solvers.annealing.placement import IN_ANY_ORDER

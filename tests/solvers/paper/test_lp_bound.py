@@ -90,7 +90,7 @@ def test_no_time_no_bound():
 
 
 def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
-    from checkmate.bench.problems import load
+    from benchmarks.problems import load
     from checkmate.solvers.paper import lp_bound
 
     written = []
