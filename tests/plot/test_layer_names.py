@@ -2,8 +2,8 @@
 
 import pytest
 
-from checkmate import DFGraph, Op
 from benchmarks.problems import load
+from checkmate import DFGraph, Op
 from checkmate.plot.layer_names import layer_names
 
 

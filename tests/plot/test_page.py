@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from strategies import training_chain
 
-from checkmate import DFGraph, Op, Plan, solve
 from benchmarks.problems import budget_at, load
+from checkmate import DFGraph, Op, Plan, solve
 from checkmate.plot import page
 from checkmate.plot.usage import stages, usage
 from checkmate.units import format_bytes

@@ -10,6 +10,7 @@ import pytest
 from oracles import cheapest, run_plan
 from strategies import training_chain, tree
 
+from benchmarks.problems import budget_at
 from checkmate import (
     BudgetError,
     DFGraph,
@@ -26,7 +27,6 @@ from checkmate import (
     solve,
     solve_curve,
 )
-from benchmarks.problems import budget_at
 from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from checkmate import DFGraph, SolveResult, SolveStatus, solve
 from benchmarks.problems import budget_at, layered
+from checkmate import DFGraph, SolveResult, SolveStatus, solve
 from checkmate.solvers.solve import SOLVERS
 
 TESTS = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.annealing.arrays import (
     EVALUATED,
+    IN_STAGES,
     LENGTH,
     OP,
     OVERFLOW,
@@ -20,7 +21,6 @@ from checkmate.solvers.annealing.arrays import (
     empty_order,
     make_problem,
 )
-from checkmate.solvers.annealing.placement import IN_STAGES
 from checkmate.solvers.background import BackgroundTask
 
 LOWEST_PRICE, HIGHEST_PRICE = 1e-4, 100.0

@@ -12,6 +12,14 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 
+IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
+"""Where the move set may place evaluations.
+
+IN_STAGES: recomputations stand in stage form (see `StagePlan`), as those of the start must.
+REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations move, too.
+"""
+
+
 DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, TAKEN_BY = range(8)
 """Rows of `Problem.starts`: eight relations between ops, each with its reverse."""
 

@@ -20,6 +20,7 @@ import numpy as np
 from checkmate.solvers.annealing.arrays import (
     CHANGES,
     FITTED,
+    IN_ANY_ORDER,
     LEAST,
     LENGTH,
     MOST,
@@ -30,10 +31,9 @@ from checkmate.solvers.annealing.arrays import (
     RISE,
     SEEN,
 )
-from checkmate.solvers.annealing.changes import undo
 from checkmate.solvers.annealing.choices import chance, draw
 from checkmate.solvers.annealing.compile import entry, inner
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER
+from checkmate.solvers.annealing.memory import undo
 from checkmate.solvers.annealing.proposals import energy, evict, move, release, slide
 
 

@@ -27,6 +27,7 @@ from checkmate.solvers.annealing.arrays import (
     CHANGES,
     DEPS,
     FREE,
+    IN_STAGES,
     LAST,
     LENGTH,
     NONE,
@@ -39,7 +40,6 @@ from checkmate.solvers.annealing.arrays import (
     TOGETHER,
     USERS,
 )
-from checkmate.solvers.annealing.changes import insert, remove, shift
 from checkmate.solvers.annealing.choices import (
     chance,
     draw,
@@ -55,8 +55,7 @@ from checkmate.solvers.annealing.choices import (
     window,
 )
 from checkmate.solvers.annealing.compile import inner
-from checkmate.solvers.annealing.memory import end_of, latest
-from checkmate.solvers.annealing.placement import IN_STAGES
+from checkmate.solvers.annealing.memory import end_of, insert, latest, remove, shift
 
 DRAGGED = 16
 """Most evaluations that follow one that moves."""

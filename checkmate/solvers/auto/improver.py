@@ -16,7 +16,7 @@ from checkmate.solvers.annealing.annealer import (
     AnnealingTask,
     in_background,
 )
-from checkmate.solvers.annealing.placement import IN_STAGES, REPEATS_ANYWHERE
+from checkmate.solvers.annealing.arrays import IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.search import Search
 

@@ -141,7 +141,8 @@ def needs_process() -> bool:
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is not None
     )
-    return "tensorflow" in sys.modules or importlib.util.find_spec("highspy") is not None or not interruptible
+    highspy = importlib.util.find_spec("highspy") is not None
+    return "tensorflow" in sys.modules or highspy or not interruptible
 
 
 def _ask(module: str, question: dict) -> Any:

@@ -49,7 +49,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.schedule import Schedule, may_run, retained
 from checkmate.solvers.backends.matrices import MatrixProblem
 from checkmate.solvers.paper import equations
-from checkmate.solvers.paper.matrix_builder import ABSENT, Columns, Rows
+from checkmate.solvers.paper.equations import ABSENT, Columns, Rows
 
 DOES_NOT_FIT = (
     "when some op runs for the first time, its inputs and the values that must be retained do not"

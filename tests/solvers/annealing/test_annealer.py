@@ -16,11 +16,11 @@ import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
 from benchmarks import problems
 from benchmarks.problems import layered
+from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE
+from checkmate.solvers.annealing.arrays import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.local.stage_plan import StagePlan
 
 

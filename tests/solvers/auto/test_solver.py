@@ -16,6 +16,7 @@ import pytest
 import strategies
 from hypothesis import assume, given, settings
 
+from benchmarks.problems import budget_at
 from checkmate import (
     DFGraph,
     InfeasibleBudgetError,
@@ -27,7 +28,6 @@ from checkmate import (
     replay,
     solve,
 )
-from benchmarks.problems import budget_at
 from checkmate.solvers.auto.solver import Auto, fullest
 from checkmate.solvers.background import unfinished_tasks
 from checkmate.solvers.baselines.dtr import DTR

@@ -12,6 +12,7 @@ import strategies
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.problems import layered
 from checkmate import (
     DFGraph,
     GraphError,
@@ -23,15 +24,13 @@ from checkmate import (
     replay,
     solve,
 )
-from benchmarks.problems import layered
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
 from checkmate.solvers.annealing.local_search import LocalSearch
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.ordering import reorder
 from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound
-from checkmate.solvers.ordering.orders import greedy_order, in_numbers_of, renumbered
-from checkmate.solvers.ordering.reorder import Reorder
+from checkmate.solvers.ordering.reorder import Reorder, greedy_order, in_numbers_of, renumbered
 from checkmate.solvers.search import Search
 
 
