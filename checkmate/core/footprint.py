@@ -40,10 +40,7 @@ class Footprint:
 
     def row(self) -> list[Any]:
         """Returns the footprint as lists, for a JSON file."""
-        return [
-            self.in_place,
-            [[each.bytes, each.output, each.until] for each in self.requests],
-        ]
+        return [self.in_place, [[each.bytes, each.output, each.until] for each in self.requests]]
 
     @classmethod
     def of_row(cls, row: Any) -> Footprint:

@@ -96,7 +96,7 @@ class DFGraph:
 
     @cached_property
     def in_place(self) -> tuple[tuple[int, ...], ...]:
-        """in_place[i]: the ops whose memory the value of op i may take over; none where the value
+        """in_place[i]: the ops whose memory the value of op i may reuse; none where the value
         has no bytes to save."""
         return tuple(op.in_place if op.output_bytes else () for op in self.ops)
 

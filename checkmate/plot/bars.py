@@ -12,15 +12,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
 from checkmate.plot import usage
-from checkmate.plot.picture import (
-    COLOURS,
-    SERIES,
-    Picture,
-    byte_scale,
-    drawing,
-    finished,
-    shorten,
-)
+from checkmate.plot.picture import COLOURS, SERIES, Picture, byte_scale, drawing, finished, shorten
 
 MOST_LAYERS = 24
 """The most bars that are drawn, without the one for all other layers."""

@@ -83,12 +83,7 @@ def _image(axis: Any, matrix: np.ndarray, colour: str, n: int) -> None:
 
 def _squares(axis: Any, places: Sequence[np.ndarray], size: float, colour: str) -> None:
     axis.plot(
-        *places,
-        linestyle="none",
-        marker="s",
-        markersize=size,
-        markeredgewidth=0,
-        color=colour,
+        *places, linestyle="none", marker="s", markersize=size, markeredgewidth=0, color=colour
     )
 
 

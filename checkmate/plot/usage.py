@@ -2,7 +2,7 @@
 
 While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
 memory, and the workspace of the op. Here the same bytes are split by kind. While an op runs in
-place, the memory that its value takes over counts as the input's.
+place, the memory that its value reuses counts as the input's.
 """
 
 from __future__ import annotations

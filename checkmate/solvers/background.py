@@ -13,7 +13,7 @@ from typing import Any
 
 
 def unfinished_tasks() -> list[BackgroundTask]:
-    """Returns the tasks that must end before the process does, and have not."""
+    """Tasks that must end before the process does, and have not."""
     threads = threading.enumerate()
     return [t for t in threads if isinstance(t, BackgroundTask) and t.must_end and t.busy]
 

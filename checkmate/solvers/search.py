@@ -24,15 +24,14 @@ FOREVER = 1e6
 
 
 def check_time_limit(seconds: float) -> None:
-    """Raises `BudgetError` where `seconds` is no time that a search can take. Zero and infinity are
-    such times."""
+    """Raises `BudgetError` unless `seconds` is a number from 0 to infinity."""
     # Nan is not either.
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:
         raise BudgetError(f"time_limit_s is a number of seconds, 0 or more; got {seconds!r}.")
 
 
 def check_graph(graph: object, function: str) -> None:
-    """Refuses what is no graph, before a function of this name asks it anything."""
+    """Refuses what is no graph, in the name of a function."""
     if not isinstance(graph, DFGraph):
         hint = (
             "DFGraph.load reads a file"
@@ -52,7 +51,7 @@ class Solver(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in results."""
+        """The name of the solver in results."""
 
     def run(self, search: Search) -> None:
         """Offers plans and bounds to `search`."""
@@ -111,18 +110,17 @@ class Search:
         return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
 
     def at_most(self, seconds: float) -> float:
-        """Seconds for one call of an engine: no more than are left; so many that they never end it
-        when deterministic."""
+        """Seconds for one call of an engine, at most those left; no limit when deterministic."""
         return FOREVER if self.deterministic else min(seconds, self.remaining_s)
 
     @property
     def bound(self) -> float:
-        """No plan of those that the question is about costs less."""
+        """Lower bound on the cost of the plans that the question is about."""
         return self.any_order_bound if self.reorder else self.given_order_bound
 
     @property
     def optimal(self) -> bool:
-        """The best plan's cost meets the bound."""
+        """Whether the best plan's cost meets the bound."""
         return self.timeline is not None and self.timeline.cost <= self.bound * (
             1 + OPTIMALITY_TOLERANCE
         )
@@ -146,8 +144,8 @@ class Search:
         return timeline
 
     def raise_bound(self, bound: float, *, by: str, any_order: bool = False) -> None:
-        """Tells that no plan within the budget costs less than `bound`: of those in the graph's
-        order, or, if asked, in any order."""
+        """Reports that no plan within the budget costs less than `bound`: of those in the graph's
+        order, or, with `any_order`, in any order."""
         before = self.bound
         self.given_order_bound = max(self.given_order_bound, bound)
         if any_order:
@@ -157,8 +155,8 @@ class Search:
             self._improved()
 
     def prove_infeasible(self, why: str, *, any_order: bool = False) -> None:
-        """Tells that no plan within the budget exists: of those in the graph's order, or, if asked,
-        in any order."""
+        """Reports that no plan within the budget exists: of those in the graph's order, or, with
+        `any_order`, in any order."""
         if any_order or not self.reorder:
             self.infeasible = why
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor
+from checkmate.core.replay import Floor, floor
 from checkmate.errors import (
     InfeasibleBudgetError,
     NoPlanFoundError,
@@ -164,9 +164,7 @@ def solve(
     if search.plan is None:
         lowest = floor(graph)
         if budget_bytes < lowest.bytes:
-            return _refuse(
-                _below_floor(graph, budget_bytes, lowest.bytes, lowest.op), search, name, throw
-            )
+            return _refuse(_below_floor(graph, budget_bytes, lowest), search, name, throw)
         try:
             engine.run(search)
         except KeyboardInterrupt:
@@ -185,27 +183,20 @@ def solve(
             )
     if search.plan is None:
         if search.infeasible:
-            refusal = InfeasibleBudgetError(
+            refusal: InfeasibleBudgetError | NoPlanFoundError = InfeasibleBudgetError(
                 f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget"
                 " or use a smaller batch.",
                 budget_bytes=budget_bytes,
                 floor_bytes=budget_bytes + 1,
             )
-            return _refuse(refusal, search, name, throw)
-        none = (
-            _not_found(search, name, plain.peak_bytes)
-            if getattr(engine, "makes_plans", True)
-            else _only_bounds(search, name)
-        )
-        return _refuse(none, search, name, throw)
-    status = (
-        SolveStatus.OPTIMAL
-        if search.optimal
-        else SolveStatus.INTERRUPTED
-        if interrupted
-        else SolveStatus.FEASIBLE
-    )
-    return _result(status, search, name)
+        elif getattr(engine, "makes_plans", True):
+            refusal = _not_found(search, name, plain.peak_bytes)
+        else:
+            refusal = _only_bounds(search, name)
+        return _refuse(refusal, search, name, throw)
+    if search.optimal:
+        return _result(SolveStatus.OPTIMAL, search, name)
+    return _result(SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE, search, name)
 
 
 def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
@@ -219,17 +210,8 @@ def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
     )
     bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
-    return SolveResult(
-        status,
-        search.graph,
-        search.budget_bytes,
-        search.plan,
-        search.timeline,
-        bound,
-        stats,
-        covers,
-        search.given_order_bound,
-    )
+    problem, plan = (search.graph, search.budget_bytes), (search.plan, search.timeline)
+    return SolveResult(status, *problem, *plan, bound, stats, covers, search.given_order_bound)
 
 
 def _refuse(
@@ -237,29 +219,20 @@ def _refuse(
 ) -> SolveResult:
     if throw:
         raise error
-    return _result(
-        (
-            SolveStatus.INFEASIBLE
-            if isinstance(error, InfeasibleBudgetError)
-            else SolveStatus.NOT_FOUND
-        ),
-        search,
-        name,
-    )
+    proven = isinstance(error, InfeasibleBudgetError)
+    return _result(SolveStatus.INFEASIBLE if proven else SolveStatus.NOT_FOUND, search, name)
 
 
-def _below_floor(
-    graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int
-) -> InfeasibleBudgetError:
-    name = graph.ops[op].name
+def _below_floor(graph: DFGraph, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
+    name = graph.ops[lowest.op].name
     return InfeasibleBudgetError(
-        f"No plan fits {format_bytes(budget_bytes)}: op {op} {name!r} with its inputs and what must"
-        f" stay in memory needs {format_bytes(floor_bytes)},"
-        f" {format_bytes(floor_bytes - budget_bytes)} too much. Raise the budget or use a smaller"
+        f"No plan fits {format_bytes(budget_bytes)}: op {lowest.op} {name!r} with its inputs and"
+        f" what must stay in memory needs {format_bytes(lowest.bytes)},"
+        f" {format_bytes(lowest.bytes - budget_bytes)} too much. Raise the budget or use a smaller"
         " batch.",
         budget_bytes=budget_bytes,
-        floor_bytes=floor_bytes,
-        op=op,
+        floor_bytes=lowest.bytes,
+        op=lowest.op,
         op_name=name,
     )
 

@@ -67,9 +67,7 @@ class Annealer:
     takes some 15 seconds, once per machine.
 
     Args:
-      graph: The problem.
-      budget_bytes: The limit, which counts the fixed bytes.
-      start: Where it is before the first run.
+      start: The order before the first run.
       seed: Of the random numbers. The same arguments and runs give the same orders, as long as no
         run ends early for lack of time.
 
@@ -85,11 +83,11 @@ class Annealer:
         *,
         seed: int = 0,
     ):
-        from checkmate.solvers.annealing import changes, kernel
+        from checkmate.solvers.annealing import kernel, memory
         from checkmate.solvers.annealing.compile import announce_compilation
 
         announce_compilation(kernel.anneal)
-        self._compiled, self._append = kernel.anneal, changes.append
+        self._compiled, self._append = kernel.anneal, memory.append
         self._graph, self._budget = graph, budget_bytes
         self._problem = make_problem(graph)
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
@@ -120,12 +118,11 @@ class Annealer:
 
     @property
     def best_cost(self) -> float:
-        """Its cost; infinity where there is none."""
         return float(self._best_cost[0])
 
     @property
     def current(self) -> list[int]:
-        """Where the annealer is, within the budget or above it."""
+        """The current order, within the budget or above it."""
         order = self._order
         return order.event[order.sequence[: order.counts[LENGTH]], OP].tolist()
 
@@ -137,15 +134,12 @@ class Annealer:
 
     @property
     def evaluated(self) -> int:
-        """Number of changes so far, made or undone, after each of which memory was exact."""
+        """Changes made or undone so far, after each of which memory was exact."""
         return self._evaluated + int(self._order.counts[EVALUATED])
 
     def run(self, run: AnnealingRun, seconds_left: Callable[[], float] = lambda: np.inf) -> bool:
-        """Makes one run from its start; cools down faster where time is short.
-
-        Returns:
-          Whether all proposals were made.
-        """
+        """Makes one run from its start; cools faster where time is short. False if it was cut
+        short."""
         self._evaluated = self.evaluated
         self._start_from(run.start)
         if run.price is not None:
@@ -230,7 +224,6 @@ class AnnealingTask(BackgroundTask):
         super().__init__(self._run_all, must_end=False)
 
     def stop(self) -> None:
-        """Ends the task within milliseconds."""
         self._stopped = True
         self.wait()
 

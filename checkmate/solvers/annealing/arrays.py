@@ -20,7 +20,7 @@ REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations
 """
 
 
-DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, TAKEN_BY = range(8)
+DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, REUSED_BY = range(8)
 """Rows of `Problem.starts`: eight relations between ops, each with its reverse."""
 
 OP, PREVIOUS, NEXT, LAST, REPEAT, HOSTS = range(6)
@@ -43,7 +43,7 @@ value, the factor by which it rises every n / 2 proposals, n ops being evictable
 % of them left the order within the budget (and twice as fast it falls when more than 30 % did),
 proposals since it was last looked at, and how many of those left the order within the budget."""
 
-TOGETHER = 64
+STACK_SIZE = 64
 """Most evaluations that one step of a proposal adds or takes back."""
 
 END = -2
@@ -70,8 +70,8 @@ class Problem(NamedTuple):
 class Order(NamedTuple):
     """The state; see the module's constants for columns and entries.
 
-    `sequence` and `memory` go by position, `position` and `event` by evaluation, `ends` by op;
-    `stacks` are for whom they serve at the moment.
+    `sequence` and `memory` are indexed by position, `position` and `event` by evaluation, `ends` by
+    op; `stacks` are scratch memory.
     """
 
     sequence: np.ndarray
@@ -88,7 +88,6 @@ class Order(NamedTuple):
 
 
 def make_problem(graph: DFGraph) -> Problem:
-    """Returns the graph as arrays."""
     n = len(graph)
     forward = [
         graph.deps,
@@ -129,7 +128,6 @@ def make_problem(graph: DFGraph) -> Problem:
 
 
 def empty_order(graph: DFGraph, budget_bytes: int, capacity: int) -> Order:
-    """Returns an order without evaluations, which takes so many."""
     n = len(graph)
     count = np.zeros(8, np.int64)
     count[FREE], count[BUDGET] = capacity, budget_bytes - graph.fixed_bytes
@@ -144,5 +142,5 @@ def empty_order(graph: DFGraph, budget_bytes: int, capacity: int) -> Order:
         np.zeros((4096, 3), np.int64),
         count,
         np.zeros(1),
-        np.zeros((2, TOGETHER), np.int64),
+        np.zeros((2, STACK_SIZE), np.int64),
     )

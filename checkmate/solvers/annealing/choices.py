@@ -43,13 +43,12 @@ def draw(random, n):
 
 @inner
 def chance(random, share):
-    """True in this share of the cases."""
     return draw(random, 1 << 30) < share * (1 << 30)
 
 
 @inner
 def full_position(order, random):
-    """A position over the budget by chance, any position when there is none."""
+    """A random position over the budget; any position if there is none."""
     length = order.counts[LENGTH]
     if order.counts[OVERFLOW] > 0:
         for _ in range(8):
@@ -62,7 +61,6 @@ def full_position(order, random):
 
 @inner
 def reads(problem, order, position, i):
-    """Whether the evaluation at a position reads op i."""
     at = order.event[order.sequence[position], OP]
     found = False
     for k in range(problem.starts[DEPS, at], problem.starts[DEPS, at + 1]):

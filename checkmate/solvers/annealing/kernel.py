@@ -39,7 +39,6 @@ from checkmate.solvers.annealing.proposals import energy, evict, move, release, 
 
 @inner
 def propose(problem, order, random, placement, only_move, price, ceiling):
-    """Changes the order by one of the moves."""
     if placement == IN_ANY_ORDER and (only_move or chance(random, 0.4)):
         move(problem, order, random)
         return
@@ -63,16 +62,15 @@ def propose(problem, order, random, placement, only_move, price, ceiling):
 def anneal(
     problem, order, best, best_cost, random, price, temperature, placement, only_move, proposals
 ):
-    """Makes so many proposals and keeps the cheapest order within the budget in `best`.
+    """Makes this many proposals and keeps the cheapest order within the budget in `best`.
 
     Args:
       best: (capacity + 1,) int64: the number of evaluations, or -1, and the ops in order. Changed
-        in place.
-      best_cost: (1,) its cost. Changed in place.
-      random: (1,) uint64, not zero. Changed in place.
-      price: (6,) see `PRICE`. Changed in place, unless `only_move`.
+        in place, like the next three.
+      best_cost: (1,) its cost.
+      random: (1,) uint64, not zero.
+      price: (6,) see `PRICE`; unchanged if `only_move`.
       temperature: In the unit of costs.
-      placement: That of the annealer.
       only_move: Nothing is recomputed.
     """
     count, event = order.counts, order.event

@@ -43,14 +43,13 @@ from checkmate.solvers.annealing.compile import entry, inner
 
 @inner
 def excess(size, budget):
-    """What a position counts for in the overflow: the bytes above the budget and a fixed share of
-    it, so that a little too much is still felt."""
+    """A position's part of the overflow: bytes above the budget, and a fixed share of it, so that a
+    small excess still counts."""
     return size - budget + (budget >> 7) + 1 if size > budget else 0
 
 
 @inner
 def hold(order, first, last, size):
-    """Adds `size` bytes at the positions from first to last, both included."""
     if last < first:
         return
     budget, change = order.counts[BUDGET], 0
@@ -66,8 +65,7 @@ def hold(order, first, last, size):
 
 @inner
 def move_up(order, first, last):
-    """Moves what stands at the positions from first to last up by one; what is said about position
-    `first` is void then."""
+    """Shifts the positions from first to last up by one, which leaves `first` undefined."""
     sequence, memory, position = order.sequence, order.memory, order.position
     for p in range(last, first - 1, -1):
         e = sequence[p]
@@ -78,8 +76,7 @@ def move_up(order, first, last):
 
 @inner
 def move_down(order, first, last):
-    """Moves what stands at the positions from first to last down by one; what is said about
-    position `last` is void then."""
+    """Shifts the positions from first to last down by one, which leaves `last` undefined."""
     sequence, memory, position = order.sequence, order.memory, order.position
     for p in range(first, last + 1):
         e = sequence[p]
@@ -151,7 +148,7 @@ def set_last(problem, order, e, last):
 
 @inner
 def attach(problem, order, e):
-    """Lets evaluation e read its inputs: they are held until there."""
+    """Evaluation e reads its inputs, whose values are held until there."""
     position = order.position[e]
     for k in range(
         problem.starts[DEPS, order.event[e, OP]], problem.starts[DEPS, order.event[e, OP] + 1]
@@ -166,7 +163,6 @@ def attach(problem, order, e):
 
 @inner
 def detach(problem, order, e):
-    """Takes `attach` back."""
     position = order.position[e]
     for k in range(
         problem.starts[DEPS, order.event[e, OP]], problem.starts[DEPS, order.event[e, OP] + 1]
@@ -248,8 +244,7 @@ def insert(problem, order, i, position):
 
 @inner
 def remove(problem, order, e):
-    """Takes away a repeated evaluation; who read its value reads the one before, which is held
-    until there."""
+    """Removes a repeated evaluation; its readers read the one before, which is held until there."""
     event, count = order.event, order.counts
     i, position = event[e, OP], order.position[e]
     before, after = event[e, PREVIOUS], event[e, NEXT]
@@ -304,7 +299,6 @@ def shift(problem, order, e, target):
 
 @inner
 def note(order, kind, subject, position):
-    """Writes a change to the journal."""
     row = order.journal[order.counts[CHANGES]]
     row[0], row[1], row[2] = kind, subject, position
     order.counts[CHANGES] += 1
@@ -313,7 +307,6 @@ def note(order, kind, subject, position):
 
 @inner
 def undo(problem, order):
-    """Takes all changes in the journal back and empties it."""
     changes = order.counts[CHANGES]
     for k in range(changes - 1, -1, -1):
         kind, subject, position = order.journal[k]
@@ -329,7 +322,6 @@ def undo(problem, order):
 
 @entry
 def append(problem, order, evaluations):
-    """Inserts a list of ops at the end, one after the other."""
     for i in evaluations:
         insert(problem, order, i, order.counts[LENGTH])
         order.counts[CHANGES] = 0

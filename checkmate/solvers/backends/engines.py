@@ -115,8 +115,7 @@ def solve_intervals(
 
 
 def _answer(module: str, question: dict, *, small: bool, size: str) -> Any:
-    """Returns the backend's answer, or None if time ran out. Any exception becomes one of the
-    library's errors."""
+    """The backend's answer, or None if time ran out. All exceptions become the library's errors."""
     engine, time_limit_s = question["engine"], min(question["time_limit_s"], LONGEST_S)
     question = {**question, "time_limit_s": time_limit_s}
     try:
@@ -150,8 +149,7 @@ def _ask(module: str, question: dict) -> Any:
 
 
 def _ask_here(module: str, question: dict) -> Any:
-    """Asks in this process. CBC and OR-tools replace the handler of Ctrl-C by one that ignores it,
-    or by none, so it is restored."""
+    """CBC and OR-tools replace the handler of Ctrl-C, by one that ignores it or by none."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         return _ask(module, question)
@@ -206,8 +204,7 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
 
 
 def answer_parent() -> None:
-    """Runs in the child: reads a question from standard input and writes the answer, or the error,
-    to standard output."""
+    """The child process: reads a question from standard input, writes the answer, or the error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print to standard output

@@ -44,11 +44,10 @@ class MatrixProblem:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
         return len(self.row_lower), len(self.cost)
 
     def violation(self, x: np.ndarray) -> float:
-        """Returns the most by which x violates a row or a bound; integrality is not checked."""
+        """The largest violation of a row or a bound by x; integrality is not checked."""
         row = np.repeat(np.arange(len(self.row_lower)), np.diff(self.start))
         activity = np.bincount(row, self.value * x[self.column], minlength=len(self.row_lower))
         excess = [
@@ -98,7 +97,7 @@ class MatrixProblem:
 
 
 class AnswerStatus(Enum):
-    """How an engine ended. The value is a sentence for people."""
+    """The end of an engine. The value is a sentence for people."""
 
     OPTIMAL = "x is proven optimal"
     FEASIBLE = "x is feasible; time ran out before it was proven optimal"

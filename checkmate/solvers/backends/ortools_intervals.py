@@ -17,7 +17,7 @@ class IntervalProblem:
 
     Each value has one or more *intervals*, ordered in time and disjoint; the first is always
     present. When an interval starts, every value in `reads` of its value must have been in memory
-    before. If a value in `in_place` leaves memory one later, the interval may take over its memory,
+    before. If a value in `in_place` leaves memory one later, the interval may reuse its memory,
     and counts from then on. Minimize the cost of the intervals that are present.
 
     Args:
@@ -30,7 +30,7 @@ class IntervalProblem:
       kept: Values that must be in memory at the horizon.
       horizon: Time of the end.
       capacity: Limit on the memory at any time.
-      in_place: in_place[v]: those of `reads` whose memory value v may take over.
+      in_place: in_place[v]: those of `reads` whose memory value v may reuse.
     """
 
     starts: tuple[tuple[tuple[int, ...], ...], ...]
@@ -63,19 +63,14 @@ class IntervalAnswer:
 def solve(
     problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1
 ) -> IntervalAnswer:
-    """Solves with CP-SAT.
-
-    Args:
-      start: None, or for each value the (start, end) of its intervals as a hint.
-      workers: Threads. With more than one the answer can differ from run to run.
-    """
+    """Solves with CP-SAT. With more than one worker the answer can differ from run to run."""
     from ortools.sat.python import cp_model
 
     began = time.monotonic()
     model = cp_model.CpModel()
     intervals = _intervals(cp_model, model, problem)
     _reads(model, problem, intervals)
-    _take_over(model, problem, intervals)
+    _reuse_inputs(model, problem, intervals)
     _capacity(model, problem, intervals)
     model.minimize(
         sum(
@@ -119,7 +114,6 @@ def _capacity(model: Any, problem: IntervalProblem, intervals: list[list[dict[st
 
 
 def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list[dict[str, Any]]]:
-    """Returns the variables of every interval; those of one value in order of time."""
     intervals: list[list[dict[str, Any]]] = []
     for v, choices in enumerate(problem.starts):
         of_value: list[dict[str, Any]] = []
@@ -147,7 +141,7 @@ def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list
 
 
 def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """Every start that is present has, for each value that it reads, an interval that covers it."""
+    """Each present start has, for each value that it reads, an interval that covers it."""
     for v, of_value in enumerate(intervals):
         for entry in of_value:
             entry["read_from"] = {}
@@ -161,9 +155,11 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
                 entry["read_from"][d] = chosen
 
 
-def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """An interval that takes over an input's memory counts from one after its start, if the input's
-    interval ends there, but not at the horizon."""
+def _reuse_inputs(
+    model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]
+) -> None:
+    """An interval in place counts from one after its start if an interval of the input that it
+    reuses ends there, but not at the horizon."""
     for v, allowed in enumerate(problem.in_place):
         for entry in intervals[v] if allowed else ():
             ending = []
@@ -175,13 +171,13 @@ def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[s
                     if d in problem.kept:
                         model.add(other["end"] < problem.horizon).only_enforce_if(ends_here)
                     ending.append(ends_here)
-            taken = model.new_bool_var("")
-            model.add_bool_or(ending).only_enforce_if(taken)
+            reuses = model.new_bool_var("")
+            model.add_bool_or(ending).only_enforce_if(reuses)
             begin, length = (
                 model.new_int_var(0, problem.horizon, ""),
                 model.new_int_var(0, problem.horizon, ""),
             )
-            model.add(begin == entry["start"] + taken)
+            model.add(begin == entry["start"] + reuses)
             model.add(entry["start"] + entry["length"] == entry["end"])
             entry["span"] = model.new_optional_interval_var(
                 begin, length, entry["end"], entry["there"], ""

@@ -36,7 +36,7 @@ Form: TypeAlias = Literal["ap", "linearized"]
 
 FORMS: tuple[Form, ...] = ("ap", "linearized")
 
-MOST = 1_000_000
+MAX_EVALUATIONS = 1_000_000
 """The most evaluations of a plan of `CheckpointLast`."""
 
 
@@ -47,7 +47,6 @@ class CheckpointAll:
     name: str = "checkpoint_all"
 
     def run(self, search: Search) -> None:
-        """Offers the plain step."""
         search.offer(Plan.keep_all(search.graph), by=self.name)
 
 
@@ -59,14 +58,13 @@ class CheckpointLast:
     name: str = "checkpoint_last"
 
     def run(self, search: Search) -> None:
-        """Offers that plan, and one that also retains the values of backward ops."""
         n = len(search.graph)
         latest = np.eye(n, k=-1, dtype=bool)
         backward = np.array([op.is_backward for op in search.graph.ops])
         for S in (latest, latest | (np.tri(n, k=-1, dtype=bool) & backward)):
             if search.remaining_s:
                 schedule = complete(search.graph, S)
-                if search.remaining_s and schedule.R.sum() <= MOST:
+                if search.remaining_s and schedule.R.sum() <= MAX_EVALUATIONS:
                     search.offer(lower(search.graph, schedule), by=self.name)
 
 
@@ -82,7 +80,6 @@ class ChenSqrtN:
     name: str = "chen_sqrt_n"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every segment length."""
         _offer_all(search, self.name, self.form, _equal_segments)
 
 
@@ -102,7 +99,6 @@ class ChenGreedy:
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every threshold."""
         _offer_all(
             search,
             self.name,
@@ -128,8 +124,7 @@ def _offer_all(search: Search, name: str, only: Form | None, segments: Segments)
 
 
 def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
-    """Returns the candidates for checkpoints, ascending. Without articulation points the forward
-    pass is one segment."""
+    """Candidates, ascending. Without articulation points the forward pass is one segment."""
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     if form == "linearized":
         return forward
@@ -199,7 +194,7 @@ def checkpointed(
 def periods(
     graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool
 ) -> list[tuple[bool, int]]:
-    """Returns for each op whether it is backward, and the segment in which the step is then."""
+    """For each op, whether it is backward, and the segment in which the step is then."""
     reads = [
         max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops
     ]
@@ -215,8 +210,7 @@ def periods(
 def _order(
     graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence[tuple[bool, int]]
 ) -> tuple[list[int], set[int]]:
-    """Returns the order of evaluations, and the ops that run again although what they read was
-    overwritten.
+    """The order of evaluations, and the ops that run again although what they read was overwritten.
 
     When the step enters another segment, all values are freed but checkpoints, those that the
     forward pass still reads, and that segment's own.

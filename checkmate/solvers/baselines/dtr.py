@@ -45,7 +45,6 @@ class DTR:
     name: str = "dtr"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every budget and heuristic, tightest last."""
         program = Program.from_graph(search.graph)
         heuristics = self.heuristic if isinstance(self.heuristic, tuple) else (self.heuristic,)
         for budget_bytes in self._budgets(search, program.plain_peak_bytes):

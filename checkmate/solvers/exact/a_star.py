@@ -57,7 +57,6 @@ class AStar:
     name = "state_space"
 
     def run(self, search: Search) -> None:
-        """Offers the cheapest plan, or proves that there is none; raises the bound otherwise."""
         Paths(search).advance(self.states)
 
 
@@ -84,11 +83,8 @@ class Paths:
         self._limit, self._end_s = 0.0, 0.0
 
     def advance(self, states: int, *, share: float = 1.0) -> None:
-        """Expands so many states more, and tells the search what that proved.
-
-        Args:
-          share: Of the search's remaining time, at most.
-        """
+        """Expands this many more states, within a share of the remaining time, and reports the
+        bound."""
         self._limit = self._effort + states
         self._end_s = (1 - share) * self.search.remaining_s
         while not self.ended and not self._exhausted() and self._step():
@@ -217,13 +213,12 @@ class StateRules:
         self._facts_of: dict[int, tuple[int, int, int]] = {}
 
     def is_end(self, state: State) -> bool:
-        """All has run, and the outputs are in memory."""
         done, live = state
         return done == self._all and not self._outputs & ~live
 
     def following(self, state: State) -> Iterator[tuple[int, float, State]]:
-        """Yields the ops that can run now with what that costs more than the plain step, and the
-        state after it."""
+        """Yields the ops that can run now, each with its cost above the plain step and the next
+        state."""
         done, live = state
         _, useful, again = self._facts(done)
         held = sum(self._sizes[i] for i in _members(live))
@@ -246,15 +241,13 @@ class StateRules:
                     )
 
     def _hosts(self, op: int, kept: int, excess: int) -> list[int]:
-        """The ways to run an op: in place of an input that is dropped right after it, which the set
-        tells, or not in place (no input)."""
+        """Ways to run an op: in place of an input that is dropped right after it, or not (0)."""
         hosts = [1 << d for d in self._in_place[op]]
         unneeded = [host for host in hosts if not host & kept]
         return unneeded[:1] or ([0, *hosts] if excess > 0 else [0])
 
     def remaining(self, state: State) -> float:
-        """What runs again after this state costs at least this; infinity where an op would have to
-        that may not."""
+        """Least cost of what must run again after this state; infinity where that may not."""
         done, live = state
         needed, _, again = self._facts(done)
         gone = new = needed & ~live
@@ -271,14 +264,13 @@ class StateRules:
         return cost
 
     def _first(self, done: int) -> Iterator[int]:
-        """The ops that can run for the first time."""
         if not self._any_order:
             return iter(() if done == self._all else (done.bit_length(),))
         return (i for i in _members(self._all & ~done) if not self._before[i] & ~done)
 
     def _facts(self, done: int) -> tuple[int, int, int]:
-        """Values that ops which have not run will read or that are outputs; those and what may help
-        to make them again; ops that may run again."""
+        """Values that later ops read or that are outputs; those and what may help to make them
+        again; ops that may run again."""
         if done not in self._facts_of:
             needed = self._outputs
             for i in _members(self._all & ~done):
@@ -296,8 +288,7 @@ class StateRules:
         return self._facts_of[done]
 
     def _ways_to_drop(self, candidates: int, excess: int) -> Iterator[int]:
-        """Yields the smallest sets of values that hold so many bytes: without any one of them it
-        would be less."""
+        """Yields the minimal sets of values that hold this many bytes."""
         if excess <= 0:
             yield 0
             return

@@ -79,7 +79,7 @@ class Repair:
         self._first_over = self._last_over = 0
 
     def run(self) -> bool:
-        """Returns whether every stage is within the budget now."""
+        """True when every stage is within the budget."""
         overflow = self.stage_plan.overflow(self.budget)
         complete = False  # the heap has every candidate for the present overflow
         while overflow and not self.out_of_time():
@@ -98,7 +98,6 @@ class Repair:
         return not overflow
 
     def _collect(self) -> None:
-        """Pushes all candidates for the present overflow."""
         over = np.flatnonzero(self.stage_plan.stage_bytes > self.budget)
         self._first_over, self._last_over = int(over[0]), int(over[-1])
         for i in self._evictable:
@@ -153,7 +152,7 @@ class Repair:
         """Tries the ways to evict op i's value until stage b. None where none of them helps.
 
         The ways differ in which missing inputs are retained instead of recomputed: those that are
-        used after the fullest stage anyway, or those that are small.
+        used after the worst stage anyway, or those that are small.
         """
         stages = self.stage_plan
         a = stages.touched_before(i, b)
@@ -163,11 +162,11 @@ class Repair:
         most = self._most_relief(i, a, b)
         if not most:
             return 0.0, None
-        fullest = first + int(stages.stage_bytes[first:b].argmax())
+        worst = first + int(stages.stage_bytes[first:b].argmax())
         best_score, best = float("inf"), None
         tried: list[Moves] = []
         for retained in (
-            lambda d: stages.touched_before(d, b) >= fullest,
+            lambda d: stages.touched_before(d, b) >= worst,
             lambda d: 2 * self._sizes[d] <= self._sizes[i],
         ):
             moves = closure(stages, i, b, retained)
@@ -204,7 +203,7 @@ def closure(stages: StagePlan, i: int, t: int, retained: Callable[[int], bool]) 
 def trim(
     stages: StagePlan, budget_bytes: int, *, out_of_time: Callable[[], bool] = lambda: False
 ) -> None:
-    """Takes recomputations back, the dearest first, as long as that stays within the budget.
+    """Takes recomputations back, the costliest first, as long as that stays within the budget.
 
     Args:
       stages: Changed in place. Where it is above the budget, its peak is the limit.

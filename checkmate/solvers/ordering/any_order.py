@@ -31,7 +31,7 @@ from checkmate.solvers.search import Search
 MOMENTS = 12
 """Moments that are looked at."""
 
-MOST_OPS = 3000
+MAX_OPS = 3000
 """Graphs with more ops are left alone: the table of what depends on what would be too large."""
 
 SECONDS = 1.0
@@ -39,10 +39,10 @@ SECONDS = 1.0
 
 
 def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
-    """Tells the search what is proven for plans in any order, within this share of the time that is
+    """Raises the search's bound for plans in any order, within this share of the time that is
     left."""
     graph, stop = search.graph, search.remaining_s * (1 - share)
-    if len(graph) > MOST_OPS:
+    if len(graph) > MAX_OPS:
         return
     depends = _dependence(graph)
     for v in _telling_moments(graph, search.budget_bytes, depends):
@@ -67,8 +67,7 @@ def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
 
 
 def comparable(graph: DFGraph, v: int, depends: np.ndarray | None = None) -> tuple[DFGraph, int]:
-    """Returns the graph cut down to the ops that must come before op v or after it, with v's index
-    in it."""
+    """The subgraph of the ops that must precede or follow op v, with v's index in it."""
     depends = _dependence(graph) if depends is None else depends
     kept = [*np.flatnonzero(depends[v]).tolist(), v, *np.flatnonzero(depends[:, v]).tolist()]
     number = {old: new for new, old in enumerate(kept)}
@@ -108,8 +107,8 @@ def _dependence(graph: DFGraph) -> np.ndarray:
 
 
 def _telling_moments(graph: DFGraph, budget_bytes: int, depends: np.ndarray) -> list[int]:
-    """The ops while which most must be in memory or be recomputed later, with some distance between
-    them; none where that fits."""
+    """The ops at which most must be in memory or be recomputed later, some distance apart; none
+    where that fits."""
     n = len(graph)
     # [v, i]: op i comes before op v, and its value is read by v or later.
     needed = np.zeros((n, n), bool)

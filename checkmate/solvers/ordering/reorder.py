@@ -70,11 +70,9 @@ class Reorder:
 
     @property
     def name(self) -> str:
-        """The solver's own."""
         return self.solver.name
 
     def run(self, search: Search) -> None:
-        """Offers plans and bounds until they meet, or the rounds or the time are over."""
         raise_any_order_bound(search, share=0.1)
         graph = search.graph
         orders = (range(len(graph)), greedy_order(graph))
@@ -98,8 +96,7 @@ class Reorder:
         self._improve(search, annealers)
 
     def _load(self, search: Search, orders: Sequence[Sequence[int]]) -> list[Annealer]:
-        """An annealer for each order; none where the compiled code is not there in half the
-        time."""
+        """An annealer for each order; none where loading the compiled code takes half the time."""
         graph, budget = search.graph, search.budget_bytes
         loading = in_background(
             lambda: [
@@ -111,9 +108,9 @@ class Reorder:
     def _improve(self, search: Search, annealers: Sequence[Annealer]) -> None:
         """Anneals in rounds, and asks the solver in each better order that they find."""
         solved: list[int] = []
-        fruitless = 0
+        stalls = 0
         for number in range(self.rounds):
-            if _finished(search) or fruitless == 3:
+            if _finished(search) or stalls == 3:
                 return
             before = search.timeline.cost if search.timeline else float("inf")
             runs = self._runs(search, annealers, number)
@@ -123,12 +120,12 @@ class Reorder:
                 solved = order
                 self._solve(search, order, share=self.solve_share)
             better = search.timeline is None or search.timeline.cost < before
-            fruitless = 0 if better else fruitless + 1
+            stalls = 0 if better else stalls + 1
 
     def _runs(
         self, search: Search, annealers: Sequence[Annealer], number: int
     ) -> list[AnnealingRun]:
-        """The runs of one round. Temperatures are in mean costs of an op."""
+        """One round. Temperatures are in mean costs of an op."""
         proposals, plan = self.proposals << number, search.plan
         if number and plan is not None:
             return [
@@ -151,7 +148,7 @@ class Reorder:
         *,
         share: float,
     ) -> None:
-        """One run of each annealer, in parallel. Offers the best of what they find."""
+        """One run of each annealer, in parallel. Offers the best plan found."""
         tasks = [
             AnnealingTask(annealer, [run], lambda: search.remaining_s, share=share)
             for annealer, run in zip(annealers, runs, strict=True)
@@ -204,8 +201,7 @@ def _finished(search: Search) -> bool:
 
 
 def greedy_order(graph: DFGraph) -> list[int]:
-    """Returns a legal order of first evaluations: of the ops that can run, always the one that then
-    leaves least in memory."""
+    """A legal order of first evaluations: always the ready op that then leaves least in memory."""
     before = [{*op.deps, *op.control_deps, *op.overwrites} for op in graph.ops]
     after: list[list[int]] = [[] for _ in before]
     for i, ops in enumerate(before):
@@ -242,8 +238,8 @@ def greedy_order(graph: DFGraph) -> list[int]:
 
 
 def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
-    """Returns the same graph with op order[k] as op k. Raises `GraphError` where an op comes before
-    one it must follow."""
+    """The same graph with op order[k] as op k. `GraphError` where an op precedes one it must
+    follow."""
     number = {old: new for new, old in enumerate(order)}
 
     def names(ops: Sequence[int]) -> tuple[int, ...]:
@@ -263,7 +259,7 @@ def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
 
 
 def in_numbers_of(plan: Plan, order: Sequence[int]) -> Plan:
-    """Returns a plan of a renumbered graph in the numbers of the original one."""
+    """The plan of a renumbered graph in the numbers of the original one."""
     return Plan(
         tuple(
             Compute(order[step.op]) if isinstance(step, Compute) else Free(order[step.op])

@@ -42,12 +42,11 @@ class Letters:
 
     @cached_property
     def size(self) -> np.ndarray:
-        """(n,) output bytes as shares of the capacity: engines need coefficients near 1."""
+        """(n,) shares of the capacity, like `workspace`: engines need coefficients near 1."""
         return shares(self.graph.output_bytes, self.capacity_bytes)
 
     @cached_property
     def workspace(self) -> np.ndarray:
-        """(n,) workspace bytes as shares of the capacity."""
         return shares(self.graph.workspace_bytes, self.capacity_bytes)
 
     @cached_property
@@ -57,21 +56,18 @@ class Letters:
 
     @cached_property
     def producer(self) -> np.ndarray:
-        """The value of each reading."""
         return np.array([i for i, _ in self.readings], dtype=int)
 
     @cached_property
     def consumer(self) -> np.ndarray:
-        """The op of each reading."""
         return np.array([k for _, k in self.readings], dtype=int)
 
     def readings_of(self, k: int) -> np.ndarray:
-        """Returns the readings by op k."""
         return np.flatnonzero(self.consumer == k)
 
 
 def shares(count: np.ndarray, capacity_bytes: int) -> np.ndarray:
-    """Returns bytes as shares of the capacity, 0 where they are negligible."""
+    """Bytes as shares of the capacity, 0 where they are negligible."""
     share = count / capacity_bytes
     return np.where(share < NEGLIGIBLE, 0.0, share)
 
@@ -243,8 +239,8 @@ class Rows:
         self._count += len(columns)
 
     def matrix(self, columns: Columns) -> tuple[np.ndarray, ...]:
-        """Returns start, column, value, row_lower and row_upper, without the rows that hold
-        wherever the columns are within their bounds."""
+        """start, column, value, row_lower and row_upper, without rows that the columns' bounds
+        imply."""
         row, column, value, lower, upper = (
             np.concatenate(part) for part in zip(*self._parts, strict=True)
         )

@@ -9,7 +9,7 @@ ops below t may run again, each at most once per stage and in index order. Colum
     U[t, k]        k <= t  memory after the turn of op k in stage t, before values are freed for it
     FREE[t, i, k]  k < t   op k reads the value of op i, which is freed directly after k's turn in
                            stage t
-    A[t, k]        k <= t  op k runs in place in stage t: its value takes over the memory of an
+    A[t, k]        k <= t  op k runs in place in stage t: its value reuses the memory of an
                            input that is freed directly after k's turn
 
 `formulate(..., partitioned=False)` is the program before the paper's section 4.6: any op may run in
@@ -89,7 +89,6 @@ class Formulation:
     readings: tuple[tuple[int, int], ...] = ()
 
     def cost(self, objective: float) -> float:
-        """Converts an objective value to the graph's cost unit."""
         return objective * (self.graph.total_cost or 1.0)
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,6 @@ class LPBound:
     makes_plans: ClassVar[bool] = False
 
     def run(self, search: Search) -> None:
-        """Reports the relaxation's value as a bound, or that there is no plan."""
         handing_over_s = SECONDS * len(search.graph) ** 2
         if handing_over_s > HANDING_OVER * search.remaining_s:
             return  # the rest would not suffice for any engine

@@ -52,7 +52,6 @@ class LPRounding:
     name: str = "lp_rounding"
 
     def run(self, search: Search) -> None:
-        """Offers every rounding, and the relaxation's value as a bound."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.graph is search.graph:
             LPBound(self.engine, share=0.25, name=f"{self.name}: relaxation").run(search)

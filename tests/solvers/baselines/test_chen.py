@@ -144,8 +144,8 @@ def test_articulation_points_help_where_the_linear_order_hurts():
 def test_a_plan_of_far_too_many_evaluations_is_not_written_down(monkeypatch):
     graph = training_chain(8)
     peaks = []
-    for most in (chen.MOST, len(graph)):
-        monkeypatch.setattr(chen, "MOST", most)
+    for most in (chen.MAX_EVALUATIONS, len(graph)):
+        monkeypatch.setattr(chen, "MAX_EVALUATIONS", most)
         search = Search(graph, 1, time_limit_s=60)
         make_solver("checkpoint_last").run(search)
         peaks.append(search.best_peak_bytes)

@@ -78,7 +78,7 @@ def test_an_engine_that_runs_out_of_time_still_gives_a_bound():
     problem = relax(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2).problem
     question = {"problem": problem, "engine": "pdlp", "time_limit_s": 0.02, "start": None}
     # Here TensorFlow may be loaded.
-    answer = engines._ask_in_child(engines.ENGINES["pdlp"][1], question, time_limit_s=60)
+    answer = engines._ask_in_child(engines.ENGINES["pdlp"], question, time_limit_s=60)
     best = solve_matrices(problem, engine="clp", time_limit_s=60)
     assert answer.status is AnswerStatus.UNKNOWN
     assert -np.inf < answer.bound < best.bound

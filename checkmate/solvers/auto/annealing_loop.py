@@ -40,7 +40,7 @@ LOAD_AFTER_S = 0.3
 takes a second of a core, or fifteen where it is not compiled yet."""
 
 
-class Improver:
+class AnnealingLoop:
     """Rounds of annealing. Each has four runs from the relaxed solution, and two from the plan.
 
     Args:
@@ -50,7 +50,7 @@ class Improver:
       seed: Of the random numbers.
 
     Attributes:
-      fruitless: Rounds in a row that found nothing cheaper.
+      stalls: Rounds in a row that found nothing cheaper.
     """
 
     def __init__(self, search: Search, *, rounds: int, seed: int):
@@ -58,14 +58,14 @@ class Improver:
         self._relaxed: Sequence[int] = ()
         self._making: BackgroundTask | None = None
         self._task: AnnealingTask | None = None
-        self.rounds = self.fruitless = 0
+        self.rounds = self.stalls = 0
 
     def start_from(self, relaxed: Sequence[int]) -> None:
-        """Takes another relaxed solution: ops in the order of their evaluations, in stage form."""
-        self._relaxed, self.fruitless = relaxed, 0
+        """Sets the relaxed solution: ops in the order of their evaluations, in stage form."""
+        self._relaxed, self.stalls = relaxed, 0
 
     def load(self) -> None:
-        """Begins to load the compiled code in the background. With a clock, rounds then follow."""
+        """Loads the compiled code in the background. With a clock, rounds then follow."""
         if self._making is None and self._most_rounds:
             search, seed = self._search, self._seed
             self._making = in_background(
@@ -73,8 +73,8 @@ class Improver:
             )
 
     def collect(self) -> None:
-        """Offers what was found, loads the annealer once there is a start and the search goes on,
-        and begins the rounds once it is loaded."""
+        """Offers new plans, loads the annealer once there is a start and the search goes on, and
+        begins the rounds once it is loaded."""
         search = self._search
         if self._relaxed and not search.deterministic and search.elapsed_s >= LOAD_AFTER_S:
             self.load()
@@ -89,11 +89,7 @@ class Improver:
             self._task = self._begin(annealer, self._forever(annealer))
 
     def round(self) -> bool:
-        """Makes one round and waits for it: the way of a search that reads no clock.
-
-        Returns:
-          False where all rounds were made before.
-        """
+        """Makes one round and waits for it, for searches without a clock. False after the last."""
         self.load()
         if self._making is None or self.rounds >= self._most_rounds:
             return False
@@ -104,7 +100,6 @@ class Improver:
         return True
 
     def stop(self) -> None:
-        """Ends the task and offers what it found."""
         if self._task is not None:
             self._task.stop()
             self.collect()
@@ -125,7 +120,7 @@ class Improver:
                     self._relaxed, proposals, hot, 0.01, placement, annealer.first_price
                 )
         if before < float("inf"):
-            proposals <<= 1 + min(self.fruitless, 6)
+            proposals <<= 1 + min(self.stalls, 6)
         if self.rounds % 4 == 0 or not self._best():
             plain, price = range(len(self._search.graph)), annealer.first_price
             placement = REPEATS_ANYWHERE if self.rounds % 8 else IN_STAGES
@@ -135,7 +130,7 @@ class Improver:
             yield AnnealingRun(best, proposals, 0.05, 0.01, placement, price=1.0)
         self.rounds += 1
         better = min(self._found()[0], search_cost(self._search)) < before
-        self.fruitless = 0 if better else self.fruitless + 1
+        self.stalls = 0 if better else self.stalls + 1
 
     def _found(self) -> tuple[float, Sequence[int]]:
         return self._task.found if self._task is not None else (float("inf"), [])
@@ -147,5 +142,4 @@ class Improver:
 
 
 def search_cost(search: Search) -> float:
-    """Cost of the best plan; infinity where there is none."""
     return search.timeline.cost if search.timeline is not None else float("inf")
