@@ -98,6 +98,25 @@ class Search:
         self._deadline = self._started + self.time_limit_s
         self._on_progress = on_progress
 
+    def part(
+        self,
+        share: float,
+        graph: DFGraph | None = None,
+        on_progress: Callable[[Search], None] | None = None,
+    ) -> Search:
+        """A search of its own with this budget, for a share of the time that is left.
+
+        Args:
+          graph: Another graph than that of this search.
+        """
+        return Search(
+            graph or self.graph,
+            self.budget_bytes,
+            time_limit_s=share * self.remaining_s,
+            deterministic=self.deterministic,
+            on_progress=on_progress,
+        )
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""

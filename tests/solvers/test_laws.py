@@ -29,7 +29,7 @@ from checkmate import (
     solve,
 )
 from checkmate.solvers.baselines.dtr import DTR
-from checkmate.solvers.paper.lp_rounding import LPRounding
+from checkmate.solvers.paper.lp import LPRounding
 from checkmate.solvers.paper.milp import MILP
 from checkmate.solvers.search import Search
 from checkmate.solvers.solve import OPTIONS, SPELLINGS

@@ -29,10 +29,10 @@ reads its value (itself when none does, END when it is kept to the end), its pla
 `Order.repeats` (-1 for the op's first evaluation), and how many of its in_place deps it reads last:
 where there is one, it runs in place, and its value counts for nothing at its own position."""
 
-LENGTH, FREE, REPEATS, OVERFLOW, BUDGET, KEPT, CHANGES, EVALUATED = range(8)
+LENGTH, FREE, REPEATS, OVERFLOW, BUDGET, KEPT, CHANGES = range(7)
 """Entries of `Order.counts`: evaluations, unused rows, repeated evaluations, bytes above the budget
-summed over positions, the budget, bytes in use after the last evaluation, entries of the journal,
-changes made and undone so far."""
+summed over positions, the budget, bytes in use after the last evaluation, and entries of the
+journal."""
 
 INSERTED, REMOVED, SHIFTED = range(3)
 """Kinds of journal entries."""
@@ -129,7 +129,7 @@ def make_problem(graph: DFGraph) -> Problem:
 
 def empty_order(graph: DFGraph, budget_bytes: int, capacity: int) -> Order:
     n = len(graph)
-    count = np.zeros(8, np.int64)
+    count = np.zeros(7, np.int64)
     count[FREE], count[BUDGET] = capacity, budget_bytes - graph.fixed_bytes
     return Order(
         np.zeros(capacity, np.int64),

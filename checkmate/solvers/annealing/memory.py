@@ -19,7 +19,6 @@ from checkmate.solvers.annealing.arrays import (
     CHANGES,
     DEPS,
     END,
-    EVALUATED,
     FREE,
     HOSTS,
     IN_PLACE,
@@ -302,7 +301,6 @@ def note(order, kind, subject, position):
     row = order.journal[order.counts[CHANGES]]
     row[0], row[1], row[2] = kind, subject, position
     order.counts[CHANGES] += 1
-    order.counts[EVALUATED] += 1
 
 
 @inner

@@ -216,12 +216,7 @@ class _Run:
     def _ask(self, solver: Solver) -> None:
         """Offers another solver's plan, as it is, and repaired and trimmed."""
         search = self.search
-        inner = Search(
-            search.graph,
-            search.budget_bytes,
-            time_limit_s=0.1 * search.remaining_s,
-            deterministic=search.deterministic,
-        )
+        inner = search.part(0.1)
         solver.run(inner)
         search.raise_bound(inner.bound, by=inner.proven_by)
         if inner.plan is not None:

@@ -20,10 +20,12 @@ weak, and often no more than the cost of running every op once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.op import Op
 from checkmate.solvers.auto.bounds import solve_integer
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.search import Search
@@ -70,30 +72,28 @@ def comparable(graph: DFGraph, v: int, depends: np.ndarray | None = None) -> tup
     """The subgraph of the ops that must precede or follow op v, with v's index in it."""
     depends = _dependence(graph) if depends is None else depends
     kept = [*np.flatnonzero(depends[v]).tolist(), v, *np.flatnonzero(depends[:, v]).tolist()]
-    number = {old: new for new, old in enumerate(kept)}
+    return renumbered(graph, kept), kept.index(v)
 
-    def inside(ops: tuple[int, ...]) -> tuple[int, ...]:
+
+def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
+    """The graph of these ops alone, op order[k] being op k. `GraphError` where an op precedes one
+    it must follow."""
+    number = {old: new for new, old in enumerate(order)}
+
+    def inside(ops: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(number[d] for d in ops if d in number))
 
-    ops = []
-    for old in kept:
-        op = graph.ops[old]
-        ops.append(
-            Op(
-                op.name,
-                inside(op.deps),
-                op.cost,
-                op.output_bytes,
-                op.workspace_bytes,
-                op.is_backward,
-                op.recomputable,
-                inside(op.control_deps),
-                inside(op.overwrites),
-                op.kind,
-                inside(op.in_place),
-            )
+    ops = tuple(
+        replace(
+            op,
+            deps=inside(op.deps),
+            control_deps=inside(op.control_deps),
+            overwrites=inside(op.overwrites),
+            in_place=inside(op.in_place),
         )
-    return DFGraph(tuple(ops), inside(graph.outputs), graph.fixed_bytes, graph.name), number[v]
+        for op in (graph.ops[old] for old in order)
+    )
+    return DFGraph(ops, inside(graph.outputs), graph.fixed_bytes, graph.name)
 
 
 def _dependence(graph: DFGraph) -> np.ndarray:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Free, Plan
@@ -34,7 +34,7 @@ from checkmate.solvers.annealing.annealer import (
 )
 from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
 from checkmate.solvers.exact.a_star import Paths
-from checkmate.solvers.ordering.any_order import raise_any_order_bound
+from checkmate.solvers.ordering.any_order import raise_any_order_bound, renumbered
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Search, Solver
 
 POLL_S = 0.005
@@ -184,13 +184,8 @@ class Reorder:
                 offered.append(inner.plan)
                 search.offer(in_numbers_of(inner.plan, order), by=inner.found_by + by)
 
-        inner = Search(
-            search.graph if own else renumbered(search.graph, order),
-            search.budget_bytes,
-            time_limit_s=share * search.remaining_s,
-            deterministic=search.deterministic,
-            on_progress=offer,
-        )
+        graph = search.graph if own else renumbered(search.graph, order)
+        inner = search.part(share, graph, on_progress=offer)
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
@@ -235,27 +230,6 @@ def greedy_order(graph: DFGraph) -> list[int]:
             if not missing[j]:
                 heapq.heappush(ready, (growth[j], j))
     return list(order)
-
-
-def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
-    """The same graph with op order[k] as op k. `GraphError` where an op precedes one it must
-    follow."""
-    number = {old: new for new, old in enumerate(order)}
-
-    def names(ops: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sorted(number[d] for d in ops))
-
-    ops = tuple(
-        replace(
-            op,
-            deps=names(op.deps),
-            control_deps=names(op.control_deps),
-            overwrites=names(op.overwrites),
-            in_place=names(op.in_place),
-        )
-        for op in (graph.ops[old] for old in order)
-    )
-    return DFGraph(ops, names(graph.outputs), graph.fixed_bytes, graph.name)
 
 
 def in_numbers_of(plan: Plan, order: Sequence[int]) -> Plan:

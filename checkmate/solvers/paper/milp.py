@@ -61,7 +61,7 @@ class MILP:
 
     def run(self, search: Search) -> None:
         coarse = coarsen(search.graph, max_ops=self.max_ops)
-        inner = Search(coarse.graph, search.budget_bytes, time_limit_s=search.remaining_s)
+        inner = search.part(1.0, coarse.graph)
         for baseline in (ChenSqrtN(), ChenGreedy()):
             baseline.run(inner)
         if inner.plan is not None:

@@ -52,13 +52,7 @@ class Retention:
 
     def run(self, search: Search) -> None:
         if self.start_share > 0:
-            seconds = self.start_share * search.remaining_s
-            within = Search(
-                search.graph,
-                search.budget_bytes,
-                time_limit_s=seconds,
-                deterministic=search.deterministic,
-            )
+            within = search.part(self.start_share)
             Auto(max_stalls=0).run(within)
             if within.infeasible:
                 search.prove_infeasible(within.infeasible)
@@ -68,14 +62,12 @@ class Retention:
                 search.offer(within.plan, by=f"{self.name}: {within.found_by}")
         if search.optimal or search.remaining_s == 0:
             return
-        schedule = (
-            Schedule.from_plan(search.graph, search.plan) if search.plan is not None else None
-        )
-        evaluations = max(
-            [self.evaluations, *(schedule.R.sum(axis=0).tolist() if schedule is not None else [])]
-        )
-        problem = retention_problem(search.graph, search.budget_bytes, int(evaluations))
-        start = None if schedule is None else intervals_of(search.graph, schedule)
+        schedule = Schedule.from_plan(search.graph, search.plan) if search.plan else None
+        evaluations, start = self.evaluations, None
+        if schedule is not None:
+            evaluations = max(evaluations, int(schedule.R.sum(axis=0).max()))
+            start = intervals_of(search.graph, schedule)
+        problem = retention_problem(search.graph, search.budget_bytes, evaluations)
         answer = solve_intervals(
             problem, time_limit_s=0.95 * search.remaining_s, start=start, workers=self.workers
         )

@@ -91,7 +91,6 @@ def test_larger_graphs_too(placement, hot):
     for _ in range(5):
         _run(annealer, 2000, hot=hot, placement=placement)
         _check_counts(graph, budget, annealer)
-    assert annealer.evaluated > 10_000
 
 
 @settings(max_examples=300)
@@ -195,9 +194,8 @@ def test_time_that_is_short_ends_a_run():
     graph = strategies.training_chain(30)
     annealer = Annealer(graph, _budget(graph, 0.3), _start(graph))
     run = AnnealingRun(_start(graph), 300)
-    before = annealer.evaluated
     assert not annealer.run(run, lambda: 0.0)
-    assert annealer.evaluated - before <= len(graph)  # the start alone
+    assert annealer.current == list(_start(graph))
     left = iter((1.0, 1.0, 0.0))
     assert not annealer.run(run, lambda: next(left))
     assert annealer.run(run)

@@ -29,8 +29,8 @@ from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
 from checkmate.solvers.annealing.local_search import LocalSearch
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.ordering import reorder
-from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound
-from checkmate.solvers.ordering.reorder import Reorder, greedy_order, in_numbers_of, renumbered
+from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound, renumbered
+from checkmate.solvers.ordering.reorder import Reorder, greedy_order, in_numbers_of
 from checkmate.solvers.search import Search
 
 

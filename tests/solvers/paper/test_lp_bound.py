@@ -13,7 +13,7 @@ from checkmate.solvers.backends import engines
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import LP_ENGINES, AnswerStatus
 from checkmate.solvers.paper.formulation import relax
-from checkmate.solvers.paper.lp_bound import LPBound
+from checkmate.solvers.paper.lp import LPBound
 
 CHAIN = training_chain(8, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
 
@@ -91,9 +91,9 @@ def test_no_time_no_bound():
 
 def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
     from benchmarks.problems import load
-    from checkmate.solvers.paper import lp_bound
+    from checkmate.solvers.paper import lp
 
     written = []
-    monkeypatch.setattr(lp_bound, "relax", lambda graph, budget: written.append(len(graph)))
+    monkeypatch.setattr(lp, "relax", lambda graph, budget: written.append(len(graph)))
     result = solve(load("encoder5"), "60%", solver="lp_bound", time_limit_s=1, throw=False)
     assert result.plan is None and result.bound == result.graph.total_cost and not written
