@@ -41,11 +41,6 @@ class Point:
 
     @classmethod
     def of(cls, result: Any) -> Point:
-        """Reads a result.
-
-        Args:
-          result: A `SolveResult`.
-        """
         return cls(
             result.budget_bytes,
             result.overhead,
@@ -110,27 +105,17 @@ def _draw_impossible(
 ) -> None:
     ends, heights = bound_steps(points)
     if ends:
-        axis.stairs(
-            list(map(percent, heights)),
-            [left, *(end / size for end in ends)],
-            fill=True,
-            color=COLOURS["impossible"],
-            label="proven impossible",
-        )
+        edges, style = [left, *(end / size for end in ends)], {"color": COLOURS["impossible"]}
+        heights = list(map(percent, heights))
+        axis.stairs(heights, edges, fill=True, label="proven impossible", **style)
     if floor_bytes:
-        axis.axvspan(
-            left,
-            floor_bytes / size,
-            facecolor=COLOURS["impossible"],
-            hatch="///",
-            edgecolor="white",
-            label="below the floor",
-        )
+        style = {"facecolor": COLOURS["impossible"], "hatch": "///", "edgecolor": "white"}
+        axis.axvspan(left, floor_bytes / size, label="below the floor", **style)
 
 
 def bound_steps(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    """Returns the best bound as steps: from `ends[k - 1]` to `ends[k]` bytes no plan costs less
-    than `heights[k]`."""
+    """The best bound as steps: from `ends[k - 1]` to `ends[k]` bytes no plan costs less than
+    `heights[k]`."""
     ends = sorted({point.budget_bytes for point in points})
     return ends, [max(point.bound for point in points if point.budget_bytes >= end) for end in ends]
 
@@ -215,7 +200,6 @@ def online_curve(
 
 
 def _draw_runs(axis: Any, method: str, runs: list[Any], k: int, size: float, level: float) -> None:
-    """Draws the runs of a method; those that were given up at the height `level`."""
     x = [run.budget_bytes / size for run in runs]
     y = [percent(run.overhead) if run.status == "ok" else float("nan") for run in runs]
     axis.plot(x, y, linewidth=1.5, label=method, **series(k))

@@ -85,15 +85,9 @@ def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | 
             corners = np.append(True, (np.diff(below) != 0) | (np.diff(above) != 0)) | (
                 np.arange(len(x)) == len(x) - 1
             )
-            axis.fill_between(
-                x[corners],
-                below[corners],
-                above[corners],
-                step="post",
-                color=COLOURS[part],
-                label=LABELS[part],
-                linewidth=0,
-            )
+            style = {"color": COLOURS[part], "label": LABELS[part], "linewidth": 0}
+            drawn = x[corners], below[corners], above[corners]
+            axis.fill_between(*drawn, step="post", **style)
             below = above
     k, peak = found.peak, found.timeline.peak_bytes
     middle = (x[k] + x[k + 1]) / 2
@@ -139,16 +133,8 @@ def measured(
         colours = (COLOURS["resident"], *SERIES)
         for (run, moments), colour in zip(runs.items(), colours, strict=False):
             x, y = thinned(moments)
-            axis.fill_between(
-                x,
-                np.zeros(len(y)),
-                y / scale,
-                step="post",
-                color=colour,
-                alpha=0.85,
-                linewidth=0,
-                label=run,
-            )
+            style = {"color": colour, "alpha": 0.85, "linewidth": 0, "label": run}
+            axis.fill_between(x, np.zeros(len(y)), y / scale, step="post", **style)
             k = int(np.argmax(y))
             gap = 7 if x[k] < x[-1] / 2 else -7
             text = f"{run}: peak {format_bytes(y[k])}"
@@ -164,8 +150,8 @@ def measured(
 
 
 def thinned(moments: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns times and bytes of about `DOTS` moments; each stands for those up to the next, with
-    the most bytes of them."""
+    """Times and bytes of about `DOTS` moments; each stands for those up to the next, with the most
+    bytes of them."""
     time, size = np.array([at for at, _ in moments]), np.array([held for _, held in moments])
     edges = np.unique(np.linspace(0, len(size), min(DOTS, len(size)) + 1).astype(int))
     return np.append(time[edges[:-1]], time[-1]), np.array(

@@ -73,13 +73,8 @@ def solve_matrices(
     scale = 1.0 if engine in LP_ENGINES else OBJECTIVE
     scaled = replace(problem, cost=scale * problem.cost)
     question = {"problem": scaled, "engine": engine, "time_limit_s": time_limit_s, "start": start}
-    rows, columns = problem.shape
-    answer = _answer(
-        ENGINES[engine],
-        question,
-        small=len(problem.value) <= SMALL,
-        size=f"{rows} rows and {columns} columns",
-    )
+    size = "{} rows and {} columns".format(*problem.shape)
+    answer = _answer(ENGINES[engine], question, small=len(problem.value) <= SMALL, size=size)
     if answer is None:
         answer = Answer(AnswerStatus.UNKNOWN)
     answer = replace(answer, bound=answer.bound / scale)
@@ -101,13 +96,8 @@ def solve_intervals(
     Raises:
       SolverFailedError: As for `solve_matrices`.
     """
-    question = {
-        "problem": problem,
-        "engine": "cp_sat",
-        "time_limit_s": time_limit_s,
-        "start": start,
-        "workers": workers,
-    }
+    limits = {"time_limit_s": time_limit_s, "start": start, "workers": workers}
+    question = {"problem": problem, "engine": "cp_sat", **limits}
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
     module = "checkmate.solvers.backends.ortools_intervals"
     answer = _answer(module, question, small=small, size=size)
@@ -162,21 +152,15 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
     session, so that only this process receives the terminal's Ctrl-C."""
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-c",
-        "from checkmate.solvers.backends.engines import answer_parent; answer_parent()",
-    ]
-    pipe = subprocess.PIPE
-    late = False
+    code = "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"
+    command, pipe, late = [sys.executable, "-c", code], subprocess.PIPE, False
     child = subprocess.Popen(
         command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
     )
     try:
         try:
-            output, errors = child.communicate(
-                pickle.dumps((module, question)), timeout=time_limit_s
-            )
+            asked = pickle.dumps((module, question))
+            output, errors = child.communicate(asked, timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             late = True
             # CBC stops on this signal and keeps its best x; the others stop soon by themselves.

@@ -9,6 +9,9 @@ from typing import Any
 from checkmate.errors import SolverFailedError
 from checkmate.solvers.backends.matrices import AnswerStatus
 
+Intervals = list[list[dict[str, Any]]]
+"""intervals[v][k]: the variables of interval k of value v, in order of time."""
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalProblem:
@@ -72,13 +75,8 @@ def solve(
     _reads(model, problem, intervals)
     _reuse_inputs(model, problem, intervals)
     _capacity(model, problem, intervals)
-    model.minimize(
-        sum(
-            problem.costs[v] * entry["there"]
-            for v, of_value in enumerate(intervals)
-            for entry in of_value[1:]
-        )
-    )
+    again = ((v, entry) for v, of_value in enumerate(intervals) for entry in of_value[1:])
+    model.minimize(sum(problem.costs[v] * entry["there"] for v, entry in again))
     if start is not None:
         _hint(model, problem, intervals, start)
     solver = cp_model.CpSolver()
@@ -101,29 +99,26 @@ def solve(
     return IntervalAnswer(ended, starts, solver.best_objective_bound)
 
 
-def _capacity(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+def _capacity(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
     spans = [entry["span"] for of_value in intervals for entry in of_value]
     sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
     for v, of_value in enumerate(intervals):
         for entry in of_value if problem.workspaces[v] else ():
-            spans.append(
-                model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], "")
-            )
+            times = entry["start"], 1, entry["there"], ""
+            spans.append(model.new_optional_fixed_size_interval_var(*times))
             sizes.append(problem.workspaces[v])
     model.add_cumulative(spans, sizes, problem.capacity)
 
 
-def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list[dict[str, Any]]]:
-    intervals: list[list[dict[str, Any]]] = []
+def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> Intervals:
+    intervals: Intervals = []
     for v, choices in enumerate(problem.starts):
         of_value: list[dict[str, Any]] = []
         for k, times in enumerate(choices):
             there = model.new_constant(1) if k == 0 else model.new_bool_var("")
             start = model.new_int_var_from_domain(cp_model.Domain.from_values(list(times)), "")
-            length, end = (
-                model.new_int_var(1, problem.horizon, ""),
-                model.new_int_var(times[0] + 1, problem.horizon, ""),
-            )
+            length = model.new_int_var(1, problem.horizon, "")
+            end = model.new_int_var(times[0] + 1, problem.horizon, "")
             entry = {"there": there, "start": start, "length": length, "end": end}
             entry["span"] = model.new_optional_interval_var(start, length, end, there, "")
             if of_value:
@@ -140,7 +135,7 @@ def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list
     return intervals
 
 
-def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+def _reads(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
     """Each present start has, for each value that it reads, an interval that covers it."""
     for v, of_value in enumerate(intervals):
         for entry in of_value:
@@ -155,9 +150,7 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
                 entry["read_from"][d] = chosen
 
 
-def _reuse_inputs(
-    model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]
-) -> None:
+def _reuse_inputs(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
     """An interval in place counts from one after its start if an interval of the input that it
     reuses ends there, but not at the horizon."""
     for v, allowed in enumerate(problem.in_place):
@@ -173,20 +166,14 @@ def _reuse_inputs(
                     ending.append(ends_here)
             reuses = model.new_bool_var("")
             model.add_bool_or(ending).only_enforce_if(reuses)
-            begin, length = (
-                model.new_int_var(0, problem.horizon, ""),
-                model.new_int_var(0, problem.horizon, ""),
-            )
+            begin, length = (model.new_int_var(0, problem.horizon, "") for _ in range(2))
             model.add(begin == entry["start"] + reuses)
             model.add(entry["start"] + entry["length"] == entry["end"])
-            entry["span"] = model.new_optional_interval_var(
-                begin, length, entry["end"], entry["there"], ""
-            )
+            span = begin, length, entry["end"], entry["there"], ""
+            entry["span"] = model.new_optional_interval_var(*span)
 
 
-def _hint(
-    model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any
-) -> None:
+def _hint(model: Any, problem: IntervalProblem, intervals: Intervals, start: Any) -> None:
     for v, of_value in enumerate(intervals):
         for k, entry in enumerate(of_value):
             there = k < len(start[v])

@@ -99,12 +99,10 @@ class ChenGreedy:
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
-        _offer_all(
-            search,
-            self.name,
-            self.form,
-            lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds),
-        )
+        def segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
+            return _greedy_segments(graph, candidates, self.thresholds)
+
+        _offer_all(search, self.name, self.form, segments)
 
 
 Segments: TypeAlias = Callable[[DFGraph, Sequence[int]], Iterator[list[int]]]
@@ -136,11 +134,9 @@ def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
 
 
 def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
-    steps = sorted(
-        {max(1, round(len(candidates) ** (k / 16))) for k in range(17)}
-        | {max(1, math.isqrt(len(candidates)))}
-    )
-    for step in steps:
+    n = len(candidates)
+    steps = {max(1, each) for each in (math.isqrt(n), *(round(n ** (k / 16)) for k in range(17)))}
+    for step in sorted(steps):
         yield list(candidates[step - 1 :: step])
 
 
@@ -218,10 +214,7 @@ def _order(
     read_until, walk = last_forward_use(graph), OnDemand(graph)
     for t in range(len(graph)):
         if t and period[t] != period[t - 1]:
-            walk.drop(
-                i
-                for i in walk.available
-                if i not in kept and read_until[i] < t and segment[i] != period[t][1]
-            )
+            past = {i for i in walk.available - kept if read_until[i] < t}
+            walk.drop(i for i in past if segment[i] != period[t][1])
         walk.run(t)
     return walk.order, walk.expired

@@ -109,22 +109,15 @@ class Repair:
         if self.stage_plan.last_stage[i] <= i or not self._sizes[i]:
             return
         for a, b in pairwise(self.stage_plan.touched[i]):
-            if (
-                b > self._first_over
-                and b > self._freed_from(i, a)
-                and self.stage_plan.may_add(i, b)
-            ):
-                relief = self._most_relief(i, a, b)
-                if relief:
-                    heapq.heappush(self._heap, (max(self._costs[i], self._least) / relief, i, b))
+            helps = b > self._first_over and b > self._freed_from(i, a)
+            if helps and self.stage_plan.may_add(i, b) and (relief := self._most_relief(i, a, b)):
+                heapq.heappush(self._heap, (max(self._costs[i], self._least) / relief, i, b))
             if b > self._last_over:
                 break
 
     def _freed_from(self, i: int, a: int) -> int:
-        """The first stage that needs less when op i's value is dropped after stage a.
-
-        That is stage a itself where op a then runs in place.
-        """
+        """The first stage that needs less when op i's value is dropped after stage a: stage a
+        itself where op a then runs in place."""
         return a if i in self.stage_plan.graph.in_place[a] else a + 1
 
     def _most_relief(self, i: int, a: int, b: int) -> int:
@@ -159,8 +152,7 @@ class Repair:
         first = self._freed_from(i, a)
         if first >= b or b not in stages.touched[i] or not stages.may_add(i, b):
             return 0.0, None
-        most = self._most_relief(i, a, b)
-        if not most:
+        if not (most := self._most_relief(i, a, b)):
             return 0.0, None
         worst = first + int(stages.stage_bytes[first:b].argmax())
         best_score, best = float("inf"), None

@@ -136,13 +136,9 @@ class _Partition:
         self.last_use = _last_use(graph)
         self.kept = _kept(graph, groups)
         self.bodies = [_body(graph, group, self.kept) for group in groups]
-        self.kept_members = [
-            tuple(i for i in group if i not in body)
-            for group, body in zip(groups, self.bodies, strict=True)
-        ]
-        self.kept_bytes = [
-            sum(graph.ops[i].output_bytes for i in members) for members in self.kept_members
-        ]
+        pairs = zip(groups, self.bodies, strict=True)
+        self.kept_members = [tuple(i for i in group if i not in body) for group, body in pairs]
+        self.kept_bytes = [int(graph.output_bytes[list(each)].sum()) for each in self.kept_members]
         self.small = _small(graph, self.kept_bytes)
         self.runs_in: dict[int, int] = {}
         self.held_by: dict[int, int] = {}
@@ -228,13 +224,9 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     }
     fixed_bytes = graph.fixed_bytes + sum(parts.kept_bytes[g] for g in parts.small)
     name = f"{graph.name} in {len(coarse)} groups"
-    return Coarse(
-        graph,
-        DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name),
-        tuple(first),
-        tuple(tuple(i for i in members if i not in parts.kept) for members in first),
-        kept_cost,
-    )
+    again = tuple(tuple(i for i in members if i not in parts.kept) for members in first)
+    small = DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name)
+    return Coarse(graph, small, tuple(first), again, kept_cost)
 
 
 def _last_use(graph: DFGraph) -> np.ndarray:
@@ -262,10 +254,8 @@ def _body(graph: DFGraph, group: range, kept: set[int]) -> tuple[int, ...]:
 def _small(graph: DFGraph, kept_bytes: Sequence[int]) -> set[int]:
     left = SMALL_SHARE * (replay(graph, Plan.keep_all(graph)).peak_bytes - graph.fixed_bytes)
     small = set()
-    for g in sorted(
-        (g for g, count in enumerate(kept_bytes) if count), key=lambda g: kept_bytes[g]
-    ):
-        left -= kept_bytes[g]
+    for count, g in sorted((count, g) for g, count in enumerate(kept_bytes) if count):
+        left -= count
         if left < 0:
             break
         small.add(g)
@@ -277,9 +267,8 @@ def _peak_within(graph: DFGraph, group: range, leaving: set[int], elsewhere: set
     ending: dict[int, list[int]] = {}
     for i in group:
         if i not in leaving and i not in elsewhere:
-            ending.setdefault(max((j for j in graph.users[i] if j in group), default=i), []).append(
-                i
-            )
+            last = max((j for j in graph.users[i] if j in group), default=i)
+            ending.setdefault(last, []).append(i)
     in_use = peak = 0
     for i in group:
         size = 0 if i in elsewhere else graph.ops[i].output_bytes
