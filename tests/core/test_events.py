@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate.core.allocator import Pool
-from checkmate.core.events import LoggedRequest, Program, bursts, learn
+from checkmate.core.events import LoggedRequest, Program, learn, requests_by_node
 from checkmate.core.footprint import Footprint, Kind, Node, Request
 
 
@@ -281,7 +281,7 @@ def test_a_log_is_told_apart_by_who_asked():
         (None, 77, 0, False),
         ("c", 1, 9, True),
     ]
-    assert bursts(log) == {
+    assert requests_by_node(log) == {
         "a": [
             LoggedRequest(100, True, None),
             LoggedRequest(7, False, 2),
@@ -293,7 +293,7 @@ def test_a_log_is_told_apart_by_who_asked():
         ],  # a thread of a kernel asks without its name
         "c": [LoggedRequest(9, True, None)],
     }
-    assert bursts([]) == {}
+    assert requests_by_node([]) == {}
 
 
 def learnt(nodes, outputs=(), **logged):
@@ -505,7 +505,7 @@ def test_what_is_learnt_from_a_log_says_what_was_logged(problem):
         else:
             places[buffer] = pool.request(size)
             log.append((name, places[buffer], size, is_output))
-    found = learn(whole, bursts(log))
+    found = learn(whole, requests_by_node(log))
     assert whole.events(found) == whole.events(footprints)
 
 
@@ -518,7 +518,7 @@ def test_another_plan_of_the_same_ops_is_told_by_what_was_learnt(problem, data):
         (name, buffer, size, is_output)
         for name, buffer, size, is_output in served(whole, footprints)
     ]
-    found = learn(whole, bursts(log))
+    found = learn(whole, requests_by_node(log))
     kernels = [each for each in whole.nodes if each.kind is Kind.KERNEL]
     again = [
         replace(each, name=f"again{k}")

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.allocator import UNIT_BYTES
-from checkmate.core.events import Log, Program, bursts, learn
+from checkmate.core.events import Log, Program, requests_by_node, learn
 from checkmate.core.footprint import Footprint, Kind
 from checkmate.errors import CheckmateError
 from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
@@ -124,7 +124,7 @@ class Chain:
                 for took, each in zip(seconds, self.members, strict=True)
             ]
         log = self._named(log)
-        footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
+        footprints = learn(Program(tuple(self._nodes), ()), requests_by_node(log))
         held_until = _held_until(log)
         return [
             Measurement(
