@@ -139,10 +139,9 @@ def tight_problems(draw, max_ops):
     return graph, draw(st.integers(lowest, peak - 1))
 
 
-def ask(graph, budget_bytes, name, time_limit_s=5.0):
-    return solve(
-        graph, budget_bytes, solver=VARIANTS.get(name, name), time_limit_s=time_limit_s, throw=False
-    )
+def ask(graph, budget_bytes, name, **options):
+    options = {"time_limit_s": 5.0, "throw": False} | options
+    return solve(graph, budget_bytes, solver=VARIANTS.get(name, name), **options)
 
 
 def check(result):
@@ -233,7 +232,7 @@ def test_law_8(name):
     with pytest.raises(
         InfeasibleBudgetError, match=f"op {lowest.op} {graph.ops[lowest.op].name!r}"
     ) as caught:
-        solve(graph, lowest.bytes - 1, solver=name)
+        ask(graph, lowest.bytes - 1, name, throw=True)
     assert (caught.value.floor_bytes, caught.value.shortfall_bytes, caught.value.op) == (
         lowest.bytes,
         1,
@@ -314,13 +313,7 @@ def test_fixed_bytes_change_nothing(name):
     peak, lowest = replay(graph, Plan.keep_all(graph)).peak_bytes, floor(graph).bytes
     budget, fixed = (peak + lowest) // 2, 10**6
     answers = [
-        solve(
-            replace(graph, fixed_bytes=more),
-            budget + more,
-            solver=name,
-            deterministic=True,
-            throw=False,
-        )
+        ask(replace(graph, fixed_bytes=more), budget + more, name, deterministic=True)
         for more in (0, fixed)
     ]
     assert answers[0].plan is not None or name in PLANLESS
