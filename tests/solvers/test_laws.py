@@ -67,10 +67,7 @@ BASELINES = (
     *(name for name in NAMES if name.startswith("chen_")),
     *("checkpoint_last", "revolve", "min_cut", "dtr", "deterministic_rounding"),
 )
-AGAIN = (
-    *(name for name in NAMES if ":" in name and not name.startswith("chen_")),
-    *VARIANTS,
-)
+AGAIN = (*(name for name in NAMES if ":" in name and not name.startswith("chen_")), *VARIANTS)
 """The program of another solver of the table, in another engine or with another option."""
 
 

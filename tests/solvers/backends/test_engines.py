@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_python
 from strategies import training_chain
 
 from checkmate import Plan, SolverFailedError, SolverUnavailableError, replay
@@ -95,13 +96,7 @@ def test_ctrl_c_is_python_s_again_after_an_engine():
             except KeyboardInterrupt:
                 print(engine)
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    ran = run_python(program)
     assert ran.stdout.split() == list(ENGINES), (ran.returncode, ran.stdout, ran.stderr)
 
 
@@ -199,15 +194,7 @@ def test_ctrl_c_gets_through_and_leaves_no_process():
         except KeyboardInterrupt:
             print("interrupted", children[0].poll() is not None)
     """
-    path = os.pathsep.join(
-        [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *sys.path]
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = run_python(script, Path(__file__).parent, Path(__file__).parents[1])
     assert done.stdout.strip() == "interrupted True", done.stderr
 
 

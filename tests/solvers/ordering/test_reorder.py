@@ -109,10 +109,7 @@ def test_another_order_for_free():
     assert replay(graph, Plan.keep_all(graph)).peak_bytes == 17
     with_order = solve(graph, 12)
     # Each of the two is made twice.
-    assert (with_order.cost, with_order.bound_covers) == (
-        6,
-        "given order",
-    )
+    assert (with_order.cost, with_order.bound_covers) == (6, "given order")
     assert 5 - 1e-6 <= with_order.bound <= 6
     free = solve(graph, 12, reorder=True)
     assert (free.status, free.cost, free.bound, free.bound_covers) == (
