@@ -61,7 +61,7 @@ class Footprint:
 
 
 class Kind(Enum):
-    """What a node does to memory.
+    """The effect of a node on memory.
 
     KERNEL: requests memory for its outputs, and for workspaces. VIEW: its k-th output lies in the
     memory of its k-th input, or of its first if it has fewer. RESIDENT: its outputs are in memory

@@ -6,8 +6,8 @@ This is the only definition of memory in the project. At every step the bytes in
 
 An op's inputs and its value are in memory together while the op runs, unless it runs *in place*: if
 one of the Free steps directly after the op's Compute step frees an input whose memory the value may
-take over (`Op.in_place`), the value takes that memory, and its bytes count from that Free step on,
-instead of the input's. Nothing else is counted: no fragmentation, no rounding beyond what the
+reuse (`Op.in_place`), the value reuses it, and its bytes count from that Free step on, instead of
+the input's. Nothing else is counted: no fragmentation, no rounding beyond what the
 graph's sizes already contain.
 """
 

@@ -31,7 +31,7 @@ def gap_text(gap: float) -> str:
 
 
 class SolveStatus(Enum):
-    """How a search ended. The value is a sentence for people.
+    """The end of a search. The value is a sentence for people.
 
     Example:
       >>> SolveStatus.INFEASIBLE.value, SolveStatus.INFEASIBLE.has_plan
@@ -55,7 +55,7 @@ class SolveStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SolveStats:
-    """How the result was found.
+    """The search behind a result.
 
     Attributes:
       solver: Name of the solver.

@@ -175,7 +175,7 @@ class AnnealingTask(BackgroundTask):
     """Runs one after another, in a thread.
 
     Args:
-      annealer: Used by nobody else until the task ends.
+      annealer: For this task alone until it ends.
       runs: Taken one by one. A run begins with the cheapest order of the task instead of its own
         start where it has no start.
       seconds_left: Of the search.

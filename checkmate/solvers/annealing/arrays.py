@@ -13,7 +13,7 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 
 IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
-"""Where the move set may place evaluations.
+"""Placements of evaluations by the move set.
 
 IN_STAGES: recomputations stand in stage form (see `StagePlan`), as those of the start must.
 REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations move, too.
@@ -44,7 +44,7 @@ value, the factor by which it rises every n / 2 proposals, n ops being evictable
 proposals since it was last looked at, and how many of those left the order within the budget."""
 
 STACK_SIZE = 64
-"""Most evaluations that one step of a proposal adds or takes back."""
+"""Largest number of evaluations that one step of a proposal adds or removes."""
 
 END = -2
 NONE = -1

@@ -1,5 +1,4 @@
-"""What the proposals choose from: positions that are full, values held there, places where an op
-can run.
+"""Choices of the proposals: positions over the budget, values held there, places for an op.
 
 This file imports numba: import it inside functions only.
 """
@@ -133,7 +132,7 @@ def last_use(problem, order, e, position):
 
 @inner
 def sooner(problem, order, random, i, position, use):
-    """Where op i may run again after a position for a use: mostly right before that, else where an
+    """A position at which op i may run again for a use: mostly right before it, else where an
     input is in memory for the last time."""
     first, many = problem.starts[DEPS, i], problem.starts[DEPS, i + 1] - problem.starts[DEPS, i]
     if many == 0 or draw(random, 2):
@@ -144,8 +143,8 @@ def sooner(problem, order, random, i, position, use):
 
 @inner
 def place(order, i, position):
-    """Where stage form puts a repeated evaluation of op i in the stage around a position; NONE
-    where it runs there already."""
+    """The position of a repeated evaluation of op i in the stage around a position, in stage form;
+    NONE if it runs there already."""
     sequence, event = order.sequence, order.event
     p = position
     while p < order.counts[LENGTH] and event[sequence[p], REPEAT] >= 0:

@@ -4,7 +4,7 @@ A state may be over the budget. Its energy is its cost plus a price for the over
 begins low, so that the cheapest ways to save memory are taken first, rises slowly until states fit,
 and then keeps the search crossing the border of what fits. `proposals` has the ways to change it.
 
-This file imports numba: import it inside functions only. Whoever calls `anneal` first compiles it,
+This file imports numba: import it inside functions only. The first call of `anneal` compiles it,
 for some 15 seconds; later processes load machine code from numba's cache (see `compile`).
 
 Source: simulated annealing for rematerialization with re-ordering is FastSA's idea ("A fast

@@ -61,7 +61,7 @@ MAX_DRAGGED = 16
 """Most evaluations that follow one that moves."""
 
 MAX_CHANGES = 1024
-"""A proposal with so many changes goes no further; the journal has room for more."""
+"""Changes at which a proposal ends; the journal has room for more."""
 
 
 @inner

@@ -1,6 +1,6 @@
 """Annealing in the background, from relaxed solutions and from the best plan in turn.
 
-Repair takes what is nearest at hand and can lose what the relaxation knows. Annealing from the
+Repair is myopic, and can lose what the relaxation knows. Annealing from the
 relaxed solution itself, which is over the budget, begins with all of it. Neither start is always
 the better one.
 """
@@ -31,13 +31,13 @@ FROM_RELAXED = (
     (1.0, REPEATS_ANYWHERE),
 )
 """First temperature and placement of the runs from a relaxed solution. Cold runs keep what it
-knows. Warm ones reach plans that it is far from: in `checkmate bench solvers mobilenet` at f = 0.1
-the plan costs +21.4 % without them, and +19.2 % with them."""
+knows. Warm ones reach plans that it is far from: in `python -m benchmarks solvers mobilenet` at f =
+0.1 the plan costs +21.4 % without them, and +19.2 % with them."""
 
 
 LOAD_AFTER_S = 0.3
-"""The compiled code is loaded beside a search that has lasted so long: many end before, and loading
-takes a second of a core, or fifteen where it is not compiled yet."""
+"""Seconds of a search after which the compiled code is loaded: many end before, and loading keeps a
+core busy for a second, or for fifteen where it is not compiled yet."""
 
 
 class AnnealingLoop:

@@ -22,7 +22,7 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 
 VIOLATION = 0.02
-"""Rows are told where they are violated by more than so many evaluations."""
+"""Least violation of a row that is returned, in evaluations."""
 
 NEGLIGIBLE = 1e-9
 

@@ -54,7 +54,7 @@ class Auto:
     Args:
       gap: The search ends when the plan is proven to be within this share of the cheapest.
       steps: How often the plan will run, where costs are seconds: the search ends when what a
-        cheaper plan could save in so many runs is no more than the time that the search has lasted.
+        cheaper plan could save in these runs is no more than the time that the search has lasted.
         Infinity where costs are not seconds, or a search always pays.
       greedy_ops: Ops up to which greedy repair of the plain step comes first. Its time grows faster
         than the graph: 0.3 s at 500 ops, 5 s at 2,000.

@@ -59,7 +59,7 @@ class MatrixProblem:
         return max(0.0, *(float(part.max(initial=0.0)) for part in excess))
 
     def dual_bound(self, y: np.ndarray) -> float:
-        """Returns a lower bound on the objective, for any y: the value of the Lagrange dual at y.
+        """A lower bound on the objective, for any y: the value of the Lagrange dual at y.
 
         For an optimal y it is the relaxation's optimum. The result is lowered by `ROUNDING`, which
         is more than the rounding errors of the sum.
@@ -83,7 +83,7 @@ class MatrixProblem:
         )
 
     def no_worse_than(self, x: np.ndarray) -> MatrixProblem:
-        """Returns the problem with one more row, cost @ y <= cost @ x, for engines that take no
+        """The problem with one more row, cost @ y <= cost @ x, for engines that take no
         start."""
         column = np.flatnonzero(self.cost)
         return replace(

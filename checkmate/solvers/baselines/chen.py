@@ -161,7 +161,7 @@ def _greedy_segments(
 def checkpointed(
     graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool
 ) -> tuple[int, ...]:
-    """Returns the order of evaluations that retains `checkpoints` and recomputes the other forward
+    """The order of evaluations that retains `checkpoints` and recomputes the other forward
     ops when the backward pass reads them.
 
     Args:

@@ -67,7 +67,7 @@ def activations(graph: DFGraph) -> list[int]:
 
 
 def never_again(graph: DFGraph, share: float) -> frozenset[int]:
-    """Returns the solution of the knapsack: the activations of highest cost within this share of
+    """The solution of the knapsack: the activations of highest cost within this share of
     their bytes, and the ops that may run only once."""
     items = activations(graph)
     once = frozenset(
@@ -94,7 +94,7 @@ def never_again(graph: DFGraph, share: float) -> frozenset[int]:
 
 
 def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
-    """Returns the values of fewest bytes that separate the ops that never run again from the
+    """The values of fewest bytes that separate the ops that never run again from the
     backward pass. An op that reads nothing is a source only if it never runs again."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

@@ -54,7 +54,7 @@ class Revolve:
 
 
 def advances(steps: int, states: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of step evaluations to reverse l steps with s states, the start included,
+    """The number of step evaluations to reverse l steps with s states, the start included,
     and the first place to store a state at: two arrays (steps + 1, states + 1), by [l, s]. The
     first pass counts too."""
     cost = np.zeros((steps + 1, states + 1))
@@ -89,7 +89,7 @@ def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[in
 def revolved(
     graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int]]
 ) -> list[int] | None:
-    """Returns the order of evaluations that keeps the states `held[k]` in memory while the backward
+    """The order of evaluations that keeps the states `held[k]` in memory while the backward
     pass is at step k; None if an op would run again after what it reads was overwritten.
 
     Args:

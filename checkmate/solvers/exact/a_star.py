@@ -187,10 +187,9 @@ State = tuple[int, int]
 
 
 class StateRules:
-    """What may follow a state, and a lower bound for what it costs from there to the end.
+    """The successors of a state, and a lower bound on the cost from there to the end.
 
     Args:
-      graph: The problem.
       available_bytes: The budget without the fixed bytes.
       any_order: First evaluations may come in any legal order.
     """

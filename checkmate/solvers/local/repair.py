@@ -175,7 +175,7 @@ class Repair:
 
 
 def closure(stages: StagePlan, i: int, t: int, retained: Callable[[int], bool]) -> Moves:
-    """Returns the evaluations that make op i's value in stage t, with all inputs it lacks there.
+    """The evaluations that make op i's value in stage t, with all inputs it lacks there.
 
     Args:
       retained: Whether an input that is gone is to be retained until stage t instead.

@@ -234,7 +234,7 @@ class StagePlan:
 
 
 def moves_of(order: Iterable[int]) -> Moves:
-    """Returns the repeated evaluations of an order in which first ones come in the graph's order;
+    """The repeated evaluations of an order in which first ones come in the graph's order;
     each once per stage."""
     moves: dict[tuple[int, int], None] = {}
     stage = 0
@@ -247,7 +247,7 @@ def moves_of(order: Iterable[int]) -> Moves:
 
 
 def last_stages(graph: DFGraph) -> list[int]:
-    """Returns for each op the last stage in which it may run: its own when it may run once, and
+    """For each op, the last stage in which it may run: its own when it may run once, and
     none after it is overwritten.
 
     len(graph) is the stage after all first evaluations.

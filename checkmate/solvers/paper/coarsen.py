@@ -21,8 +21,8 @@ peak: a member is in memory only while the value of its group is, and running a 
 no more than the group's first run did. Its cost is at most the coarse plan's plus `kept_cost`.
 Where the guarantee ends: the values of a group are computed and freed together, so a bound on the
 coarse graph does not hold for the fine one, and a budget can be too small for the coarse graph
-alone. `checkmate bench solvers vgg16 unet mobilenet transformer12 resnet50 --shares 0.5,0.3,0.2
---solvers auto,grouped:160,grouped:80,grouped:40` measures what grouping costs.
+alone. `python -m benchmarks solvers vgg16 unet mobilenet transformer12 resnet50 --shares
+0.5,0.3,0.2 --solvers auto,grouped:160,grouped:80,grouped:40` measures what grouping costs.
 """
 
 from __future__ import annotations

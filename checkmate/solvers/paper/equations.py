@@ -159,12 +159,12 @@ class Formulation:
         return R, S
 
     def schedule(self, x: np.ndarray) -> Schedule:
-        """Returns the schedule of an integer solution: its R, and the part of S that R needs."""
+        """The schedule of an integer solution: its R, and the part of S that R needs."""
         R = self.fractions(x)[0] > 0.5
         return Schedule(R, retained(self.graph, R))
 
     def solution(self, schedule: Schedule) -> np.ndarray:
-        """Returns the vector of a schedule of n stages, with every value freed as early as
+        """The vector of a schedule of n stages, with every value freed as early as
         possible: a start for an engine."""
         graph, n, x = self.graph, len(self.graph), np.zeros(len(self.problem.cost))
         R, S = schedule.R, np.vstack([schedule.S, np.isin(np.arange(n), graph.outputs)])

@@ -56,7 +56,7 @@ DOES_NOT_FIT = (
 
 
 def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) -> Formulation:
-    """Returns the paper's program: the cheapest schedule in n stages within the budget (equation
+    """The paper's program: the cheapest schedule in n stages within the budget (equation
     9).
 
     Args:
@@ -89,7 +89,7 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
 
 
 def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
-    """Returns a program whose optimum is a lower bound for every plan in the graph's order of first
+    """A program whose optimum is a lower bound for every plan in the graph's order of first
     evaluations.
 
     R[t, i] means here that op i runs at least once between the first evaluations of ops t - 1 and
