@@ -41,6 +41,11 @@ class Point:
 
     @classmethod
     def of(cls, result: Any) -> Point:
+        """Reads a result.
+
+        Args:
+          result: A `SolveResult`.
+        """
         return cls(
             result.budget_bytes,
             result.overhead,
