@@ -3,6 +3,7 @@ the judge accepts counts."""
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import time
@@ -128,6 +129,20 @@ class Search:
         deterministic."""
         return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
 
+    def out_of_time(self) -> bool:
+        """Whether solvers should stop."""
+        return self.remaining_s <= 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the question is answered, or the time over."""
+        return self.optimal or bool(self.infeasible) or self.out_of_time()
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best plan; infinity where there is none."""
+        return math.inf if self.timeline is None else self.timeline.cost
+
     def at_most(self, seconds: float) -> float:
         """Seconds for one call of an engine, at most those left; no limit when deterministic."""
         return FOREVER if self.deterministic else min(seconds, self.remaining_s)
@@ -140,9 +155,7 @@ class Search:
     @property
     def optimal(self) -> bool:
         """Whether the best plan's cost meets the bound."""
-        return self.timeline is not None and self.timeline.cost <= self.bound * (
-            1 + OPTIMALITY_TOLERANCE
-        )
+        return self.timeline is not None and self.cost <= self.bound * (1 + OPTIMALITY_TOLERANCE)
 
     def offer(self, plan: Plan, *, by: str) -> MemoryTimeline:
         """Has the judge replay a plan, and keeps it when it is within the budget and the cheapest

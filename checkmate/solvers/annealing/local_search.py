@@ -28,12 +28,9 @@ class LocalSearch:
     name = "local_search"
 
     def run(self, search: Search) -> None:
-        def out_of_time() -> bool:
-            return search.remaining_s <= 0
-
         stages = StagePlan(search.graph)
-        Repair(stages, search.budget_bytes, out_of_time).run()
-        trim(stages, search.budget_bytes, out_of_time=out_of_time)
+        Repair(stages, search.budget_bytes, search.out_of_time).run()
+        trim(stages, search.budget_bytes, out_of_time=search.out_of_time)
         search.offer(stages.plan(), by="greedy")
         start = stages.evaluations()
         making = in_background(
@@ -49,5 +46,5 @@ class LocalSearch:
             if annealer.best is not None and annealer.best_cost < best_cost:
                 start, best_cost, stalls = annealer.best, annealer.best_cost, 0
                 search.offer(Plan.from_order(search.graph, start), by="annealing")
-            if search.optimal or out_of_time() or stalls == 2:
+            if search.optimal or search.out_of_time() or stalls == 2:
                 return

@@ -80,7 +80,7 @@ class AnnealingLoop:
             self.load()
         if self._task is not None:
             cost, order = self._task.found
-            if order and cost < search_cost(search):
+            if order and cost < search.cost:
                 search.offer(Plan.from_order(search.graph, order), by="annealing")
             if not self._task.busy:
                 self._task.result()  # raises its error
@@ -112,7 +112,7 @@ class AnnealingLoop:
             yield from self._one_round(annealer)
 
     def _one_round(self, annealer: Annealer) -> Iterator[AnnealingRun]:
-        before = search_cost(self._search)
+        before = self._search.cost
         proposals = PROPOSALS * (8 if before == float("inf") else 1)
         if self._relaxed:
             for hot, placement in FROM_RELAXED:
@@ -129,7 +129,7 @@ class AnnealingLoop:
             placement = REPEATS_ANYWHERE if self.rounds % 2 else IN_STAGES
             yield AnnealingRun(best, proposals, 0.05, 0.01, placement, price=1.0)
         self.rounds += 1
-        better = min(self._found()[0], search_cost(self._search)) < before
+        better = min(self._found()[0], self._search.cost) < before
         self.stalls = 0 if better else self.stalls + 1
 
     def _found(self) -> tuple[float, Sequence[int]]:
@@ -138,8 +138,4 @@ class AnnealingLoop:
     def _best(self) -> Sequence[int]:
         """The best plan as an order of evaluations; empty where there is none."""
         (cost, order), plan = self._found(), self._search.plan
-        return plan.computed if plan and cost >= search_cost(self._search) else order
-
-
-def search_cost(search: Search) -> float:
-    return search.timeline.cost if search.timeline is not None else float("inf")
+        return plan.computed if plan and cost >= self._search.cost else order

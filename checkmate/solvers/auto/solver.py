@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from checkmate.solvers.auto.annealing_loop import AnnealingLoop, search_cost
+from checkmate.solvers.auto.annealing_loop import AnnealingLoop
 from checkmate.solvers.auto.bounds import RelaxedSolution, solve_integer, solve_linear
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.backends import scipy
@@ -186,7 +186,7 @@ class _Run:
         over = self.stages.stage_bytes[: len(search.graph)] - float(search.budget_bytes)
         if self.stages.peak_bytes > search.budget_bytes:
             self.annealing.start_from(self.stages.evaluations())
-        if self.stages.cost < search_cost(search):
+        if self.stages.cost < search.cost:
             self._repair(by=f"{label}, lifted")
         if search.deterministic and not self._finished():
             self.annealing.round()
@@ -209,8 +209,8 @@ class _Run:
     def _repair(self, *, by: str) -> None:
         """Offers the stage plan, brought within the budget as far as possible."""
         budget = self.search.budget_bytes
-        if Repair(self.stages, budget, self._out_of_time).run():
-            trim(self.stages, budget, out_of_time=self._out_of_time)
+        if Repair(self.stages, budget, self.search.out_of_time).run():
+            trim(self.stages, budget, out_of_time=self.search.out_of_time)
         self.search.offer(self.stages.plan(), by=by)
 
     def _ask(self, solver: Solver) -> None:
@@ -243,21 +243,18 @@ class _Run:
 
     def _gap_cost(self) -> float:
         """The cost of the best plan above the bound; the bound itself where there is no plan."""
-        return min(search_cost(self.search), 2 * self.search.bound) - self.search.bound
+        return min(self.search.cost, 2 * self.search.bound) - self.search.bound
 
     def _finished(self) -> bool:
         search, options = self.search, self.options
-        proven = search_cost(search) <= search.bound * (1 + options.gap)
-        return bool(search.infeasible) or self._out_of_time() or proven or self._has_paid()
+        proven = search.cost <= search.bound * (1 + options.gap)
+        return bool(search.infeasible) or search.out_of_time() or proven or self._has_paid()
 
     def _has_paid(self) -> bool:
         """Whether the search has lasted longer than it can still save in all steps."""
         search = self.search
-        saves_s = (search_cost(search) - search.bound) * self.options.steps
+        saves_s = (search.cost - search.bound) * self.options.steps
         return not search.deterministic and saves_s <= search.elapsed_s
-
-    def _out_of_time(self) -> bool:
-        return self.search.remaining_s <= 0
 
 
 def worst_overflows(overflow: np.ndarray, chosen: Sequence[int], limit: int) -> list[int]:

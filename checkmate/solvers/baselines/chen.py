@@ -113,7 +113,7 @@ def _offer_all(search: Search, name: str, only: Form | None, segments: Segments)
     for form in (only,) if only else FORMS:
         for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
             for crossing, steady in product((False, True), (True, False)):
-                if search.remaining_s == 0:
+                if search.out_of_time():
                     return
                 order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
                 if order not in tried:

@@ -48,7 +48,7 @@ class MinCut:
     def run(self, search: Search) -> None:
         graph, tried = search.graph, set()
         for share in np.linspace(1, 0, self.shares):
-            if search.remaining_s == 0:
+            if search.out_of_time():
                 return
             saved = cut(graph, never_again(graph, float(share)))
             if saved not in tried:

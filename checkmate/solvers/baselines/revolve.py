@@ -43,7 +43,7 @@ class Revolve:
             steps = len(places) + 1
             evaluations, split = advances(steps, max(STATES))
             for s in STATES:
-                if search.remaining_s == 0 or s > steps:
+                if search.out_of_time() or s > steps:
                     break
                 if evaluations[steps, s] <= MAX_RUNS * steps:
                     order = revolved(search.graph, places, held_states(steps, s, split))

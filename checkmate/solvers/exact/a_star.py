@@ -158,8 +158,7 @@ class Paths:
 
     def _affordable(self) -> float:
         """Cost of recomputations at which a path is no cheaper than the best plan."""
-        timeline = self.search.timeline
-        return float("inf") if timeline is None else timeline.cost - self.search.graph.total_cost
+        return self.search.cost - self.search.graph.total_cost
 
     def _raise_bound(self, recomputation: float) -> None:
         bound = (self.search.graph.total_cost + recomputation) * (1 - ROUNDING)

@@ -77,9 +77,9 @@ class Reorder:
         graph = search.graph
         orders = (range(len(graph)), greedy_order(graph))
         search.offer(Plan.from_order(graph, orders[1]), by="re-ordering")
-        if not _finished(search) and len(graph) <= 24:
+        if not search.finished and len(graph) <= 24:
             Paths(search).advance(self.states)
-        if _finished(search):
+        if search.finished:
             return
         annealers = self._load(search, orders)
         if not annealers:
@@ -110,17 +110,16 @@ class Reorder:
         solved: list[int] = []
         stalls = 0
         for number in range(self.rounds):
-            if _finished(search) or stalls == 3:
+            if search.finished or stalls == 3:
                 return
-            before = search.timeline.cost if search.timeline else float("inf")
+            before = search.cost
             runs = self._runs(search, annealers, number)
             self._anneal(search, annealers, runs, share=self.anneal_share)
             order = list(dict.fromkeys(search.plan.computed if search.plan else runs[0].start))
             if order != solved:
                 solved = order
                 self._solve(search, order, share=self.solve_share)
-            better = search.timeline is None or search.timeline.cost < before
-            stalls = 0 if better else stalls + 1
+            stalls = 0 if search.plan is None or search.cost < before else stalls + 1
 
     def _runs(
         self, search: Search, annealers: Sequence[Annealer], number: int
@@ -163,7 +162,7 @@ class Reorder:
             for task in tasks:
                 task.stop()
             cost, order = min((task.found for task in tasks), key=lambda found: found[0])
-            if order and (search.timeline is None or cost < search.timeline.cost):
+            if order and cost < search.cost:
                 search.offer(Plan.from_order(search.graph, order), by="re-ordering")
         for task in tasks:
             task.result()  # raises its error
@@ -172,7 +171,7 @@ class Reorder:
 
     def _solve(self, search: Search, order: Sequence[int], *, share: float) -> None:
         """Asks the solver for plans whose first evaluations come in this order."""
-        if _finished(search):
+        if search.finished:
             return
         order = list(order)
         own = order == list(range(len(order)))
@@ -189,10 +188,6 @@ class Reorder:
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
-
-
-def _finished(search: Search) -> bool:
-    return search.optimal or bool(search.infeasible) or search.remaining_s <= 0
 
 
 def greedy_order(graph: DFGraph) -> list[int]:

@@ -106,7 +106,7 @@ class LPRounding:
             if answer.x is None:
                 continue
             for S in self._roundings(program.fractions(answer.x)[1], generator):
-                if search.remaining_s == 0:
+                if search.out_of_time():
                     return
                 search.offer(
                     coarse.expand(lower(coarse.graph, complete(coarse.graph, S))), by=self.name

@@ -60,7 +60,7 @@ class Retention:
             search.raise_bound(within.bound, by=f"{self.name}: {within.proven_by}")
             if within.plan is not None:
                 search.offer(within.plan, by=f"{self.name}: {within.found_by}")
-        if search.optimal or search.remaining_s == 0:
+        if search.optimal or search.out_of_time():
             return
         schedule = Schedule.from_plan(search.graph, search.plan) if search.plan else None
         evaluations, start = self.evaluations, None
