@@ -2,7 +2,7 @@
 plan known; and its theorems, run.
 
 A budget is a share of the plain step's peak, fixed bytes included. "best" is what
-`solve(solver="snapshot")` finds and "bound" what it proves within three seconds, for graphs of up
+`solve(solver="auto")` finds and "bound" what it proves within three seconds, for graphs of up
 to `PLANNED_OPS` ops. "below 2x" is the smallest budget of a grid of 5 % down to which a heuristic
 never thrashes or runs out of memory.
 """
@@ -25,7 +25,7 @@ from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRRun, DTRStatus, simulate
 from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
-from checkmate.plot.online import growth_curve, online_curve
+from checkmate.plot.curves import growth_curve, online_curve
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 
@@ -95,7 +95,7 @@ def measure(
 
 
 def _planned(graph: DFGraph, shares: Sequence[int], time_limit_s: float) -> list[SolveResult]:
-    options: dict[str, Any] = {"solver": "snapshot", "time_limit_s": time_limit_s, "throw": False}
+    options: dict[str, Any] = {"solver": "auto", "time_limit_s": time_limit_s, "throw": False}
     return [solve(graph, f"{share}%", **options) for share in shares]
 
 

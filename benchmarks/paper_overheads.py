@@ -35,10 +35,10 @@ SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)
 BASELINES = {
     "chen_sqrt_n": "sqrt(n)",
     "chen_greedy": "greedy",
-    "ap_sqrt_n": "AP sqrt(n)",
-    "ap_greedy": "AP greedy",
-    "linearized_sqrt_n": "lin. sqrt(n)",
-    "linearized_greedy": "lin. greedy",
+    "chen_sqrt_n:ap": "AP sqrt(n)",
+    "chen_greedy:ap": "AP greedy",
+    "chen_sqrt_n:linearized": "lin. sqrt(n)",
+    "chen_greedy:linearized": "lin. greedy",
     "checkpoint_last": "last",
     "revolve": "Griewank",
     "min_cut": "min cut",
@@ -48,15 +48,15 @@ BASELINES = {
 """Solver -> column."""
 
 ITS_BASELINES = (
-    "ap_sqrt_n",
-    "ap_greedy",
-    "linearized_sqrt_n",
-    "linearized_greedy",
+    "chen_sqrt_n:ap",
+    "chen_greedy:ap",
+    "chen_sqrt_n:linearized",
+    "chen_greedy:linearized",
     "revolve",
 )
 """Those of the paper; the others came later, or are its own."""
 
-COMPARED = ("ap_sqrt_n", "ap_greedy", "revolve", "lp_rounding")
+COMPARED = ("chen_sqrt_n:ap", "chen_greedy:ap", "revolve", "lp_rounding")
 """The methods of table 2."""
 
 PUBLISHED_RATIOS: dict[str, tuple[float | None, ...]] = {

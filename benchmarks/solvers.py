@@ -136,9 +136,8 @@ def measure(
             budget_bytes = budget_at(graph, share)
             for solver in solvers:
                 kind, _, which = solver.partition(":")
-                yield asks.get(kind, ask_solver)(
-                    graph, share, budget_bytes, which or solver, time_limit_s
-                )
+                ask, asked = (asks[kind], which) if kind in asks else (ask_solver, solver)
+                yield ask(graph, share, budget_bytes, asked, time_limit_s)
 
 
 def ask_solver(

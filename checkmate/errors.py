@@ -139,7 +139,7 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
-    """The solver is not known, or its package is not installed.
+    """The solver is not known.
 
     Example:
       >>> checkmate.solve(graph, "60%", solver="gurobi")  # doctest: +SKIP
@@ -164,7 +164,7 @@ class SolverFailedError(CheckmateError, RuntimeError):
 
     Example:
       >>> try:  # doctest: +SKIP
-      ...     checkmate.solve(graph, "60%", solver="milp_scip")
+      ...     checkmate.solve(graph, "60%", solver="milp:scip")
       ... except checkmate.SolverFailedError as error:
       ...     print(error.__cause__)
     """

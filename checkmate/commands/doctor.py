@@ -37,7 +37,7 @@ SOLVERS = {
     "cylp": ("cylp", "milp, lp_rounding, lp_bound"),
     "ortools": (
         "ortools",
-        "milp_scip, milp_highs, milp_cp_sat, retention, lp_bound_glop, lp_bound_pdlp",
+        "milp:scip, milp:highs, milp:cp_sat, retention, lp_bound:glop, lp_bound:pdlp",
     ),
 }
 """Module of a solver package -> name on the package index, and the solvers that need it."""

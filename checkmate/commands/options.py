@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from checkmate.solvers.solve import SOLVERS
+from checkmate.solvers.solve import SPELLINGS, solver_list
 from checkmate.units import check_budget, parse_bytes
 
 
@@ -94,9 +94,9 @@ solver_option = click.option(
     "--solver",
     default="auto",
     show_default=True,
-    type=click.Choice(list(SOLVERS)),
+    type=click.Choice(SPELLINGS),
     metavar="NAME",
-    help=f"The solver: {', '.join(SOLVERS)}.",
+    help=f"The solver, for some with an option after a colon: {solver_list()}.",
 )
 time_limit_option = click.option(
     "--time-limit",

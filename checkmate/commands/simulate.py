@@ -183,7 +183,7 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
 
 def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
     """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic."""
-    from checkmate.plot.online import online_curve
+    from checkmate.plot.curves import online_curve
 
     lines: dict[str, list[DTRRun]] = {}
     for run in runs:

@@ -20,13 +20,13 @@ log = logging.getLogger("checkmate")
 Parsed = TypeVar("Parsed")
 
 UNUSABLE = (OSError, PlanFileError)
-"""What a folder or a file raises that cannot be read or written."""
+"""Errors of folders and files that cannot be read or written."""
 
 DAMAGED = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError),
     pickle.PickleError,
 )
-"""What reading a file raises that has other contents than it should."""
+"""Errors of reading a file with unexpected contents."""
 
 _noted: set[str] = set()
 

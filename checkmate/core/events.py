@@ -87,7 +87,7 @@ class LoggedRequest:
     until: int | None
 
 
-def bursts(log: Log) -> dict[str, list[LoggedRequest]]:
+def requests_by_node(log: Log) -> dict[str, list[LoggedRequest]]:
     """Returns the requests of each node, in order."""
     found: dict[str, list[LoggedRequest]] = defaultdict(list)
     live: dict[int, tuple[str, int]] = {}
@@ -119,15 +119,11 @@ def learn(program: Program, logged: Mapping[str, Sequence[LoggedRequest]]) -> di
         seen = node.expected()
         if node.kind is Kind.KERNEL:
             seen = executor.seen(node, logged.get(node.name, ()))
-            in_place[node.key] = (
-                seen.in_place
-                if in_place.get(node.key) is None
-                else seen.in_place or in_place[node.key]
-            )
+            before = in_place.get(node.key)
+            in_place[node.key] = seen.in_place if before is None else seen.in_place or before
             found[node.name] = seen
-            found[node.key] = max(
-                seen, found.get(node.key, seen), key=lambda each: len(each.requests)
-            )
+            other = found.get(node.key, seen)
+            found[node.key] = seen if len(seen.requests) >= len(other.requests) else other
         executor.run(node, seen)
     for node in kernels:
         for name in (node.name, node.key):
@@ -153,12 +149,9 @@ class _Executor:
         if node.kind is Kind.KERNEL:
             self._run_kernel(node, footprint, inputs)
         else:
+            viewed = inputs if node.kind is Kind.VIEW else []
             for k in range(len(node.output_bytes)):
-                shared = (
-                    inputs[k if k < len(inputs) else 0]
-                    if inputs and node.kind is Kind.VIEW
-                    else None
-                )
+                shared = viewed[k if k < len(viewed) else 0] if viewed else None
                 self._make((node.name, k), shared)
         for buffer in inputs:
             self._drop(buffer)
@@ -167,22 +160,15 @@ class _Executor:
         """Returns the footprint of a node that runs next, from the requests that it made."""
         outputs: dict[int, int] = {}  # request -> output
         for k, size in enumerate(node.output_bytes):
-            fitting = [
-                j for j, each in enumerate(logged) if each.bytes == size and j not in outputs
-            ]
             # Requests that TensorFlow logged as outputs, in order; else one that outlives the
             # kernel, the last of several.
-            best = min(
-                fitting,
-                key=lambda j: (
-                    not logged[j].is_output,
-                    logged[j].until is not None,
-                    j if logged[j].is_output else -j,
-                ),
-                default=None,
-            )
-            if best is not None:
-                outputs[best] = k
+            fitting = [
+                (not each.is_output, each.until is not None, j if each.is_output else -j, j)
+                for j, each in enumerate(logged)
+                if each.bytes == size and j not in outputs
+            ]
+            if fitting:
+                outputs[min(fitting)[-1]] = k
         requests = tuple(
             Request(each.bytes, output=outputs[j])
             if j in outputs
@@ -227,13 +213,10 @@ class _Executor:
         workspaces: dict[int, int | None] = {}  # buffer -> `Request.until`
         unread: list[int] = []
         for number, request in enumerate([*requests, *missing]):
-            for buffer in [
-                buffer
-                for buffer, until in workspaces.items()
-                if until is not None and until <= number
-            ]:
-                self._release(buffer)
-                del workspaces[buffer]
+            for buffer, until in [*workspaces.items()]:
+                if until is not None and until <= number:
+                    self._release(buffer)
+                    del workspaces[buffer]
             if request.output in placed:
                 continue
             buffer = self._ask(request.bytes)
@@ -247,20 +230,14 @@ class _Executor:
             self._make((node.name, k), host)
 
     def _host(
-        self, inputs: list[int | None], size: int, taken: Iterable[int | None] = ()
+        self, inputs: list[int | None], size: int, reused: Iterable[int | None] = ()
     ) -> int | None:
-        """The first input of this size that no other node holds."""
-        taken = set(taken)
-        fitting = (
-            b
-            for b in inputs
-            if b is not None and b not in taken and self._holders[b] == 1 and self._sizes[b] == size
-        )
-        return next(fitting, None)
+        """The first input of this size that no other node holds and no other output reuses."""
+        free = (b for b in inputs if b is not None and self._holders[b] == 1 and b not in reused)
+        return next((b for b in free if self._sizes[b] == size), None)
 
     def _shared(self, inputs: list[int | None], size: int) -> int | None:
-        """The largest input, if an output of this size is part of its memory; None if that is
-        resident."""
+        """The largest input, if it can hold an output of this size; None if that is resident."""
         large = [b for b in inputs if b is not None and self._sizes[b] >= size]
         return max(large, key=self._sizes.__getitem__, default=None)
 

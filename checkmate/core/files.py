@@ -43,8 +43,7 @@ FACTS: dict[str, _Check] = {
     "seconds": _NUMBER,
     "budget_bytes": _BYTES,
 }
-"""What a plan file may say of how its plan was found, each with the values that are allowed. Each
-may be missing or null."""
+"""Optional keys of a plan file about the search, each with the values that are allowed."""
 
 
 def fingerprint(graph: DFGraph) -> str:
@@ -61,13 +60,7 @@ def fingerprint(graph: DFGraph) -> str:
       'sha256:f2c3c430'
     """
     facts = [
-        [
-            list(op.deps),
-            op.output_bytes,
-            op.recomputable,
-            list(op.control_deps),
-            list(op.overwrites),
-        ]
+        [op.deps, op.output_bytes, op.recomputable, op.control_deps, op.overwrites]
         for op in graph.ops
     ]
     text = json.dumps([facts, list(graph.outputs)], separators=(",", ":"))
@@ -110,12 +103,10 @@ def read_plan(path: str | os.PathLike) -> dict[str, Any]:
     """
     data = read_json(path)
     if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
-        found = "format {} version {}".format(
-            *(reprlib.repr(data.get(key)) for key in ("format", "version"))
-        )
+        found, version = (reprlib.repr(data.get(key)) for key in ("format", "version"))
         raise PlanFileError(
-            f"{path} has {found}; this library reads {PLAN_FORMAT!r} version {PLAN_VERSION}. Make"
-            " the plan again."
+            f"{path} has format {found} version {version}; this library reads {PLAN_FORMAT!r}"
+            f" version {PLAN_VERSION}. Make the plan again."
         )
     return data
 
@@ -139,11 +130,9 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
     """
     data = read_plan(path)
     if data.get("graph") != fingerprint(graph):
-        made_for = (
-            f"{data.get('name') or 'a graph'} with fingerprint {str(data.get('graph'))[:23]}..."
-        )
         raise PlanFileError(
-            f"{path} was made for {made_for}, but this is {graph.name or 'a graph'} with"
+            f"{path} was made for {data.get('name') or 'a graph'} with fingerprint"
+            f" {str(data.get('graph'))[:23]}..., but this is {graph.name or 'a graph'} with"
             f" {len(graph)} ops and fingerprint {fingerprint(graph)[:23]}.... The model, its shapes"
             " or the library versions differ. Make the plan again."
         )

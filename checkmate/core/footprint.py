@@ -40,10 +40,7 @@ class Footprint:
 
     def row(self) -> list[Any]:
         """Returns the footprint as lists, for a JSON file."""
-        return [
-            self.in_place,
-            [[each.bytes, each.output, each.until] for each in self.requests],
-        ]
+        return [self.in_place, [[each.bytes, each.output, each.until] for each in self.requests]]
 
     @classmethod
     def of_row(cls, row: Any) -> Footprint:
@@ -64,7 +61,7 @@ class Footprint:
 
 
 class Kind(Enum):
-    """What a node does to memory.
+    """The effect of a node on memory.
 
     KERNEL: requests memory for its outputs, and for workspaces. VIEW: its k-th output lies in the
     memory of its k-th input, or of its first if it has fewer. RESIDENT: its outputs are in memory

@@ -31,7 +31,7 @@ class Op:
       overwrites: Ops that must have run before the op's first evaluation, and may not run again
         after it, because the op changes a variable that they read.
       kind: The type of op ("Conv2D"), for people and reports. No solver decides by it.
-      in_place: The deps whose memory the value may take over (buffer forwarding): one of them at a
+      in_place: The deps whose memory the value may reuse (buffer forwarding): one of them at a
         time, and only if the plan frees that dep directly after the op. Each is at least as large
         as the op's value.
 

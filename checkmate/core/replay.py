@@ -6,8 +6,8 @@ This is the only definition of memory in the project. At every step the bytes in
 
 An op's inputs and its value are in memory together while the op runs, unless it runs *in place*: if
 one of the Free steps directly after the op's Compute step frees an input whose memory the value may
-take over (`Op.in_place`), the value takes that memory, and its bytes count from that Free step on,
-instead of the input's. Nothing else is counted: no fragmentation, no rounding beyond what the
+reuse (`Op.in_place`), the value reuses it, and its bytes count from that Free step on, instead of
+the input's. Nothing else is counted: no fragmentation, no rounding beyond what the
 graph's sizes already contain.
 """
 
@@ -50,9 +50,9 @@ class MemoryTimeline:
     cost: float
 
 
-def taken_over(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
-    """Returns the input whose memory the value of the op computed at step k takes over; None if the
-    op does not run in place."""
+def reused_input(graph: DFGraph, steps: Sequence[Step], k: int) -> int | None:
+    """The input whose memory the value of the op computed at step k reuses; None if the op does not
+    run in place."""
     allowed = graph.in_place[steps[k].op]
     if allowed:
         for position in range(k + 1, len(steps)):
@@ -77,7 +77,7 @@ class BytesInUse:
         for in order."""
         i, ops = self._steps[k].op, self._graph.ops
         if isinstance(self._steps[k], Compute):
-            host = taken_over(self._graph, self._steps, k)
+            host = reused_input(self._graph, self._steps, k)
             if host is None:
                 return [(i, ops[i].output_bytes)]
             self._guest[host] = i
@@ -206,24 +206,24 @@ class Floor:
     Attributes:
       bytes: The bound, fixed bytes included.
       op: Index of the op that binds.
-      held: The ops whose values are in memory then: `op` itself, unless it may run in place, its
+      live: The ops whose values are in memory then: `op` itself, unless it may run in place, its
         inputs, and values that may not be recomputed and are still needed.
 
     Example:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10))  # 10 + 3 + 4
-      Floor(bytes=17, op=1, held=(0, 1))
+      Floor(bytes=17, op=1, live=(0, 1))
     """
 
     bytes: int
     op: int
-    held: tuple[int, ...] = ()
+    live: tuple[int, ...] = ()
 
 
 def floor(graph: DFGraph) -> Floor:
     """Returns a budget below which no plan exists, in any order of ops, with the op that binds: the
-    one that needs most by itself (see `needs`). The least feasible budget can be higher than this
-    bound.
+    one that needs most by itself (see `op_floors`). The least feasible budget can be higher than
+    this bound.
 
     Args:
       graph: The problem.
@@ -233,23 +233,23 @@ def floor(graph: DFGraph) -> Floor:
       >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10)).bytes  # 10 + 3 + 4
       17
     """
-    return max(needs(graph), key=lambda need: need.bytes)
+    return max(op_floors(graph), key=lambda each: each.bytes)
 
 
-def needs(graph: DFGraph) -> list[Floor]:
+def op_floors(graph: DFGraph) -> list[Floor]:
     """Returns what each op needs by itself, whatever the plan.
 
     While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
     its workspace, and every value that may not be recomputed, was needed by v (an ancestor of v)
     and is still needed (an output, or read by a descendant of v). The value of v does not count if
-    it may take over the memory of an input that is not among the values just named.
+    it may reuse the memory of an input that is not among the values just named.
 
     Args:
       graph: The problem.
 
     Example:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
-      >>> [each.bytes for each in needs(DFGraph(ops, outputs=(1,), fixed_bytes=10))]
+      >>> [each.bytes for each in op_floors(DFGraph(ops, outputs=(1,), fixed_bytes=10))]
       [13, 17]
     """
     n = len(graph)
@@ -262,14 +262,14 @@ def needs(graph: DFGraph) -> list[Floor]:
     pinned = [i for i, op in enumerate(graph.ops) if not op.recomputable and op.output_bytes]
     user_bits = {i: sum(1 << u for u in graph.users[i]) for i in pinned}
 
-    def need_of(v: int) -> Floor:
+    def floor_of(v: int) -> Floor:
         kept = {
             i for i in pinned if above[v] >> i & 1 and (i in outputs or user_bits[i] & below[v])
         }
         in_place = any(d not in kept for d in graph.in_place[v])
-        held = kept | {*graph.ops[v].deps} | (set() if in_place else {v})
-        values = sum(graph.ops[i].output_bytes for i in held)
+        live = kept | {*graph.ops[v].deps} | (set() if in_place else {v})
+        values = sum(graph.ops[i].output_bytes for i in live)
         needed = graph.fixed_bytes + graph.ops[v].workspace_bytes + values
-        return Floor(needed, v, tuple(sorted(held)))
+        return Floor(needed, v, tuple(sorted(live)))
 
-    return [need_of(v) for v in range(n)]
+    return [floor_of(v) for v in range(n)]

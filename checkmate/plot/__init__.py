@@ -2,11 +2,9 @@
 its cost."""
 
 from checkmate.plot.bars import batch_sizes, layers
-from checkmate.plot.curves import Point, budget_curve
+from checkmate.plot.curves import Point, budget_curve, growth_curve, online_curve
 from checkmate.plot.matrices import matrices
-from checkmate.plot.measured import measured
-from checkmate.plot.memory import memory
-from checkmate.plot.online import growth_curve, online_curve
+from checkmate.plot.memory import measured, memory
 from checkmate.plot.page import page
 from checkmate.plot.picture import Picture
 

@@ -12,15 +12,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
 from checkmate.plot import usage
-from checkmate.plot.picture import (
-    COLOURS,
-    SERIES,
-    Picture,
-    byte_scale,
-    drawing,
-    finished,
-    shorten,
-)
+from checkmate.plot.picture import COLOURS, SERIES, Picture, byte_scale, drawing, finished, shorten
 
 MOST_LAYERS = 24
 """The most bars that are drawn, without the one for all other layers."""
@@ -65,21 +57,13 @@ def layers(
 
 def _draw_memory(axis: Any, rows: list[usage.LayerUse]) -> None:
     y = np.arange(len(rows))
-    unit, size = byte_scale(
-        max((row.kept_bytes + max(0, row.saved_bytes) for row in rows), default=0)
-    )
+    lengths = [row.kept_bytes + max(0, row.saved_bytes) for row in rows]
+    unit, size = byte_scale(max(lengths, default=0))
     kept = np.array([row.kept_bytes / size for row in rows])
     saved = np.array([max(0, row.saved_bytes) / size for row in rows])
     axis.barh(y, kept, color=COLOURS["forward"], label="kept for the backward pass")
-    bars = axis.barh(
-        y,
-        saved,
-        left=kept,
-        color="white",
-        edgecolor=COLOURS["recomputed"],
-        hatch="////",
-        label="saved by the plan",
-    )
+    style = {"color": "white", "edgecolor": COLOURS["recomputed"], "hatch": "////"}
+    bars = axis.barh(y, saved, left=kept, label="saved by the plan", **style)
     for bar, width in zip(bars, saved, strict=True):
         bar.set_linewidth(0.8 if width else 0)  # no outline of a bar without width
     axis.set_yticks(y, [shorten(row.name, 30) for row in rows])
@@ -102,29 +86,27 @@ def _draw_time(axis: Any, rows: list[usage.LayerUse]) -> None:
     axis.set_xlim(left=0, right=None if spent.any() else 1)
 
 
-def chosen(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
-    """Returns at most `most` rows and one for all others, in the order of the forward pass: layers,
-    or groups of layers whose names begin alike."""
+def chosen(rows: list[usage.LayerUse], limit: int) -> list[usage.LayerUse]:
+    """At limit `limit` rows and one for all others, in the order of the forward pass: layers, or
+    groups of layers whose names begin alike."""
     rows = [row for row in rows if row.kept_bytes or row.plain_bytes or row.evaluations]
-    if len(rows) > most:
-        rows = _grouped(rows, most)
+    if len(rows) > limit:
+        rows = _grouped(rows, limit)
     length = [row.kept_bytes + abs(row.saved_bytes) for row in rows]
-    ranked = sorted(range(len(rows)), key=lambda k: -length[k])[:most]
+    ranked = sorted(range(len(rows)), key=lambda k: -length[k])[:limit]
     visible = {k for k in ranked if length[k] > SMALLEST_BAR * max(length) or rows[k].evaluations}
-    shown, others = (
-        [row for k, row in enumerate(rows) if k in visible],
-        [row for k, row in enumerate(rows) if k not in visible],
-    )
+    shown = [row for k, row in enumerate(rows) if k in visible]
+    others = [row for k, row in enumerate(rows) if k not in visible]
     return [*shown, _summed(f"{len(others)} others", others)] if others else shown
 
 
-def _grouped(rows: list[usage.LayerUse], most: int) -> list[usage.LayerUse]:
+def _grouped(rows: list[usage.LayerUse], limit: int) -> list[usage.LayerUse]:
     """Groups layers by the first words of their names; as many words as give few enough groups."""
     for words in (3, 2, 1):
         groups: dict[tuple[str, ...], list[usage.LayerUse]] = {}
         for row in rows:
             groups.setdefault(tuple(re.split("[_/]", row.name)[:words]), []).append(row)
-        if len(groups) <= MOST_GROUPS * most:
+        if len(groups) <= MOST_GROUPS * limit:
             break
     return [
         found[0] if len(found) == 1 else _summed(f"{'_'.join(name)} ({len(found)} layers)", found)
@@ -159,13 +141,8 @@ def batch_sizes(
     with drawing(3.6) as (figure, axis):
         for k, method in enumerate(methods):
             x = np.arange(len(largest)) + (k - (len(methods) - 1) / 2) * width
-            axis.bar(
-                x,
-                [row[method] for row in largest.values()],
-                0.92 * width,
-                color=SERIES[k % len(SERIES)],
-                label=method,
-            )
+            heights, style = [row[method] for row in largest.values()], SERIES[k % len(SERIES)]
+            axis.bar(x, heights, 0.92 * width, color=style, label=method)
             for place, row in zip(x, largest.values(), strict=True):
                 _annotate(axis, place, row[method], row[methods[0]] if k else 0)
         axis.set_xticks(range(len(largest)), [shorten(model, 24) for model in largest])
@@ -180,12 +157,5 @@ def batch_sizes(
 
 def _annotate(axis: Any, x: float, batch: int, baseline: int) -> None:
     text = f"{batch}\n{batch / baseline:.1f}x" if baseline else str(batch)
-    axis.annotate(
-        text,
-        (x, batch),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=8,
-    )
+    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    axis.annotate(text, (x, batch), fontsize=8, **place)

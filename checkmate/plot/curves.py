@@ -1,4 +1,5 @@
-"""Cost against budget, for any number of solvers, with the area that is proven impossible."""
+"""Cost against budget: of solvers, with the area that is proven impossible, and of online methods
+such as DTR."""
 
 from __future__ import annotations
 
@@ -109,27 +110,17 @@ def _draw_impossible(
 ) -> None:
     ends, heights = bound_steps(points)
     if ends:
-        axis.stairs(
-            list(map(percent, heights)),
-            [left, *(end / size for end in ends)],
-            fill=True,
-            color=COLOURS["impossible"],
-            label="proven impossible",
-        )
+        edges, style = [left, *(end / size for end in ends)], {"color": COLOURS["impossible"]}
+        heights = list(map(percent, heights))
+        axis.stairs(heights, edges, fill=True, label="proven impossible", **style)
     if floor_bytes:
-        axis.axvspan(
-            left,
-            floor_bytes / size,
-            facecolor=COLOURS["impossible"],
-            hatch="///",
-            edgecolor="white",
-            label="below the floor",
-        )
+        style = {"facecolor": COLOURS["impossible"], "hatch": "///", "edgecolor": "white"}
+        axis.axvspan(left, floor_bytes / size, label="below the floor", **style)
 
 
 def bound_steps(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    """Returns the best bound as steps: from `ends[k - 1]` to `ends[k]` bytes no plan costs less
-    than `heights[k]`."""
+    """The best bound as steps: from `ends[k - 1]` to `ends[k]` bytes no plan costs less than
+    `heights[k]`."""
     ends = sorted({point.budget_bytes for point in points})
     return ends, [max(point.bound for point in points if point.budget_bytes >= end) for end in ends]
 
@@ -161,3 +152,81 @@ def _draw(
     axis.step(*zip(*steps, strict=True), where="post", **line)
     axis.plot(x, y, linestyle="none", markeredgecolor="white", markeredgewidth=0.6, **series(k))
     axis.plot([], [], label=solver, linewidth=1.5, **series(k))
+
+
+def online_curve(
+    methods: Mapping[str, Iterable[Any]],
+    *,
+    plain_bytes: int,
+    best: Mapping[int, float] | None = None,
+    name: str = "",
+) -> Picture:
+    """Draws the cost of runs against their budgets. A run within one budget implies nothing for
+    another, so runs are points, joined if both completed. A run that was given up is a hollow
+    marker in the band at the top.
+
+    Args:
+      methods: Name of a method -> its runs, with `budget_bytes`, `overhead` (cost divided by the
+        plain cost) and `status` ("ok" or another word).
+      plain_bytes: The peak without a budget.
+      best: Budget -> overhead of the best known plan, for comparison.
+      name: What is run, for the title.
+
+    Example:
+      >>> runs = [checkmate.simulate(graph, budget) for budget in ("90%", "80%")]
+      >>> picture = online_curve({"dtr": runs}, plain_bytes=runs[0].plain_peak_bytes)
+    """
+    runs = {
+        method: sorted(found, key=lambda run: run.budget_bytes) for method, found in methods.items()
+    }
+    everything = [run for found in runs.values() for run in found]
+    unit, size = byte_scale(max([plain_bytes, *(run.budget_bytes for run in everything)]))
+    top = 1.1 * max([1.0, *(percent(run.overhead) for run in everything if run.status == "ok")])
+    with drawing(3.9) as (figure, axis):
+        axis.axhspan(top, 1.22 * top, color=COLOURS["impossible"], linewidth=0, label="given up")
+        for k, (method, found) in enumerate(runs.items()):
+            _draw_runs(axis, method, found, k, size, top * (1.02 + 0.18 * (k + 0.5) / len(runs)))
+        if best:
+            x, y = [budget / size for budget in sorted(best)], [best[b] for b in sorted(best)]
+            style = {"color": "black", "linewidth": 1.2, "linestyle": "--"}
+            axis.plot(x, list(map(percent, y)), label="best plan known", **style)
+        line = {"color": "black", "linewidth": 0.9, "linestyle": ":"}
+        axis.axvline(plain_bytes / size, label="peak without a budget", **line)
+        axis.set(
+            xlabel=f"budget, {unit}", ylabel="extra time, % of the plain run", ylim=(0, 1.22 * top)
+        )
+        axis.set_yticks([tick for tick in axis.get_yticks() if 0 <= tick <= top])
+        handles, names = axis.get_legend_handles_labels()
+        # The methods first, then the band.
+        legend = dict(zip(names[1:] + names[:1], handles[1:] + handles[:1], strict=True))
+        title = f"Time against memory{f', {name}' if name else ''}"
+        ncols = len(names) if len(names) < 7 else 5
+        return finished(figure, title, legend, ncols=ncols, handlelength=1.8, columnspacing=1.4)
+
+
+def _draw_runs(axis: Any, method: str, runs: list[Any], k: int, size: float, level: float) -> None:
+    x = [run.budget_bytes / size for run in runs]
+    y = [percent(run.overhead) if run.status == "ok" else float("nan") for run in runs]
+    axis.plot(x, y, linewidth=1.5, label=method, **series(k))
+    failed = [run.budget_bytes / size for run in runs if run.status != "ok"]
+    hollow = {"linestyle": "none", "markerfacecolor": "none"}
+    axis.plot(failed, [level] * len(failed), **hollow, **series(k))
+
+
+def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], *, name: str = "") -> Picture:
+    """Draws cost, divided by the plain cost, against the size of the problem.
+
+    Args:
+      methods: Name of a method -> its (layers, overhead).
+      name: The title.
+
+    Example:
+      >>> growth_curve({"dtr": [(16, 1.4), (64, 1.7)]}, name="chains").save("chains.png")
+    """
+    with drawing(3.2) as (figure, axis):
+        for k, (method, points) in enumerate(methods.items()):
+            axis.plot(*zip(*points, strict=True), linewidth=1.5, label=method, **series(k))
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=1)
+        axis.set(xlabel="layers", ylabel="ops run, over those of the plain run")
+        return finished(figure, name, ncols=5)

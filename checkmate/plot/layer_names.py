@@ -45,8 +45,6 @@ def layer_names(graph: DFGraph) -> tuple[str, ...]:
 
 
 class _Scopes:
-    """The scopes of the forward pass, and which of them are models and layers."""
-
     def __init__(self, forward: list[Path]):
         self._known = {path[:depth] for path in forward for depth in range(1, len(path) + 1)}
         self._scopes = {path[:depth] for path in forward for depth in range(1, len(path))}
@@ -64,16 +62,15 @@ class _Scopes:
         return bool(self._scopes)
 
     def knows(self, path: Path) -> bool:
-        """Whether the path is a forward op or a scope of one."""
         return path in self._known
 
     def forward_path(self, name: str) -> Path:
-        """Returns the path of a backward op, without a prefix "PREFIX_" of a forward op's name."""
+        """The path of a backward op, without a prefix "PREFIX_" of a forward op's name."""
         path, stem = _parts(name), _parts(name.split("_", 1)[-1])
         return stem if not self.knows(path[:1]) and self.knows(stem[:1]) else path
 
     def innermost(self, path: Path) -> Path:
-        """Returns the deepest scope of the forward pass that contains an op; () for none."""
+        """The deepest scope of the forward pass that contains an op; () for none."""
         found: Path = next(
             (path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in self._scopes),
             (),
@@ -84,8 +81,7 @@ class _Scopes:
         return found
 
     def layer(self, scope: Path) -> str:
-        """Returns the layer of a scope; a scope outside models, such as a loss or an optimizer, is
-        a layer itself."""
+        """The layer of a scope. A scope outside models (a loss, an optimizer) is a layer itself."""
         if scope[0] not in self._models or len(scope) == 1:
             bare = _bare(scope[0])
             return bare if sum(_bare(other) == bare for other in self._outermost) == 1 else scope[0]
@@ -102,7 +98,6 @@ def _parts(name: str) -> Path:
 
 
 def _all_numbered(model: str, layers: set[str]) -> bool:
-    """Whether every scope ends in a number, and the names stay different without it."""
     return all(map(_NUMBER.search, (model, *layers))) and len(
         {_bare(name) for name in layers}
     ) == len(layers)

@@ -48,12 +48,8 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
         right.set_title(f"R: {int(again.sum()):,} recomputations")
         left.set_ylabel("stage")
         for axis in (left, right):
-            axis.set(
-                xlabel="op, by first evaluation",
-                xlim=(-0.5, n - 0.5),
-                ylim=(n - 0.5, -0.5),
-                aspect="equal",
-            )
+            axis.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), aspect="equal")
+            axis.set_xlabel("op, by first evaluation")
             axis.spines[:].set_visible(True)
             axis.spines[:].set_linewidth(0.6)
             if turn is not None:
@@ -82,14 +78,8 @@ def _image(axis: Any, matrix: np.ndarray, colour: str, n: int) -> None:
 
 
 def _squares(axis: Any, places: Sequence[np.ndarray], size: float, colour: str) -> None:
-    axis.plot(
-        *places,
-        linestyle="none",
-        marker="s",
-        markersize=size,
-        markeredgewidth=0,
-        color=colour,
-    )
+    style = {"linestyle": "none", "marker": "s", "markeredgewidth": 0}
+    axis.plot(*places, markersize=size, color=colour, **style)
 
 
 def _legend(turn: int | None) -> dict[str, Any]:

@@ -66,8 +66,7 @@ def page(
 
 
 def html_text(text: str) -> str:
-    """Returns a text as HTML shows it: neither a name in it makes an element, nor does it change
-    what stands around it."""
+    """A text as HTML shows it: no name in it makes an element, or changes the text around it."""
     return html.escape(printable(text))
 
 

@@ -123,8 +123,8 @@ class Picture:
 
 
 def show_in_notebook(text: str, picture: Picture | None) -> None:
-    """Shows HTML and a picture as two outputs of a notebook's cell, since hosts of notebooks remove
-    pictures inside HTML. For `_ipython_display_` only, which IPython calls."""
+    """Shows HTML and a picture as two outputs of a cell, since hosts of notebooks remove pictures
+    inside HTML. For `_ipython_display_` only, which IPython calls."""
     from IPython.display import HTML, display
 
     display(HTML(text))
@@ -134,13 +134,8 @@ def show_in_notebook(text: str, picture: Picture | None) -> None:
 
 @contextmanager
 def drawing(height: float, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[Any]:
-    """Yields a new figure of the common width and its axes, within the common settings. The
-    caller's own settings of Matplotlib do not change.
-
-    Args:
-      height: Inches.
-      options: As for `matplotlib.figure.Figure.subplots`.
-    """
+    """A new figure of the common width, `height` inches high, and its axes, within the common
+    settings. Those of the caller do not change."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -152,12 +147,8 @@ def drawing(height: float, rows: int = 1, columns: int = 1, **options: Any) -> I
 def finished(
     figure: Any, title: str, legend: Mapping[str, Any] | None = None, **options: Any
 ) -> Picture:
-    """Adds a title and a legend below the axes.
-
-    Args:
-      legend: Label -> what it stands for; by default everything that was drawn with a label.
-      options: As for `matplotlib.figure.Figure.legend`.
-    """
+    """Adds a title, and a legend below the axes: label -> what it stands for, by default everything
+    that was drawn with a label."""
     entries = () if legend is None else (legend.values(), legend.keys())
     figure.legend(*entries, loc="outside lower center", **options)
     figure.suptitle(shorten(title, 90), fontsize=11, fontweight="bold")
@@ -165,61 +156,42 @@ def finished(
 
 
 def series(k: int) -> dict[str, Any]:
-    """Returns colour and marker of the k-th solver, method or run."""
-    return {
-        "color": SERIES[k % len(SERIES)],
-        "marker": MARKERS[k % len(MARKERS)],
-        "markersize": 5.5,
-    }
+    colour, marker = SERIES[k % len(SERIES)], MARKERS[k % len(MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": 5.5}
 
 
 def draw_budget(axis: Any, budget_bytes: int, scale: float) -> None:
-    """Draws the budget as a dashed horizontal line."""
-    axis.axhline(
-        budget_bytes / scale,
-        color=COLOURS["budget"],
-        linestyle=(0, (5, 2)),
-        linewidth=1.4,
-        label=f"budget {format_bytes(budget_bytes)}",
-    )
+    line = {"color": COLOURS["budget"], "linestyle": (0, (5, 2)), "linewidth": 1.4}
+    axis.axhline(budget_bytes / scale, label=f"budget {format_bytes(budget_bytes)}", **line)
 
 
 def mark_peak(
     axis: Any, at: tuple[float, int], text: str, *, budget_bytes: int | None, scale: float, gap: int
 ) -> None:
-    """Marks a peak at (x, bytes), and writes a text next to it, clear of the budget line.
-
-    Args:
-      gap: Points between the mark and the text; negative for a text on the left.
-    """
+    """Marks a peak at (x, bytes), and writes a text `gap` points to the right of it, or to the left
+    where negative, clear of the budget line."""
     x, peak = at
     axis.plot(x, peak / scale, marker="v", color="black", markersize=6, clip_on=False)
     height = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak
-    axis.annotate(
-        text,
-        (x, height / scale),
-        xytext=(gap, 3),
-        textcoords="offset points",
-        ha="left" if gap > 0 else "right",
-        va="bottom",
-        fontsize=8.5,
-    )
+    aligned = {"ha": "left" if gap > 0 else "right", "va": "bottom", "fontsize": 8.5}
+    place = {"xytext": (gap, 3), "textcoords": "offset points"}
+    axis.annotate(text, (x, height / scale), **place, **aligned)
 
 
 def percent(overhead: float | None) -> float:
-    """Returns the extra cost in percent; 0 for None."""
+    """The extra cost in percent; 0 for None."""
     return 100 * ((overhead or 1.0) - 1)
 
 
-def byte_scale(most: float) -> tuple[str, float]:
-    """Returns the unit for an axis up to `most` bytes, and the bytes of the unit."""
+def byte_scale(limit: float) -> tuple[str, float]:
+    """The unit for an axis up to `limit` bytes, and the bytes of the unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if most >= size:
+        if limit >= size:
             return unit, float(size)
     return "bytes", 1.0
 
 
 def shorten(text: str, length: int = 48) -> str:
-    """Returns a name cut in the middle to at most `length` letters."""
+    """A name cut in the middle to at most `length` letters."""
     text, half = printable(text), (length - 1) // 2
     return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"

@@ -2,7 +2,7 @@
 
 While evaluation k runs, the memory in use is what `replay` counts: fixed bytes, every value in
 memory, and the workspace of the op. Here the same bytes are split by kind. While an op runs in
-place, the memory that its value takes over counts as the input's.
+place, the memory that its value reuses counts as the input's.
 """
 
 from __future__ import annotations
@@ -26,19 +26,13 @@ backward pass; values of updates; workspace of the op that runs."""
 
 
 def part_of(op: Op) -> str:
-    """Returns the phase of the training step that an op belongs to: "forward", "backward" or
-    "update"."""
     if not op.is_backward:
         return "forward"
-    return (
-        "update"
-        if op.overwrites or "Assign" in op.kind or "ResourceApply" in op.kind
-        else "backward"
-    )
+    updates = op.overwrites or "Assign" in op.kind or "ResourceApply" in op.kind
+    return "update" if updates else "backward"
 
 
 def backward_start(graph: DFGraph, ops: Sequence[int]) -> int | None:
-    """Returns the position of the first op of the backward pass; None if there is none."""
     return next((k for k, i in enumerate(ops) if part_of(graph.ops[i]) == "backward"), None)
 
 
@@ -66,24 +60,21 @@ class Usage:
 
     @property
     def peak(self) -> int:
-        """The evaluation that sets the peak."""
         until = self.plan.steps[: self.timeline.peak_step + 1]
         return sum(isinstance(step, Compute) for step in until) - 1
 
     @property
     def binding_op(self) -> Op:
-        """The op that runs when the peak is reached."""
         return self.graph.ops[int(self.ops[self.peak])]
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The layer of each op of the graph."""
         return layer_names(self.graph)
 
     @property
     def turn(self) -> int:
-        """The evaluation that begins the backward pass; the one that sets the peak if there is no
-        backward pass."""
+        """The evaluation that begins the backward pass; the one that sets the peak if there is
+        none."""
         first = backward_start(self.graph, self.ops.tolist())
         return self.peak if first is None else first
 
@@ -103,8 +94,7 @@ class Usage:
 
 
 def usage(graph: DFGraph, plan: Plan) -> Usage:
-    """Replays a plan and splits its bytes by kind. Raises `PlanError` if the plan is not legal for
-    the graph."""
+    """Replays a plan and splits its bytes by kind."""
     timeline = replay(graph, plan)
     part = [PARTS.index(part_of(op)) for op in graph.ops]
     ops, again, rows = [], [], []
@@ -132,12 +122,11 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """What a plan changes for one layer. Bytes are those of its forward values in memory when the
+    """The use of one layer by a plan. Bytes are those of its forward values in memory when the
     backward pass begins.
 
     Attributes:
       ops: Number of its ops.
-      kept_bytes: Bytes in memory.
       plain_bytes: Bytes in memory in the plain step.
       evaluations: Number of recomputations.
       cost: Cost of the recomputations, as a share of the plain step's.
@@ -152,7 +141,6 @@ class LayerUse:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that the plan does not keep; negative if it keeps more than the plain step."""
         return self.plain_bytes - self.kept_bytes
 
 
@@ -194,32 +182,28 @@ class Stages:
       order: The ops by their first evaluation: the columns.
       R: (n, n) bool, whether column i's op runs in stage t.
       S: (n, n) bool, whether its value is in memory when stage t begins.
-      evaluations: The evaluation with which each stage begins.
     """
 
     order: tuple[int, ...]
     R: np.ndarray = field(repr=False)
     S: np.ndarray = field(repr=False)
-    evaluations: tuple[int, ...] = field(repr=False)
 
 
 def stages(graph: DFGraph, plan: Plan) -> Stages:
-    """Returns the matrices of a legal plan."""
     n = len(graph)
     order = tuple(dict.fromkeys(plan.computed))
     column = {i: k for k, i in enumerate(order)}
     R, S = np.zeros((n, n), bool), np.zeros((n, n), bool)
     live = np.zeros(n, bool)
-    begun, stage, evaluation = [0], 0, 0
+    begun, stage = 1, 0  # stages begun, first evaluations
     for step in plan.steps:
         place = column[step.op]
         if not isinstance(step, Compute):
             live[place] = False
             continue
-        if stage == len(begun):  # values freed after the stage before are not retained
+        if stage == begun:  # values freed after the stage before are not retained
             S[stage] = live
-            begun.append(evaluation)
+            begun += 1
         R[stage, place] = live[place] = True
-        evaluation += 1
         stage += place == stage
-    return Stages(order, R, S, tuple(begun))
+    return Stages(order, R, S)

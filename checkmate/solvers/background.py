@@ -13,7 +13,7 @@ from typing import Any
 
 
 def unfinished_tasks() -> list[BackgroundTask]:
-    """Returns the tasks that must end before the process does, and have not."""
+    """Tasks that must end before the process does, and have not."""
     threads = threading.enumerate()
     return [t for t in threads if isinstance(t, BackgroundTask) and t.must_end and t.busy]
 
@@ -29,10 +29,9 @@ class BackgroundTask(threading.Thread):
     """Runs `work` in a thread, from now on.
 
     Args:
-      work: A function without arguments.
       must_end: The process waits for the end of the work before it ends itself.
-      use: Said to who waits for work that later processes use. Commands end without waiting for
-        other work.
+      use: A message for users who wait for work that later processes use. Commands end without
+        waiting for other work.
     """
 
     def __init__(self, work: Callable[[], Any], *, must_end: bool = True, use: str = ""):
@@ -59,7 +58,7 @@ class BackgroundTask(threading.Thread):
         return not self._done.is_set()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Waits until the work is done, for so many seconds at most."""
+        """Waits until the work is done, for `seconds` at most."""
         self._done.wait(seconds)
 
     def result(self, seconds: float | None = None) -> Any:

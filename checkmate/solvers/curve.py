@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -140,81 +139,56 @@ def solve_curve(
 def _searched(
     graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float
 ) -> list[SolveResult]:
-    """Returns a result for each budget. After Ctrl-C there is no further search: the other budgets
-    get the plain step, or no plan."""
+    """A result for each budget. After Ctrl-C there is no further search: the other budgets get the
+    plain step, or no plan."""
     results: list[SolveResult] = []
     interrupted = False
-    for budget_bytes in amounts:
+    for each in amounts:
         if not interrupted:
             try:
-                results.append(
-                    solve(
-                        graph, budget_bytes, solver=solver, time_limit_s=time_limit_s, throw=False
-                    )
-                )
-                interrupted = results[-1].status is SolveStatus.INTERRUPTED
+                found = solve(graph, each, solver=solver, time_limit_s=time_limit_s, throw=False)
+                results.append(found)
+                interrupted = found.status is SolveStatus.INTERRUPTED
                 continue
             except KeyboardInterrupt:
                 if not results:
                     raise
                 interrupted = True
-        result = solve(graph, budget_bytes, solver="checkpoint_all", time_limit_s=0, throw=False)
-        results.append(
-            result
-            if result.status is SolveStatus.INFEASIBLE
-            else replace(result, status=SolveStatus.INTERRUPTED)
-        )
+        plain = solve(graph, each, solver="checkpoint_all", time_limit_s=0, throw=False)
+        if plain.status is not SolveStatus.INFEASIBLE:
+            plain = replace(plain, status=SolveStatus.INTERRUPTED)
+        results.append(plain)
     return results
 
 
 def _shared(results: list[SolveResult], found: list[SolveResult]) -> list[SolveResult]:
-    """Returns each result, largest budget first, with the best plan that fits it and the best bound
-    that holds for it."""
+    """Each result, largest budget first, with the best plan that fits it and the best bound for
+    it."""
     shared, given, anyway = [], 0.0, 0.0  # bounds for plans in the graph's order, and in any
     for result in results:
         given = max(given, result.bound, result.given_order_bound or 0.0)
         anyway = max(anyway, result.bound if result.bound_covers == "any order" else 0.0)
+        interrupted = result.status is SolveStatus.INTERRUPTED
+        status, best, stats, bound = result.status, result, result.stats, given
         fitting = [
             (t.cost, t.peak_bytes, k)
             for k, other in enumerate(found)
             if (t := other.timeline) and t.peak_bytes <= result.budget_bytes
         ]
-        if not fitting:
-            covers: OrderSpace = "any order" if given <= anyway else "given order"
-            none = (
-                SolveStatus.NOT_FOUND if result.status is SolveStatus.INTERRUPTED else result.status
-            )
-            bounds: dict[str, Any] = {
-                "bound": given,
-                "bound_covers": covers,
-                "given_order_bound": given,
-            }
-            shared.append(replace(result, status=none, **bounds))
-            continue
-        cost, _, k = min(fitting)
-        best, stats = found[k], replace(result.stats, found_by=_found_elsewhere(found[k]).found_by)
-        if result.cost is not None and result.cost <= cost:
-            best, stats = result, result.stats
-        bound = min(given, cost)
-        covers = "any order" if bound <= anyway else "given order"
-        searched = (
-            SolveStatus.INTERRUPTED
-            if result.status is SolveStatus.INTERRUPTED
-            else SolveStatus.FEASIBLE
-        )
-        status = SolveStatus.OPTIMAL if cost <= bound * (1 + OPTIMALITY_TOLERANCE) else searched
-        shared.append(
-            replace(
-                result,
-                status=status,
-                plan=best.plan,
-                timeline=best.timeline,
-                bound=bound,
-                stats=stats,
-                bound_covers=covers,
-                given_order_bound=given,
-            )
-        )
+        if fitting:
+            cost, _, k = min(fitting)
+            if result.cost is None or result.cost > cost:
+                best = found[k]
+                stats = replace(stats, found_by=_found_elsewhere(best).found_by)
+            bound = min(given, cost)
+            status = SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
+            if cost <= bound * (1 + OPTIMALITY_TOLERANCE):
+                status = SolveStatus.OPTIMAL
+        elif interrupted:
+            status = SolveStatus.NOT_FOUND
+        covers: OrderSpace = "any order" if bound <= anyway else "given order"
+        answer = replace(result, status=status, plan=best.plan, timeline=best.timeline, stats=stats)
+        shared.append(replace(answer, bound=bound, bound_covers=covers, given_order_bound=given))
     return shared
 
 
@@ -225,8 +199,7 @@ def _found_elsewhere(result: SolveResult) -> SolveStats:
 def _bisect(
     graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
 ) -> tuple[list[SolveResult], int]:
-    """Returns plans of lower and lower peaks, and the smallest budget that is not proven to have
-    none."""
+    """Plans of lower and lower peaks, and the smallest budget not proven to have none."""
     found, hopeless = [], proven
     while lowest - hopeless > CLOSE * lowest:
         middle = (lowest + hopeless) // 2

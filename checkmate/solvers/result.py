@@ -31,7 +31,7 @@ def gap_text(gap: float) -> str:
 
 
 class SolveStatus(Enum):
-    """How a search ended. The value is a sentence for people.
+    """The end of a search. The value is a sentence for people.
 
     Example:
       >>> SolveStatus.INFEASIBLE.value, SolveStatus.INFEASIBLE.has_plan
@@ -55,7 +55,7 @@ class SolveStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SolveStats:
-    """How the result was found.
+    """The search behind a result.
 
     Attributes:
       solver: Name of the solver.
@@ -140,15 +140,8 @@ class SolveResult:
     @property
     def beats_given_order(self) -> bool:
         """Whether the plan is cheaper than any plan in the graph's own order."""
-        return (
-            self.cost is not None
-            and self.given_order_bound is not None
-            and self.cost < self.given_order_bound
-        )
-
-    @property
-    def _space(self) -> str:
-        return "any order" if self.bound_covers == "any order" else "the graph's order"
+        cost, bound = self.cost, self.given_order_bound
+        return cost is not None and bound is not None and cost < bound
 
     @property
     def schedule(self) -> Schedule | None:
@@ -160,10 +153,9 @@ class SolveResult:
         from checkmate.plot import memory
         from checkmate.plot.picture import show_in_notebook
 
-        show_in_notebook(
-            f"<p>{self}</p>",
-            memory(self.graph, self.plan, budget_bytes=self.budget_bytes) if self.plan else None,
-        )
+        budget = self.budget_bytes
+        drawn = memory(self.graph, self.plan, budget_bytes=budget) if self.plan else None
+        show_in_notebook(f"<p>{self}</p>", drawn)
 
     @property
     def _above(self) -> str:
@@ -171,11 +163,8 @@ class SolveResult:
         gap = self.gap or 0.0
         if self.status is SolveStatus.OPTIMAL or not gap:
             return "not above"
-        return (
-            f"at most {100 * gap:.2f} % above"
-            if gap >= LEAST_SHOWN
-            else f"less than {100 * LEAST_SHOWN:.2f} % above"
-        )
+        said, shown = ("at most", gap) if gap >= LEAST_SHOWN else ("less than", LEAST_SHOWN)
+        return f"{said} {100 * shown:.2f} % above"
 
     def __str__(self) -> str:
         head = (
@@ -184,10 +173,11 @@ class SolveResult:
         )
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
+        space = "any order" if self.bound_covers == "any order" else "the graph's order"
         sentence = (
             f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of"
             f" {format_bytes(self.budget_bytes)}, cost {100 * (self.overhead - 1):.2f} % over the"
-            f" plain step, {self._above} the cheapest plan in {self._space}."
+            f" plain step, {self._above} the cheapest plan in {space}."
         )
         if self.beats_given_order:
             sentence += " It is cheaper than any plan in the graph's own order."

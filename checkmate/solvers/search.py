@@ -3,6 +3,7 @@ the judge accepts counts."""
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import time
@@ -24,15 +25,14 @@ FOREVER = 1e6
 
 
 def check_time_limit(seconds: float) -> None:
-    """Raises `BudgetError` where `seconds` is no time that a search can take. Zero and infinity are
-    such times."""
+    """Raises `BudgetError` unless `seconds` is a number from 0 to infinity."""
     # Nan is not either.
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds >= 0:
         raise BudgetError(f"time_limit_s is a number of seconds, 0 or more; got {seconds!r}.")
 
 
 def check_graph(graph: object, function: str) -> None:
-    """Refuses what is no graph, before a function of this name asks it anything."""
+    """Refuses what is no graph, in the name of a function."""
     if not isinstance(graph, DFGraph):
         hint = (
             "DFGraph.load reads a file"
@@ -47,13 +47,12 @@ class Solver(Protocol):
     it can do no more.
 
     It must return soon after `search.remaining_s` reaches zero, and may be interrupted at any time:
-    what it offered counts. It raises `SolverUnavailableError` or `SolverFailedError` for the
-    package behind it.
+    what it offered counts. It raises `SolverFailedError` for the package behind it.
     """
 
     @property
     def name(self) -> str:
-        """What it is called in results."""
+        """The name of the solver in results."""
 
     def run(self, search: Search) -> None:
         """Offers plans and bounds to `search`."""
@@ -100,6 +99,25 @@ class Search:
         self._deadline = self._started + self.time_limit_s
         self._on_progress = on_progress
 
+    def part(
+        self,
+        share: float,
+        graph: DFGraph | None = None,
+        on_progress: Callable[[Search], None] | None = None,
+    ) -> Search:
+        """A search of its own with this budget, for a share of the time that is left.
+
+        Args:
+          graph: Another graph than that of this search.
+        """
+        return Search(
+            graph or self.graph,
+            self.budget_bytes,
+            time_limit_s=share * self.remaining_s,
+            deterministic=self.deterministic,
+            on_progress=on_progress,
+        )
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
@@ -111,22 +129,33 @@ class Search:
         deterministic."""
         return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
 
+    def out_of_time(self) -> bool:
+        """Whether solvers should stop."""
+        return self.remaining_s <= 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the question is answered, or the time over."""
+        return self.optimal or bool(self.infeasible) or self.out_of_time()
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best plan; infinity where there is none."""
+        return math.inf if self.timeline is None else self.timeline.cost
+
     def at_most(self, seconds: float) -> float:
-        """Seconds for one call of an engine: no more than are left; so many that they never end it
-        when deterministic."""
+        """Seconds for one call of an engine, at most those left; no limit when deterministic."""
         return FOREVER if self.deterministic else min(seconds, self.remaining_s)
 
     @property
     def bound(self) -> float:
-        """No plan of those that the question is about costs less."""
+        """Lower bound on the cost of the plans that the question is about."""
         return self.any_order_bound if self.reorder else self.given_order_bound
 
     @property
     def optimal(self) -> bool:
-        """The best plan's cost meets the bound."""
-        return self.timeline is not None and self.timeline.cost <= self.bound * (
-            1 + OPTIMALITY_TOLERANCE
-        )
+        """Whether the best plan's cost meets the bound."""
+        return self.timeline is not None and self.cost <= self.bound * (1 + OPTIMALITY_TOLERANCE)
 
     def offer(self, plan: Plan, *, by: str) -> MemoryTimeline:
         """Has the judge replay a plan, and keeps it when it is within the budget and the cheapest
@@ -147,8 +176,8 @@ class Search:
         return timeline
 
     def raise_bound(self, bound: float, *, by: str, any_order: bool = False) -> None:
-        """Tells that no plan within the budget costs less than `bound`: of those in the graph's
-        order, or, if asked, in any order."""
+        """Reports that no plan within the budget costs less than `bound`: of those in the graph's
+        order, or, with `any_order`, in any order."""
         before = self.bound
         self.given_order_bound = max(self.given_order_bound, bound)
         if any_order:
@@ -158,8 +187,8 @@ class Search:
             self._improved()
 
     def prove_infeasible(self, why: str, *, any_order: bool = False) -> None:
-        """Tells that no plan within the budget exists: of those in the graph's order, or, if asked,
-        in any order."""
+        """Reports that no plan within the budget exists: of those in the graph's order, or, with
+        `any_order`, in any order."""
         if any_order or not self.reorder:
             self.infeasible = why
 

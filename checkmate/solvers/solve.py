@@ -3,13 +3,14 @@ what the judge says."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor
+from checkmate.core.replay import Floor, floor
 from checkmate.errors import (
     InfeasibleBudgetError,
     NoPlanFoundError,
@@ -22,68 +23,70 @@ from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveS
 from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
-# name -> (module, class, arguments). A solver is imported when it is asked for: that keeps `import
-# checkmate` light.
-SOLVERS: dict[str, tuple[str, str, dict]] = {
-    "auto": ("checkmate.solvers.auto.solver", "Auto", {}),
-    "snapshot": ("checkmate.solvers.auto.solver", "Auto", {}),
-    "state_space": ("checkmate.solvers.exact.a_star", "AStar", {}),
-    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch", {}),
-    "milp": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
-    "milp_cbc": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cbc"}),
-    "milp_scip": ("checkmate.solvers.paper.milp", "MILP", {"engine": "scip"}),
-    "milp_highs": ("checkmate.solvers.paper.milp", "MILP", {"engine": "highs"}),
-    "milp_cp_sat": ("checkmate.solvers.paper.milp", "MILP", {"engine": "cp_sat"}),
-    "retention": ("checkmate.solvers.paper.retention", "Retention", {}),
-    "lp_rounding": ("checkmate.solvers.paper.lp_rounding", "LPRounding", {}),
-    "lp_bound": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "clp"}),
-    "lp_bound_glop": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "glop"}),
-    "lp_bound_pdlp": ("checkmate.solvers.paper.lp_bound", "LPBound", {"engine": "pdlp"}),
-    "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll", {}),
-    "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast", {}),
-    "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN", {}),
-    "chen_greedy": ("checkmate.solvers.baselines.chen", "ChenGreedy", {}),
-    "ap_sqrt_n": (
-        "checkmate.solvers.baselines.chen",
-        "ChenSqrtN",
-        {"forms": ("ap",), "name": "ap_sqrt_n"},
-    ),
-    "ap_greedy": (
-        "checkmate.solvers.baselines.chen",
-        "ChenGreedy",
-        {"forms": ("ap",), "name": "ap_greedy"},
-    ),
-    "linearized_sqrt_n": (
-        "checkmate.solvers.baselines.chen",
-        "ChenSqrtN",
-        {"forms": ("linearized",), "name": "linearized_sqrt_n"},
-    ),
-    "linearized_greedy": (
-        "checkmate.solvers.baselines.chen",
-        "ChenGreedy",
-        {"forms": ("linearized",), "name": "linearized_greedy"},
-    ),
-    "revolve": ("checkmate.solvers.baselines.revolve", "Revolve", {}),
-    "min_cut": ("checkmate.solvers.baselines.min_cut", "MinCut", {}),
-    "dtr": ("checkmate.solvers.baselines.dtr", "DTR", {}),
+SOLVERS: dict[str, tuple[str, str]] = {
+    "auto": ("checkmate.solvers.auto.solver", "Auto"),
+    "state_space": ("checkmate.solvers.exact.a_star", "AStar"),
+    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch"),
+    "milp": ("checkmate.solvers.paper.milp", "MILP"),
+    "retention": ("checkmate.solvers.paper.retention", "Retention"),
+    "lp_rounding": ("checkmate.solvers.paper.lp", "LPRounding"),
+    "lp_bound": ("checkmate.solvers.paper.lp", "LPBound"),
+    "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll"),
+    "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast"),
+    "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN"),
+    "chen_greedy": ("checkmate.solvers.baselines.chen", "ChenGreedy"),
+    "revolve": ("checkmate.solvers.baselines.revolve", "Revolve"),
+    "min_cut": ("checkmate.solvers.baselines.min_cut", "MinCut"),
+    "dtr": ("checkmate.solvers.baselines.dtr", "DTR"),
 }
+"""Name -> module and class. A solver is imported when it is asked for, so that `import checkmate`
+stays light."""
+
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "milp": ("engine", ("cbc", "scip", "highs", "cp_sat")),
+    "lp_rounding": ("engine", ("clp", "glop", "pdlp")),
+    "lp_bound": ("engine", ("clp", "glop", "pdlp")),
+    "chen_sqrt_n": ("form", ("ap", "linearized")),
+    "chen_greedy": ("form", ("ap", "linearized")),
+}
+"""Name -> argument of the class that may follow the name after a colon ("milp:scip"), and its
+values."""
+
+SPELLINGS = (
+    *SOLVERS,
+    *(f"{name}:{value}" for name, (_, values) in OPTIONS.items() for value in values),
+)
+"""Everything that `solve(solver=...)` accepts as text."""
+
+
+def solver_list() -> str:
+    """Returns the names of all solvers with their options, for help and errors."""
+    return ", ".join(
+        f"{name}[:{'|'.join(OPTIONS[name][1])}]" if name in OPTIONS else name for name in SOLVERS
+    )
 
 
 def make_solver(solver: str | Solver) -> Solver:
-    """Returns the solver of this name, or the object itself. Raises `SolverUnavailableError` naming
-    the known ones."""
+    """Returns the solver of this name ("auto", "milp:scip"), or the object itself. Raises
+    `SolverUnavailableError` with the known ones."""
     if not isinstance(solver, str):
         if not callable(getattr(solver, "run", None)):
             raise SolverUnavailableError(
-                f"{solver!r} is no solver: give a name ({', '.join(SOLVERS)}) or an object with"
+                f"{solver!r} is no solver: give a name ({solver_list()}) or an object with"
                 " run(search)."
             )
         return solver
     key = solver.lower().replace("-", "_")
-    if key not in SOLVERS:
-        raise SolverUnavailableError(f"There is no solver {solver!r}. Known: {', '.join(SOLVERS)}.")
-    module, name, arguments = SOLVERS[key]
-    return getattr(importlib.import_module(module), name)(**arguments)
+    if key not in SPELLINGS:
+        close = difflib.get_close_matches(key, SPELLINGS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise SolverUnavailableError(
+            f"There is no solver {solver!r}.{hint} Known: {solver_list()}."
+        )
+    name, _, value = key.partition(":")
+    module, kind = SOLVERS[name]
+    options = {OPTIONS[name][0]: value} if value else {}
+    return getattr(importlib.import_module(module), kind)(**options)
 
 
 def solve(
@@ -108,7 +111,8 @@ def solve(
       graph: The problem.
       budget: A number of bytes, "6GiB", or "60%" of the plain step's peak. It counts
         `graph.fixed_bytes`.
-      solver: A name (see `SOLVERS`) or an object with `run(search)`.
+      solver: A name of `SOLVERS`, for some with an option after a colon ("milp:scip"), or an object
+        with `run(search)`.
       time_limit_s: Wall-clock seconds after which the best plan found so far is the answer.
       deterministic: No clock is read, and `time_limit_s` not looked at: solvers stop at their own
         limits of work, so that the same question has the same plan on a busy machine as on an idle
@@ -125,7 +129,7 @@ def solve(
     Raises:
       InfeasibleBudgetError: No plan exists.
       NoPlanFoundError: The solver found none, and nothing is proven.
-      SolverUnavailableError: Unknown solver, or its package is missing.
+      SolverUnavailableError: The solver is not known.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
       GraphError: What was given is no graph.
@@ -160,9 +164,7 @@ def solve(
     if search.plan is None:
         lowest = floor(graph)
         if budget_bytes < lowest.bytes:
-            return _refuse(
-                _below_floor(graph, budget_bytes, lowest.bytes, lowest.op), search, name, throw
-            )
+            return _refuse(_below_floor(graph, budget_bytes, lowest), search, name, throw)
         try:
             engine.run(search)
         except KeyboardInterrupt:
@@ -181,27 +183,20 @@ def solve(
             )
     if search.plan is None:
         if search.infeasible:
-            refusal = InfeasibleBudgetError(
+            refusal: InfeasibleBudgetError | NoPlanFoundError = InfeasibleBudgetError(
                 f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget"
                 " or use a smaller batch.",
                 budget_bytes=budget_bytes,
                 floor_bytes=budget_bytes + 1,
             )
-            return _refuse(refusal, search, name, throw)
-        none = (
-            _not_found(search, name, plain.peak_bytes)
-            if getattr(engine, "makes_plans", True)
-            else _only_bounds(search, name)
-        )
-        return _refuse(none, search, name, throw)
-    status = (
-        SolveStatus.OPTIMAL
-        if search.optimal
-        else SolveStatus.INTERRUPTED
-        if interrupted
-        else SolveStatus.FEASIBLE
-    )
-    return _result(status, search, name)
+        elif getattr(engine, "makes_plans", True):
+            refusal = _not_found(search, name, plain.peak_bytes)
+        else:
+            refusal = _only_bounds(search, name)
+        return _refuse(refusal, search, name, throw)
+    if search.optimal:
+        return _result(SolveStatus.OPTIMAL, search, name)
+    return _result(SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE, search, name)
 
 
 def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
@@ -215,17 +210,8 @@ def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
     )
     bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
-    return SolveResult(
-        status,
-        search.graph,
-        search.budget_bytes,
-        search.plan,
-        search.timeline,
-        bound,
-        stats,
-        covers,
-        search.given_order_bound,
-    )
+    problem, plan = (search.graph, search.budget_bytes), (search.plan, search.timeline)
+    return SolveResult(status, *problem, *plan, bound, stats, covers, search.given_order_bound)
 
 
 def _refuse(
@@ -233,29 +219,20 @@ def _refuse(
 ) -> SolveResult:
     if throw:
         raise error
-    return _result(
-        (
-            SolveStatus.INFEASIBLE
-            if isinstance(error, InfeasibleBudgetError)
-            else SolveStatus.NOT_FOUND
-        ),
-        search,
-        name,
-    )
+    proven = isinstance(error, InfeasibleBudgetError)
+    return _result(SolveStatus.INFEASIBLE if proven else SolveStatus.NOT_FOUND, search, name)
 
 
-def _below_floor(
-    graph: DFGraph, budget_bytes: int, floor_bytes: int, op: int
-) -> InfeasibleBudgetError:
-    name = graph.ops[op].name
+def _below_floor(graph: DFGraph, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
+    name = graph.ops[lowest.op].name
     return InfeasibleBudgetError(
-        f"No plan fits {format_bytes(budget_bytes)}: op {op} {name!r} with its inputs and what must"
-        f" stay in memory needs {format_bytes(floor_bytes)},"
-        f" {format_bytes(floor_bytes - budget_bytes)} too much. Raise the budget or use a smaller"
+        f"No plan fits {format_bytes(budget_bytes)}: op {lowest.op} {name!r} with its inputs and"
+        f" what must stay in memory needs {format_bytes(lowest.bytes)},"
+        f" {format_bytes(lowest.bytes - budget_bytes)} too much. Raise the budget or use a smaller"
         " batch.",
         budget_bytes=budget_bytes,
-        floor_bytes=floor_bytes,
-        op=op,
+        floor_bytes=lowest.bytes,
+        op=lowest.op,
         op_name=name,
     )
 

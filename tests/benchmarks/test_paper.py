@@ -172,7 +172,7 @@ def test_traced_graphs_are_those_of_the_step(branched):
 
 def test_sweep_has_every_method_beside_ours():
     graph = replace(chain(6), name="chain6")
-    solvers = ("ap_sqrt_n", "checkpoint_last")
+    solvers = ("chen_sqrt_n:ap", "checkpoint_last")
     rows = list(paper_overheads.sweep(graph, solvers, (0.4, 0.8), 10, batch=1))
     assert [row["budget_bytes"] for row in rows] == sorted(
         (row["budget_bytes"] for row in rows), reverse=True
@@ -183,7 +183,7 @@ def test_sweep_has_every_method_beside_ours():
         assert row["overhead"] == result.overhead > 1
         assert set(row["overheads"]) == set(solvers)
         assert all(each >= row["overhead"] for each in row["overheads"].values() if each)
-        its = row["overheads"]["ap_sqrt_n"]
+        its = row["overheads"]["chen_sqrt_n:ap"]
         assert row["best_by_ours"] == (its / row["overhead"] if its else None)
     assert rows[0]["best_by_ours"]
 
@@ -200,15 +200,19 @@ def overheads(ours, **others):
 def test_ratios_are_of_the_budgets_with_a_plan():
     failed = {"table": "overheads", "network": "resnet50", "error": "no memory"}
     (row,) = paper_overheads.ratios(
-        [overheads(1.0, revolve=2.0, ap_greedy=1.5), failed, overheads(1.5, revolve=12.0)]
+        [
+            overheads(1.0, revolve=2.0, **{"chen_greedy:ap": 1.5}),
+            failed,
+            overheads(1.5, revolve=12.0),
+        ]
     )
     assert row["ratios"] == {
-        "ap_sqrt_n": None,
-        "ap_greedy": 1.5,
+        "chen_sqrt_n:ap": None,
+        "chen_greedy:ap": 1.5,
         "revolve": pytest.approx(math.sqrt(2 * 8)),
         "lp_rounding": None,
     }
-    assert row["with_plan"]["ap_greedy"] == 1
+    assert row["with_plan"]["chen_greedy:ap"] == 1
     assert (row["budgets"], row["gap"]) == (2, 0.015)
     cells = paper_overheads.ratio_cells(row)
     assert cells == (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate.core.allocator import Pool
-from checkmate.core.events import LoggedRequest, Program, bursts, learn
+from checkmate.core.events import LoggedRequest, Program, learn, requests_by_node
 from checkmate.core.footprint import Footprint, Kind, Node, Request
 
 
@@ -87,10 +87,9 @@ def test_outputs_of_a_view_lie_in_the_inputs_in_turn_and_in_the_first_where_ther
 def test_what_nobody_reads_is_given_back_at_once():
     steps, results = asked(node("a", sizes=(1, 2)), node("b", "a", (3,)), outputs="b")
     assert steps == [(0, 1), (1, 2), (1, 0), (2, 3), (0, 0)] and results == (2,)
-    assert asked(node("a"), view("v", "a"))[0] == [
-        (0, 100),
-        (0, 0),
-    ], "nor what only a view that nobody reads is of"
+    assert asked(node("a"), view("v", "a"))[0] == [(0, 100), (0, 0)], (
+        "nor what only a view that nobody reads is of"
+    )
 
 
 def test_what_is_resident_takes_nothing():
@@ -129,20 +128,16 @@ def test_an_output_is_written_over_an_input_that_nobody_else_holds():
         (0, 0),
     ], "read later"
     assert asked(node("a"), over, outputs=("a", "b"))[0] == [(0, 100), (1, 100)], "returned"
-    assert asked(node("a"), view("v", "a"), over, node("c", "v", (1,)))[0][1] == (
-        1,
-        100,
-    ), "a view is read later"
+    assert asked(node("a"), view("v", "a"), over, node("c", "v", (1,)))[0][1] == (1, 100), (
+        "a view is read later"
+    )
     assert asked(node("a"), view("v", "a"), node("b", "v", in_place=True), outputs="b")[0] == [
         (0, 100)
     ], "a view is nobody else"
     assert asked(node("a", sizes=(99,)), over, outputs="b")[0][1] == (1, 100), "of another size"
-    assert asked(node("a"), over)[0] == [
-        (0, 100),
-        (1, 100),
-        (1, 0),
-        (0, 0),
-    ], "where nobody reads the output, it is no use"
+    assert asked(node("a"), over)[0] == [(0, 100), (1, 100), (1, 0), (0, 0)], (
+        "where nobody reads the output, it is no use"
+    )
 
 
 def test_of_several_inputs_the_first_that_may_be_is_written_over():
@@ -155,14 +150,9 @@ def test_of_several_inputs_the_first_that_may_be_is_written_over():
         node("d", "a b", (100, 100), in_place=True),
         node("e", "d:0 d:1", (1,)),
     ]
-    assert asked(*two)[0] == [
-        (0, 100),
-        (1, 100),
-        (2, 1),
-        (2, 0),
-        (0, 0),
-        (1, 0),
-    ], "each by one output"
+    assert asked(*two)[0] == [(0, 100), (1, 100), (2, 1), (2, 0), (0, 0), (1, 0)], (
+        "each by one output"
+    )
     assert asked(node("a"), node("b", "a a", in_place=True), outputs="b")[0] == [
         (0, 100),
         (1, 100),
@@ -180,11 +170,9 @@ def test_a_part_shares_the_memory_of_what_it_is_a_part_of():
         (0, 0),
     ]
     assert asked(resident("a"), part, outputs="p", p=none) == ([], ())
-    assert asked(node("a"), part, outputs="p")[0] == [
-        (0, 100),
-        (1, 10),
-        (0, 0),
-    ], "not where it was seen to ask, or was not seen"
+    assert asked(node("a"), part, outputs="p")[0] == [(0, 100), (1, 10), (0, 0)], (
+        "not where it was seen to ask, or was not seen"
+    )
     small = node("p", "b a", (10,), shares=True)
     assert asked(node("a"), node("b", sizes=(50,)), small, outputs="p", p=none) == (
         [(0, 100), (1, 50), (1, 0)],
@@ -200,22 +188,17 @@ def test_a_footprint_says_what_is_asked_for_in_which_order():
     seen = Footprint((Request(7), Request(100, output=0), Request(8)))
     assert asked(node("a"), a=seen)[0] == [(0, 7), (1, 100), (2, 8), (0, 0), (2, 0), (1, 0)]
     expected = node("a", workspace_bytes=9)
-    assert asked(expected, outputs="a")[0] == [
-        (0, 100),
-        (1, 9),
-        (1, 0),
-    ], "outputs, then the workspace, where none tells"
+    assert asked(expected, outputs="a")[0] == [(0, 100), (1, 9), (1, 0)], (
+        "outputs, then the workspace, where none tells"
+    )
     assert asked(expected, outputs="a", a=Footprint((Request(100, output=0),)))[0] == [(0, 100)]
-    assert asked(node("a"), outputs="a", a=Footprint((Request(5),)))[0] == [
-        (0, 5),
-        (0, 0),
-    ], "what no request is for another kernel makes"
+    assert asked(node("a"), outputs="a", a=Footprint((Request(5),)))[0] == [(0, 5), (0, 0)], (
+        "what no request is for another kernel makes"
+    )
     seen = Footprint((Request(5),), in_place=True)
-    assert asked(node("a"), outputs="a", a=seen)[0] == [
-        (0, 5),
-        (1, 100),
-        (0, 0),
-    ], "or it comes last, where it cannot be written over an input"
+    assert asked(node("a"), outputs="a", a=seen)[0] == [(0, 5), (1, 100), (0, 0)], (
+        "or it comes last, where it cannot be written over an input"
+    )
 
 
 def test_a_workspace_is_given_back_when_its_footprint_says():
@@ -281,7 +264,7 @@ def test_a_log_is_told_apart_by_who_asked():
         (None, 77, 0, False),
         ("c", 1, 9, True),
     ]
-    assert bursts(log) == {
+    assert requests_by_node(log) == {
         "a": [
             LoggedRequest(100, True, None),
             LoggedRequest(7, False, 2),
@@ -293,7 +276,7 @@ def test_a_log_is_told_apart_by_who_asked():
         ],  # a thread of a kernel asks without its name
         "c": [LoggedRequest(9, True, None)],
     }
-    assert bursts([]) == {}
+    assert requests_by_node([]) == {}
 
 
 def learnt(nodes, outputs=(), **logged):
@@ -505,7 +488,7 @@ def test_what_is_learnt_from_a_log_says_what_was_logged(problem):
         else:
             places[buffer] = pool.request(size)
             log.append((name, places[buffer], size, is_output))
-    found = learn(whole, bursts(log))
+    found = learn(whole, requests_by_node(log))
     assert whole.events(found) == whole.events(footprints)
 
 
@@ -518,7 +501,7 @@ def test_another_plan_of_the_same_ops_is_told_by_what_was_learnt(problem, data):
         (name, buffer, size, is_output)
         for name, buffer, size, is_output in served(whole, footprints)
     ]
-    found = learn(whole, bursts(log))
+    found = learn(whole, requests_by_node(log))
     kernels = [each for each in whole.nodes if each.kind is Kind.KERNEL]
     again = [
         replace(each, name=f"again{k}")

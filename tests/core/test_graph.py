@@ -22,8 +22,12 @@ from checkmate.core.graph import ancestors
         ({"cost": float("nan")}, "cost nan"),
         ({"cost": float("inf")}, "cost inf"),
         ({"cost": "3"}, "cost '3'"),
-        ({"output_bytes": -4}, "output_bytes -4"),
-        ({"output_bytes": 1.5}, "output_bytes 1.5"),
+        ({"cost": None}, "cost None"),
+        ({"cost": 10**400}, "Op 'bad' has cost 1000"),
+        *(
+            ({"output_bytes": size}, "Op 'bad' has output_bytes .* whole number of bytes")
+            for size in (-4, 1.5, float("nan"), float("inf"), None, "12")
+        ),
         ({"workspace_bytes": -1}, "workspace_bytes -1"),
         ({"deps": (0, 1), "in_place": (1, 1)}, "lists an op twice in in_place"),
         (
@@ -52,14 +56,22 @@ def test_an_op_that_is_none(facts, message):
             {},
             "Op 1 'b' of 6 bytes has op 0 'a' of 4 bytes in in_place, 2 bytes too few",
         ),
-        ((Op("a"),), {"fixed_bytes": -1}, "fixed_bytes is -1"),
-        ((Op("a"),), {"fixed_bytes": 0.5}, "fixed_bytes is 0.5"),
+        *(
+            ((Op("a"),), {"fixed_bytes": size}, "fixed_bytes is .* whole number of bytes")
+            for size in (-1, 0.5, float("nan"), float("inf"), None, "12")
+        ),
+        ((Op("a", output_bytes=2**62), Op("b", output_bytes=2**62)), {}, r"2\^63"),
+        ((Op("a", cost=1e308), Op("b", cost=1e308)), {}, "costs add up"),
     ],
 )
 def test_a_graph_that_is_none(ops, facts, message):
     with pytest.raises(GraphError, match=message) as caught:
         DFGraph(ops, **facts)
     assert isinstance(caught.value, ValueError)
+
+
+def test_sums_just_below_the_limit():
+    assert len(DFGraph((Op("a", output_bytes=2**62), Op("b", output_bytes=2**62 - 1)))) == 2
 
 
 @given(graphs(max_ops=10))

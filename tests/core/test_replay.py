@@ -139,14 +139,14 @@ def test_a_value_that_is_freed_before_the_input_it_lies_in():
 
 def test_the_floor_of_ops_in_place():
     not_in_place = floor(leaky_relu_grad(in_place=()))
-    assert (not_in_place.bytes, not_in_place.held) == (48, (0, 1, 2))
+    assert (not_in_place.bytes, not_in_place.live) == (48, (0, 1, 2))
     graph = leaky_relu_grad(in_place=(1,))
-    assert (floor(graph).bytes, floor(graph).held) == (32, (0, 1))
+    assert (floor(graph).bytes, floor(graph).live) == (32, (0, 1))
     # An input that may run only once and is an output stays beside the value; one that may run
     # again can be brought back.
     assert floor(DFGraph(graph.ops, (1, 2))).bytes == 32
     once = DFGraph((graph.ops[0], replace(graph.ops[1], recomputable=False), graph.ops[2]), (1, 2))
-    assert (floor(once).bytes, floor(once).held) == (48, (0, 1, 2))
+    assert (floor(once).bytes, floor(once).live) == (48, (0, 1, 2))
     # So it does for an op that comes later.
     later = DFGraph((*once.ops, Op("later", (1, 2))), (2,))
     assert floor(later).bytes == 48

@@ -3,6 +3,7 @@
 import pytest
 from checkmate.bench.problems import load
 
+from benchmarks.problems import load
 from checkmate import DFGraph, Op
 from checkmate.plot.layer_names import layer_names
 

@@ -9,6 +9,7 @@ import pytest
 from checkmate.bench.problems import budget_at, load
 from strategies import training_chain
 
+from benchmarks.problems import budget_at, load
 from checkmate import DFGraph, Op, Plan, solve
 from checkmate.plot import page
 from checkmate.plot.usage import stages, usage

@@ -148,7 +148,7 @@ def test_bars_of_layers_end_before_the_frame_and_nothing_saved_has_no_outline(st
 
 
 def test_many_layers_are_grouped_by_how_their_names_begin():
-    from checkmate.bench.problems import budget_at, load
+    from benchmarks.problems import budget_at, load
 
     graph = load("resnet50")
     rows = chosen(

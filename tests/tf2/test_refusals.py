@@ -143,7 +143,7 @@ def test_a_name_that_keras_does_not_know_is_refused(what):
 
 @pytest.mark.parametrize("solver", ["gurobi", 7])
 def test_an_unknown_solver_is_refused_before_tracing(solver):
-    with pytest.raises(SolverUnavailableError, match="snapshot"):
+    with pytest.raises(SolverUnavailableError, match="state_space"):
         compiled(loss=refuses_to_be_called, solver=solver)
 
 

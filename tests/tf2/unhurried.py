@@ -12,4 +12,4 @@ class Unhurried(Auto):
         super().run(search)
 
 
-UNHURRIED = Unhurried(patience=0, rounds=0, states=1000)
+UNHURRIED = Unhurried(max_stalls=0, rounds=0, states=1000)

@@ -11,7 +11,7 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.annealing.arrays import (
-    EVALUATED,
+    IN_STAGES,
     LENGTH,
     OP,
     OVERFLOW,
@@ -20,7 +20,6 @@ from checkmate.solvers.annealing.arrays import (
     empty_order,
     make_problem,
 )
-from checkmate.solvers.annealing.placement import IN_STAGES
 from checkmate.solvers.background import BackgroundTask
 
 LOWEST_PRICE, HIGHEST_PRICE = 1e-4, 100.0
@@ -67,9 +66,7 @@ class Annealer:
     takes some 15 seconds, once per machine.
 
     Args:
-      graph: The problem.
-      budget_bytes: The limit, which counts the fixed bytes.
-      start: Where it is before the first run.
+      start: The order before the first run.
       seed: Of the random numbers. The same arguments and runs give the same orders, as long as no
         run ends early for lack of time.
 
@@ -85,11 +82,11 @@ class Annealer:
         *,
         seed: int = 0,
     ):
-        from checkmate.solvers.annealing import changes, kernel
+        from checkmate.solvers.annealing import kernel, memory
         from checkmate.solvers.annealing.compile import announce_compilation
 
         announce_compilation(kernel.anneal)
-        self._compiled, self._append = kernel.anneal, changes.append
+        self._compiled, self._append = kernel.anneal, memory.append
         self._graph, self._budget = graph, budget_bytes
         self._problem = make_problem(graph)
         self._random = np.array([(0x9E3779B97F4A7C15 * (seed + 1)) % 2**64 or 1], np.uint64)
@@ -98,7 +95,6 @@ class Annealer:
         cost = float(graph.costs[ops].sum()) or 1.0
         self._mean_cost = cost / self.evictable
         self._unit = cost / max(1, int(graph.output_bytes[ops].sum()))
-        self._evaluated = 0
         self._best_cost = np.array([np.inf])
         self._start_from(range(len(graph)) if start is None else start)
         price = self.first_price if self._order.counts[OVERFLOW] else 1.0
@@ -107,10 +103,8 @@ class Annealer:
 
     @property
     def first_price(self) -> float:
-        """The usual price of overflow for a start above the budget, in mean costs of a byte.
-
-        Ten mean costs over the number of ops, as a value is retained for longer where ops are many.
-        """
+        """The usual price of overflow for a start above the budget, in mean costs of a byte. A
+        value is retained for longer where ops are many."""
         return min(1.0, 10.0 / self.evictable)
 
     @property
@@ -120,12 +114,11 @@ class Annealer:
 
     @property
     def best_cost(self) -> float:
-        """Its cost; infinity where there is none."""
         return float(self._best_cost[0])
 
     @property
     def current(self) -> list[int]:
-        """Where the annealer is, within the budget or above it."""
+        """The current order, within the budget or above it."""
         order = self._order
         return order.event[order.sequence[: order.counts[LENGTH]], OP].tolist()
 
@@ -135,18 +128,9 @@ class Annealer:
         length = self._order.counts[LENGTH]
         return self._order.memory[:length] + self._graph.fixed_bytes
 
-    @property
-    def evaluated(self) -> int:
-        """Number of changes so far, made or undone, after each of which memory was exact."""
-        return self._evaluated + int(self._order.counts[EVALUATED])
-
     def run(self, run: AnnealingRun, seconds_left: Callable[[], float] = lambda: np.inf) -> bool:
-        """Makes one run from its start; cools down faster where time is short.
-
-        Returns:
-          Whether all proposals were made.
-        """
-        self._evaluated = self.evaluated
+        """Makes one run from its start; cools faster where time is short. False if it was cut
+        short."""
         self._start_from(run.start)
         if run.price is not None:
             self._price[PRICE] = run.price * self._unit
@@ -159,15 +143,12 @@ class Annealer:
             spent = time.monotonic() - started
             progress = min(1.0, max(done / proposals, spent / available if done else 0.0))
             price_changes = max(1.0, 2 * (done / progress if done else proposals) / self.evictable)
-            rise = (
-                PRICE_RISE
-                if run.price is None
-                else max(PRICE_RISE, SHORT_RUN_RISE ** (1 / price_changes))
-            )
+            rise = PRICE_RISE
+            if run.price is not None:
+                rise = max(rise, SHORT_RUN_RISE ** (1 / price_changes))
             self._price[RISE] = min(rise, run.growth ** (1 / price_changes))
-            self._anneal(
-                run, run.hot * (run.cold / run.hot) ** progress, min(chunk, proposals - done)
-            )
+            temperature = run.hot * (run.cold / run.hot) ** progress
+            self._anneal(run, temperature, min(chunk, proposals - done))
             done += chunk
         return done >= proposals
 
@@ -179,33 +160,22 @@ class Annealer:
         self._append(self._problem, self._order, np.array(start, np.int64))
 
     def _anneal(self, run: AnnealingRun, temperature: float, proposals: int) -> None:
-        self._compiled(
-            self._problem,
-            self._order,
-            self._best,
-            self._best_cost,
-            self._random,
-            self._price,
-            temperature * self._mean_cost,
-            run.placement,
-            run.only_move,
-            proposals,
-        )
+        state = self._problem, self._order, self._best, self._best_cost, self._random, self._price
+        hot = temperature * self._mean_cost
+        self._compiled(*state, hot, run.placement, run.only_move, proposals)
 
 
 def in_background(make: Callable[[], Any]) -> BackgroundTask:
     """Makes annealers in a background task, as the first one may have to be compiled."""
-    return BackgroundTask(
-        make,
-        use="Waiting for the annealer's code, which is compiled once on a machine, in some 15 s.",
-    )
+    use = "Waiting for the annealer's code, which is compiled once on a machine, in some 15 s."
+    return BackgroundTask(make, use=use)
 
 
 class AnnealingTask(BackgroundTask):
     """Runs one after another, in a thread.
 
     Args:
-      annealer: Used by nobody else until the task ends.
+      annealer: For this task alone until it ends.
       runs: Taken one by one. A run begins with the cheapest order of the task instead of its own
         start where it has no start.
       seconds_left: Of the search.
@@ -230,7 +200,6 @@ class AnnealingTask(BackgroundTask):
         super().__init__(self._run_all, must_end=False)
 
     def stop(self) -> None:
-        """Ends the task within milliseconds."""
         self._stopped = True
         self.wait()
 

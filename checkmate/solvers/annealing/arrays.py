@@ -12,7 +12,15 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 
-DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, TAKEN_BY = range(8)
+IN_STAGES, REPEATS_ANYWHERE, IN_ANY_ORDER = range(3)
+"""Placements of evaluations by the move set.
+
+IN_STAGES: recomputations stand in stage form (see `StagePlan`), as those of the start must.
+REPEATS_ANYWHERE: recomputations stand anywhere. IN_ANY_ORDER: first evaluations move, too.
+"""
+
+
+DEPS, USERS, BEFORE, AFTER, OVERWRITES, OVERWRITTEN_BY, IN_PLACE, REUSED_BY = range(8)
 """Rows of `Problem.starts`: eight relations between ops, each with its reverse."""
 
 OP, PREVIOUS, NEXT, LAST, REPEAT, HOSTS = range(6)
@@ -21,10 +29,10 @@ reads its value (itself when none does, END when it is kept to the end), its pla
 `Order.repeats` (-1 for the op's first evaluation), and how many of its in_place deps it reads last:
 where there is one, it runs in place, and its value counts for nothing at its own position."""
 
-LENGTH, FREE, REPEATS, OVERFLOW, BUDGET, KEPT, CHANGES, EVALUATED = range(8)
+LENGTH, FREE, REPEATS, OVERFLOW, BUDGET, KEPT, CHANGES = range(7)
 """Entries of `Order.counts`: evaluations, unused rows, repeated evaluations, bytes above the budget
-summed over positions, the budget, bytes in use after the last evaluation, entries of the journal,
-changes made and undone so far."""
+summed over positions, the budget, bytes in use after the last evaluation, and entries of the
+journal."""
 
 INSERTED, REMOVED, SHIFTED = range(3)
 """Kinds of journal entries."""
@@ -35,8 +43,8 @@ value, the factor by which it rises every n / 2 proposals, n ops being evictable
 % of them left the order within the budget (and twice as fast it falls when more than 30 % did),
 proposals since it was last looked at, and how many of those left the order within the budget."""
 
-TOGETHER = 64
-"""Most evaluations that one step of a proposal adds or takes back."""
+STACK_SIZE = 64
+"""Largest number of evaluations that one step of a proposal adds or removes."""
 
 END = -2
 NONE = -1
@@ -62,8 +70,8 @@ class Problem(NamedTuple):
 class Order(NamedTuple):
     """The state; see the module's constants for columns and entries.
 
-    `sequence` and `memory` go by position, `position` and `event` by evaluation, `ends` by op;
-    `stacks` are for whom they serve at the moment.
+    `sequence` and `memory` are indexed by position, `position` and `event` by evaluation, `ends` by
+    op; `stacks` are scratch memory.
     """
 
     sequence: np.ndarray
@@ -80,7 +88,6 @@ class Order(NamedTuple):
 
 
 def make_problem(graph: DFGraph) -> Problem:
-    """Returns the graph as arrays."""
     n = len(graph)
     forward = [
         graph.deps,
@@ -121,9 +128,8 @@ def make_problem(graph: DFGraph) -> Problem:
 
 
 def empty_order(graph: DFGraph, budget_bytes: int, capacity: int) -> Order:
-    """Returns an order without evaluations, which takes so many."""
     n = len(graph)
-    count = np.zeros(8, np.int64)
+    count = np.zeros(7, np.int64)
     count[FREE], count[BUDGET] = capacity, budget_bytes - graph.fixed_bytes
     return Order(
         np.zeros(capacity, np.int64),
@@ -136,5 +142,5 @@ def empty_order(graph: DFGraph, budget_bytes: int, capacity: int) -> Order:
         np.zeros((4096, 3), np.int64),
         count,
         np.zeros(1),
-        np.zeros((2, TOGETHER), np.int64),
+        np.zeros((2, STACK_SIZE), np.int64),
     )

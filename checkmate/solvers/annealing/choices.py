@@ -1,5 +1,4 @@
-"""What the proposals choose from: positions that are full, values held there, places where an op
-can run.
+"""Choices of the proposals: positions over the budget, values held there, places for an op.
 
 This file imports numba: import it inside functions only.
 """
@@ -43,13 +42,12 @@ def draw(random, n):
 
 @inner
 def chance(random, share):
-    """True in this share of the cases."""
     return draw(random, 1 << 30) < share * (1 << 30)
 
 
 @inner
 def full_position(order, random):
-    """A position over the budget by chance, any position when there is none."""
+    """A random position over the budget; any position if there is none."""
     length = order.counts[LENGTH]
     if order.counts[OVERFLOW] > 0:
         for _ in range(8):
@@ -62,7 +60,6 @@ def full_position(order, random):
 
 @inner
 def reads(problem, order, position, i):
-    """Whether the evaluation at a position reads op i."""
     at = order.event[order.sequence[position], OP]
     found = False
     for k in range(problem.starts[DEPS, at], problem.starts[DEPS, at + 1]):
@@ -135,7 +132,7 @@ def last_use(problem, order, e, position):
 
 @inner
 def sooner(problem, order, random, i, position, use):
-    """Where op i may run again after a position for a use: mostly right before that, else where an
+    """A position at which op i may run again for a use: mostly right before it, else where an
     input is in memory for the last time."""
     first, many = problem.starts[DEPS, i], problem.starts[DEPS, i + 1] - problem.starts[DEPS, i]
     if many == 0 or draw(random, 2):
@@ -146,8 +143,8 @@ def sooner(problem, order, random, i, position, use):
 
 @inner
 def place(order, i, position):
-    """Where stage form puts a repeated evaluation of op i in the stage around a position; NONE
-    where it runs there already."""
+    """The position of a repeated evaluation of op i in the stage around a position, in stage form;
+    NONE if it runs there already."""
     sequence, event = order.sequence, order.event
     p = position
     while p < order.counts[LENGTH] and event[sequence[p], REPEAT] >= 0:

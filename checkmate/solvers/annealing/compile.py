@@ -1,5 +1,4 @@
-"""How numba compiles the functions of this room. Importing this imports numba, which takes a
-moment: do it inside functions only.
+"""Compilation by numba, with a cache. This file imports numba: import it inside functions only.
 
 The machine code is kept in numba's cache: beside the sources, or in the user's cache folder where
 that cannot be written. The first search on a machine compiles it, which takes some 15 seconds of

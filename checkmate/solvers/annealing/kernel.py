@@ -4,7 +4,7 @@ A state may be over the budget. Its energy is its cost plus a price for the over
 begins low, so that the cheapest ways to save memory are taken first, rises slowly until states fit,
 and then keeps the search crossing the border of what fits. `proposals` has the ways to change it.
 
-This file imports numba: import it inside functions only. Whoever calls `anneal` first compiles it,
+This file imports numba: import it inside functions only. The first call of `anneal` compiles it,
 for some 15 seconds; later processes load machine code from numba's cache (see `compile`).
 
 Source: simulated annealing for rematerialization with re-ordering is FastSA's idea ("A fast
@@ -20,6 +20,7 @@ import numpy as np
 from checkmate.solvers.annealing.arrays import (
     CHANGES,
     FITTED,
+    IN_ANY_ORDER,
     LEAST,
     LENGTH,
     MOST,
@@ -30,16 +31,14 @@ from checkmate.solvers.annealing.arrays import (
     RISE,
     SEEN,
 )
-from checkmate.solvers.annealing.changes import undo
 from checkmate.solvers.annealing.choices import chance, draw
 from checkmate.solvers.annealing.compile import entry, inner
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER
+from checkmate.solvers.annealing.memory import undo
 from checkmate.solvers.annealing.proposals import energy, evict, move, release, slide
 
 
 @inner
 def propose(problem, order, random, placement, only_move, price, ceiling):
-    """Changes the order by one of the moves."""
     if placement == IN_ANY_ORDER and (only_move or chance(random, 0.4)):
         move(problem, order, random)
         return
@@ -63,16 +62,15 @@ def propose(problem, order, random, placement, only_move, price, ceiling):
 def anneal(
     problem, order, best, best_cost, random, price, temperature, placement, only_move, proposals
 ):
-    """Makes so many proposals and keeps the cheapest order within the budget in `best`.
+    """Makes this many proposals and keeps the cheapest order within the budget in `best`.
 
     Args:
       best: (capacity + 1,) int64: the number of evaluations, or -1, and the ops in order. Changed
-        in place.
-      best_cost: (1,) its cost. Changed in place.
-      random: (1,) uint64, not zero. Changed in place.
-      price: (6,) see `PRICE`. Changed in place, unless `only_move`.
+        in place, like the next three.
+      best_cost: (1,) its cost.
+      random: (1,) uint64, not zero.
+      price: (6,) see `PRICE`; unchanged if `only_move`.
       temperature: In the unit of costs.
-      placement: That of the annealer.
       only_move: Nothing is recomputed.
     """
     count, event = order.counts, order.event

@@ -28,28 +28,23 @@ class LocalSearch:
     name = "local_search"
 
     def run(self, search: Search) -> None:
-        """Offers plans until the rounds or the time are over."""
-
-        def out_of_time() -> bool:
-            return search.remaining_s <= 0
-
         stages = StagePlan(search.graph)
-        Repair(stages, search.budget_bytes, out_of_time).run()
-        trim(stages, search.budget_bytes, out_of_time=out_of_time)
+        Repair(stages, search.budget_bytes, search.out_of_time).run()
+        trim(stages, search.budget_bytes, out_of_time=search.out_of_time)
         search.offer(stages.plan(), by="greedy")
         start = stages.evaluations()
         making = in_background(
             lambda: Annealer(search.graph, search.budget_bytes, start, seed=self.seed)
         )
         annealer = making.result(search.at_most(search.remaining_s))
-        fruitless, best_cost = 0, float("inf")
+        stalls, best_cost = 0, float("inf")
         for number in range(self.rounds if annealer else 0):
             hot = 0.3 if number else 1.0  # a good start is not to be lost
             run = AnnealingRun(start, self.proposals << number, hot=hot)
             annealer.run(run, lambda: search.remaining_s)
-            fruitless += 1
+            stalls += 1
             if annealer.best is not None and annealer.best_cost < best_cost:
-                start, best_cost, fruitless = annealer.best, annealer.best_cost, 0
+                start, best_cost, stalls = annealer.best, annealer.best_cost, 0
                 search.offer(Plan.from_order(search.graph, start), by="annealing")
-            if search.optimal or out_of_time() or fruitless == 2:
+            if search.optimal or search.out_of_time() or stalls == 2:
                 return

@@ -27,6 +27,7 @@ from checkmate.solvers.annealing.arrays import (
     CHANGES,
     DEPS,
     FREE,
+    IN_STAGES,
     LAST,
     LENGTH,
     NONE,
@@ -36,10 +37,9 @@ from checkmate.solvers.annealing.arrays import (
     PRICE,
     REPEAT,
     REPEATS,
-    TOGETHER,
+    STACK_SIZE,
     USERS,
 )
-from checkmate.solvers.annealing.changes import insert, remove, shift
 from checkmate.solvers.annealing.choices import (
     chance,
     draw,
@@ -55,19 +55,17 @@ from checkmate.solvers.annealing.choices import (
     window,
 )
 from checkmate.solvers.annealing.compile import inner
-from checkmate.solvers.annealing.memory import end_of, latest
-from checkmate.solvers.annealing.placement import IN_STAGES
+from checkmate.solvers.annealing.memory import end_of, insert, latest, remove, shift
 
-DRAGGED = 16
+MAX_DRAGGED = 16
 """Most evaluations that follow one that moves."""
 
-MANY_CHANGES = 1024
-"""A proposal with so many changes goes no further; the journal has room for more."""
+MAX_CHANGES = 1024
+"""Changes at which a proposal ends; the journal has room for more."""
 
 
 @inner
 def sort(numbers, many):
-    """Sorts the first so many numbers."""
     for k in range(1, many):
         p = k
         while p > 0 and numbers[p - 1] > numbers[p]:
@@ -112,7 +110,7 @@ def run_again(problem, order, random, i, position, since, placement, affordable)
                 members[many] = d
                 many += 1
                 affordable -= problem.costs[d]
-    if affordable < 0 or count[FREE] < many or count[CHANGES] + many > MANY_CHANGES:
+    if affordable < 0 or count[FREE] < many or count[CHANGES] + many > MAX_CHANGES:
         return False
     sort(members, many)
     for k in range(many):
@@ -129,20 +127,20 @@ def run_again(problem, order, random, i, position, since, placement, affordable)
 
 @inner
 def release(problem, order, e):
-    """Takes back a repeated evaluation, and those of its inputs that nobody reads then."""
+    """Removes a repeated evaluation, and those of its inputs that nothing reads then."""
     stack = order.stacks[1]
     stack[0] = e
     many = 1
     while many:
         many -= 1
         e = stack[many]
-        if order.event[e, REPEAT] < 0 or order.counts[CHANGES] > MANY_CHANGES:
+        if order.event[e, REPEAT] < 0 or order.counts[CHANGES] > MAX_CHANGES:
             continue
         i, position = order.event[e, OP], order.position[e]
         remove(problem, order, e)
         for k in range(problem.starts[DEPS, i], problem.starts[DEPS, i + 1]):
             g = latest(order, problem.links[k], position)
-            if order.event[g, LAST] == g and order.event[g, REPEAT] >= 0 and many < TOGETHER:
+            if order.event[g, LAST] == g and order.event[g, REPEAT] >= 0 and many < STACK_SIZE:
                 known = False
                 for m in range(many):
                     known |= stack[m] == g
@@ -153,8 +151,7 @@ def release(problem, order, e):
 
 @inner
 def release_unread(problem, order, i):
-    """Takes back what was run again for op i alone and is read no more, one evaluation of each
-    input."""
+    """Removes one evaluation of each input that ran again for op i alone and is read no more."""
     event = order.event
     for k in range(problem.starts[DEPS, i], problem.starts[DEPS, i + 1]):
         g = order.ends[problem.links[k], 1]
@@ -177,7 +174,6 @@ def relocate(problem, order, e, target):
 
 @inner
 def energy(order, price):
-    """Cost and priced overflow."""
     return order.cost[0] + price[PRICE] * order.counts[OVERFLOW]
 
 
@@ -262,7 +258,7 @@ def move(problem, order, random):
     stack = order.stacks[1]
     stack[0] = e
     many = 1
-    dragged = 1 + (draw(random, 2) * DRAGGED >> draw(random, 4))
+    dragged = 1 + (draw(random, 2) * MAX_DRAGGED >> draw(random, 4))
     while many and order.counts[CHANGES] < dragged:
         many -= 1
         f = stack[many]
@@ -276,7 +272,7 @@ def move(problem, order, random):
             to = high if relation == DEPS else low
             if (to > order.position[other]) if relation == DEPS else (to < order.position[other]):
                 relocate(problem, order, other, to)
-                if many < TOGETHER:
+                if many < STACK_SIZE:
                     stack[many] = other
                     many += 1
     release_unread(problem, order, event[e, OP])

@@ -20,7 +20,7 @@ small against what is proven."""
 
 @dataclass(frozen=True, slots=True)
 class RelaxedSolution:
-    """What a call of HiGHS returned.
+    """The solution of a relaxation.
 
     Attributes:
       bound: No plan within the budget costs less; infinity where no plan exists.
@@ -87,7 +87,7 @@ def solve_linear(
         if number and bound - before <= 1e-3 * (bound - total):
             break
         P, R = relaxation.fractions(answer.x)
-        chains = violated_chains(relaxation.graph, relaxation.snapshots, P, R, most=cuts_per_round)
+        chains = violated_chains(relaxation.graph, relaxation.snapshots, P, R, limit=cuts_per_round)
         if not any([relaxation.add_cut(chain) for chain in chains]):
             break
     return RelaxedSolution(bound, dropped)

@@ -22,7 +22,7 @@ import numpy as np
 from checkmate.core.graph import DFGraph
 
 VIOLATION = 0.02
-"""Rows are told where they are violated by more than so many evaluations."""
+"""Least violation of a row that is returned, in evaluations."""
 
 NEGLIGIBLE = 1e-9
 
@@ -44,16 +44,14 @@ class Chain:
 
 
 def violated_chains(
-    graph: DFGraph, snapshots: Sequence[int], P: np.ndarray, R: np.ndarray, *, most: int
+    graph: DFGraph, snapshots: Sequence[int], P: np.ndarray, R: np.ndarray, *, limit: int
 ) -> list[Chain]:
-    """Returns the chains whose rows are violated most.
+    """The chains whose rows are violated most, at most `limit`: one for each a, b and last op.
 
     Args:
-      graph: The problem.
       snapshots: Stages t_0 < ... < t_{K-1}.
       P: (K, n) fractions of values in memory at each snapshot.
       R: (K + 1, n) fractions of evaluations in each interval.
-      most: Chains at most, one for each a, b and last op.
     """
     K, n = P.shape
     a, b = (
@@ -77,7 +75,7 @@ def violated_chains(
                 reader[i, more] = j
     excess = np.where(inside, least - runs, 0.0)
     last, pair = np.nonzero(excess > VIOLATION)
-    worst = np.argsort(-excess[last, pair], kind="stable")[:most]
+    worst = np.argsort(-excess[last, pair], kind="stable")[:limit]
     return [_chain(int(last[k]), int(pair[k]), a, b, reader, kept, excess) for k in worst]
 
 

@@ -8,7 +8,7 @@ let
               (snapshot 0: before the step, K + 1: the end of the step)
     A[c] = 1    when op t_c is computed in place at snapshot c
 
-For what op t_c may overwrite (`Op.in_place`: deps whose memory its value may take over) P[c, i]
+For what op t_c may overwrite (`Op.in_place`: deps whose memory its value may reuse) P[c, i]
 says whether it is *still* there: in memory when the values that are freed right after op t_c are
 gone, before anything else runs.
 
@@ -63,9 +63,9 @@ And where op i is read by op j alone, is no output, and j reads nothing else and
 never kept once j exists (P[c, i] = 0 for j < t_c) and runs again exactly when j does (R[c, i] =
 R[c, j] for j <= t_{c-1}): in P and R replace "i computed in c', kept until c'', j computed after
 it" by "j computed in c', kept until c''", which needs no more bytes and costs no more. In place,
-too: where op t_c took over the memory of j while i was kept, it does so no more when j is kept
+too: where op t_c reused the memory of j while i was kept, it does so no more when j is kept
 instead. Its bytes are at most those of j, these at most those of i, which go; and where t_c is j
-itself, it now takes over the memory of i or does as before.
+itself, it now reuses the memory of i or does as before.
 
 Source: the problem is that of Checkmate (Jain et al., MLSys 2020), equation 1. One snapshot is the
 knapsack with a recomputation closure behind min-cut rematerialization; several are its
@@ -83,7 +83,7 @@ import numpy as np
 
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.auto.cuts import Chain
-from checkmate.solvers.auto.rows import ONE, ZERO, Rows
+from checkmate.solvers.backends.matrices import MatrixProblem
 from checkmate.solvers.local.stage_plan import last_stages
 from checkmate.units import format_bytes
 
@@ -123,11 +123,10 @@ class Relaxation:
 
     @property
     def label(self) -> str:
-        """Its name in reports of bounds."""
         return f"{len(self.snapshots)} snapshot{'s' * (len(self.snapshots) > 1)}"
 
     def why_infeasible(self) -> str:
-        """What it means that there is no P and R: the end of a sentence."""
+        """The end of a sentence about a relaxation without P and R."""
         names = " and ".join(f"op {t} {self.graph.ops[t].name!r}" for t in self.snapshots)
         return (
             f"whatever is recomputed, the values that must be in memory when {names}"
@@ -208,7 +207,6 @@ class Relaxation:
     def _kept(
         self, c: int, keepable: list[int], useful: np.ndarray, stands_for: list[int]
     ) -> list[int]:
-        """Adds the variables P[c]."""
         graph, end, overwritable = self.graph, self.snapshots[c], self._may_overwrite[c]
         later = _ancestors_of(graph, keepable) if overwritable else useful
         P = [ZERO] * len(graph)
@@ -261,14 +259,13 @@ class Relaxation:
 
 
 def _unit(costs: np.ndarray) -> int:
-    """Returns what divides all costs, and so the cost of every plan; 0 unless all are whole
-    numbers."""
+    """The greatest common divisor of all costs; 0 unless all are whole numbers."""
     whole = costs.size and costs.max() < 2**40 and bool((costs == np.floor(costs)).all())
     return math.gcd(*costs.astype(np.int64).tolist()) if whole else 0
 
 
 def _stands_for(graph: DFGraph) -> list[int]:
-    """Returns for each op i the op j that is kept in its place (second reduction), or -1."""
+    """For each op i the op j that is kept instead (second reduction), or -1."""
     outputs = set(graph.outputs)
     stands_for = [-1] * len(graph)
     for i, users in enumerate(graph.users):
@@ -280,7 +277,7 @@ def _stands_for(graph: DFGraph) -> list[int]:
 
 
 def _ancestors_of(graph: DFGraph, seeds: Iterable[int]) -> np.ndarray:
-    """Returns (n,) bool: the seeds and everything that they depend on."""
+    """(n,) bool: the seeds and everything that they depend on."""
     marked = np.zeros(len(graph), dtype=bool)
     stack = list(set(seeds))
     marked[stack] = True
@@ -290,3 +287,64 @@ def _ancestors_of(graph: DFGraph, seeds: Iterable[int]) -> np.ndarray:
                 marked[d] = True
                 stack.append(d)
     return marked
+
+
+ZERO, ONE = -1, -2
+"""Variables that are fixed. Other variables are column numbers."""
+
+
+class Rows:
+    """Minimize cost @ x subject to matrix @ x <= upper, 0 <= x <= 1.
+
+    Attributes:
+      cost: Of each column.
+      binary: Whether each column is declared binary.
+      upper: The limit of each row.
+      infeasible: A row without variables does not hold.
+    """
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.binary: list[bool] = []
+        self.upper: list[float] = []
+        self._starts, self._columns = [0], list[int]()
+        self._values: list[float] = []
+        self.infeasible = False
+
+    def variable(self, cost: float, *, binary: bool) -> int:
+        self.cost.append(cost)
+        self.binary.append(binary)
+        return len(self.cost) - 1
+
+    def at_most(self, terms: list[tuple[int, float]], upper: float) -> None:
+        """Adds the row sum of value * x[column] <= upper. All columns are variables."""
+        self._columns += [column for column, _ in terms]
+        self._values += [value for _, value in terms]
+        self._starts.append(len(self._columns))
+        self.upper.append(upper)
+
+    def implies(self, x: int, a: int, b: int) -> None:
+        """Adds the row x <= a + b, unless it always holds."""
+        if ONE in (a, b) or x == ZERO or x in (a, b):
+            return
+        terms = [(k, v) for k, v in ((x, 1.0), (a, -1.0), (b, -1.0)) if k >= 0]
+        if not terms:
+            self.infeasible = True
+            return
+        if a == b >= 0:
+            terms.pop()
+        self.at_most(terms, -1.0 if x == ONE else 0.0)
+
+    def problem(self, *, scale: float, integer: bool) -> MatrixProblem:
+        columns = len(self.cost)
+        return MatrixProblem(
+            cost=np.array(self.cost) * scale,
+            lower=np.zeros(columns),
+            upper=np.ones(columns),
+            integer=np.array(self.binary) if integer else np.zeros(columns, bool),
+            start=np.array(self._starts, np.int32),
+            column=np.array(self._columns, np.int32),
+            value=np.array(self._values),
+            row_lower=np.full(len(self.upper), -np.inf),
+            row_upper=np.array(self.upper),
+        )

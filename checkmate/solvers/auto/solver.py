@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from checkmate.solvers.auto.annealing_loop import AnnealingLoop
 from checkmate.solvers.auto.bounds import RelaxedSolution, solve_integer, solve_linear
-from checkmate.solvers.auto.improver import Improver, search_cost
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.backends import scipy
 from checkmate.solvers.background import BackgroundTask
@@ -54,7 +54,7 @@ class Auto:
     Args:
       gap: The search ends when the plan is proven to be within this share of the cheapest.
       steps: How often the plan will run, where costs are seconds: the search ends when what a
-        cheaper plan could save in so many runs is no more than the time that the search has lasted.
+        cheaper plan could save in these runs is no more than the time that the search has lasted.
         Infinity where costs are not seconds, or a search always pays.
       greedy_ops: Ops up to which greedy repair of the plain step comes first. Its time grows faster
         than the graph: 0.3 s at 500 ops, 5 s at 2,000.
@@ -64,9 +64,10 @@ class Auto:
         worth.
       states: Of A*, where its first slice proves about as much as the relaxation.
       nodes: Branch-and-bound nodes of an integer program at most.
-      many: Snapshots added at a time, while the plan is more than 1 % above the bound. One at a
-        time gives `resnet50` a bound of +17.7 instead of +18.4 % (`Auto(many=1)` at f = 0.1, 15 s).
-      patience: Relaxations, and rounds of annealing, that may fail to help in a row.
+      snapshots_per_round: Added at a time, while the plan is more than 1 % above the bound. One at
+        a time gives `resnet50` a bound of +17.7 instead of +18.4 % (`Auto(snapshots_per_round=1)`
+        at f = 0.1, 15 s).
+      max_stalls: Relaxations, and rounds of annealing, that may fail to help in a row.
       rounds: Rounds of annealing at most, in a search that reads no clock; 0 for no annealing.
       seed: Of the random numbers.
     """
@@ -78,26 +79,23 @@ class Auto:
     exact_share: float = 0.3
     variables: int = 16000
     nodes: int = 200
-    many: int = 4
-    patience: int = 3
+    snapshots_per_round: int = 4
+    max_stalls: int = 3
     rounds: int = 20
     seed: int = 0
 
     name = "auto"
 
     def run(self, search: Search) -> None:
-        """Offers plans and bounds until one meets the other, nothing helps, or the time is over."""
         _Run(self, search).run()
 
 
 class _Run:
-    """One call of the solver."""
-
     def __init__(self, options: Auto, search: Search):
         self.options, self.search = options, search
         self.stages = StagePlan(search.graph)
         self.plain_bytes = self.stages.stage_bytes[: len(search.graph)].copy()
-        self.improver = Improver(search, rounds=options.rounds, seed=options.seed)
+        self.annealing = AnnealingLoop(search, rounds=options.rounds, seed=options.seed)
 
     def run(self) -> None:
         try:
@@ -106,7 +104,7 @@ class _Run:
                     return
                 part()
         finally:
-            self.improver.stop()
+            self.annealing.stop()
 
     def _greedy(self) -> None:
         if len(self.search.graph) <= self.options.greedy_ops:
@@ -127,22 +125,28 @@ class _Run:
     def _relax(self) -> None:
         """Adds snapshots one by one, each where the last solution overflows most."""
         self._call(scipy.load, np.inf)
-        snapshots, before, fruitless = [int(self.plain_bytes.argmax())], None, 0
-        while fruitless <= self.options.patience and not self._finished():
+        snapshots, before, stalls = [int(self.plain_bytes.argmax())], None, 0
+        while stalls <= self.options.max_stalls and not self._finished():
             relaxation = Relaxation(self.search.graph, self.search.budget_bytes, snapshots)
             if before is not None:
                 if relaxation.size > self.options.variables:
                     return
                 relaxation.adopt_cuts(before)
-            missing = self._missing()
+            gap = self._gap_cost()
             over = self._solve(relaxation)
             if over is None or self._finished():
                 return
-            fruitless = 0 if self._missing() < 0.98 * missing else fruitless + 1
+            stalls = 0 if self._gap_cost() < 0.98 * gap else stalls + 1
             if before is None:
                 self._exact()
-            many = self.options.many if self._missing() > 0.01 * self.search.bound else 1
-            more = fullest(over, snapshots, many) or fullest(self._best_bytes(), snapshots, many)
+            limit = (
+                self.options.snapshots_per_round
+                if self._gap_cost() > 0.01 * self.search.bound
+                else 1
+            )
+            more = worst_overflows(over, snapshots, limit) or worst_overflows(
+                self._best_bytes(), snapshots, limit
+            )
             if not more:
                 return
             snapshots, before = sorted([*snapshots, *more]), relaxation
@@ -169,7 +173,7 @@ class _Run:
         return self._call(lambda: solve_integer(relaxation, seconds=seconds, nodes=nodes), seconds)
 
     def _learn(self, relaxation: Relaxation, solution: RelaxedSolution) -> np.ndarray | None:
-        """Takes the bound, lifts the solution, and offers it, repaired where it overflows."""
+        """Reports the bound, lifts the solution, and offers it, repaired where it overflows."""
         search, label = self.search, relaxation.label
         if np.isinf(solution.bound):
             search.prove_infeasible(relaxation.why_infeasible())
@@ -181,42 +185,38 @@ class _Run:
         lift(self.stages, relaxation.snapshots, solution.dropped)
         over = self.stages.stage_bytes[: len(search.graph)] - float(search.budget_bytes)
         if self.stages.peak_bytes > search.budget_bytes:
-            self.improver.start_from(self.stages.evaluations())
-        if self.stages.cost < search_cost(search):
+            self.annealing.start_from(self.stages.evaluations())
+        if self.stages.cost < search.cost:
             self._repair(by=f"{label}, lifted")
         if search.deterministic and not self._finished():
-            self.improver.round()
+            self.annealing.round()
         return over
 
     def _improve(self) -> None:
-        """Anneals until `patience` rounds in a row found nothing; without a plan, until the end."""
-        self.improver.load()
+        """Anneals until `max_stalls` rounds in a row found nothing; without a plan, until the
+        end."""
+        self.annealing.load()
         while not self._finished() and (
-            self.search.plan is None or self.improver.fruitless <= self.options.patience
+            self.search.plan is None or self.annealing.stalls <= self.options.max_stalls
         ):
             if self.search.deterministic or not self.options.rounds:
-                if not self.improver.round():
+                if not self.annealing.round():
                     return
             else:
                 time.sleep(POLL_S)
-                self.improver.collect()
+                self.annealing.collect()
 
     def _repair(self, *, by: str) -> None:
-        """Brings the stage plan within the budget and offers it, or as far as that went."""
+        """Offers the stage plan, brought within the budget as far as possible."""
         budget = self.search.budget_bytes
-        if Repair(self.stages, budget, self._out_of_time).run():
-            trim(self.stages, budget, out_of_time=self._out_of_time)
+        if Repair(self.stages, budget, self.search.out_of_time).run():
+            trim(self.stages, budget, out_of_time=self.search.out_of_time)
         self.search.offer(self.stages.plan(), by=by)
 
     def _ask(self, solver: Solver) -> None:
         """Offers another solver's plan, as it is, and repaired and trimmed."""
         search = self.search
-        inner = Search(
-            search.graph,
-            search.budget_bytes,
-            time_limit_s=0.1 * search.remaining_s,
-            deterministic=search.deterministic,
-        )
+        inner = search.part(0.1)
         solver.run(inner)
         search.raise_bound(inner.bound, by=inner.proven_by)
         if inner.plan is not None:
@@ -237,43 +237,39 @@ class _Run:
         late = self.search.at_most(1.1 * seconds + 1)
         while task.busy and late > 0 and (self.search.deterministic or not self._finished()):
             task.wait(POLL_S)
-            self.improver.collect()
+            self.annealing.collect()
             late -= POLL_S
         return None if task.busy else task.result()
 
-    def _missing(self) -> float:
-        """What the best plan costs above the bound; twice the bound where there is no plan."""
-        return min(search_cost(self.search), 2 * self.search.bound) - self.search.bound
+    def _gap_cost(self) -> float:
+        """The cost of the best plan above the bound; the bound itself where there is no plan."""
+        return min(self.search.cost, 2 * self.search.bound) - self.search.bound
 
     def _finished(self) -> bool:
         search, options = self.search, self.options
-        proven = search_cost(search) <= search.bound * (1 + options.gap)
-        return bool(search.infeasible) or self._out_of_time() or proven or self._has_paid()
+        proven = search.cost <= search.bound * (1 + options.gap)
+        return bool(search.infeasible) or search.out_of_time() or proven or self._has_paid()
 
     def _has_paid(self) -> bool:
-        """Whether the search has lasted longer than what it can still save in all steps."""
+        """Whether the search has lasted longer than it can still save in all steps."""
         search = self.search
-        saves_s = (search_cost(search) - search.bound) * self.options.steps
+        saves_s = (search.cost - search.bound) * self.options.steps
         return not search.deterministic and saves_s <= search.elapsed_s
 
-    def _out_of_time(self) -> bool:
-        return self.search.remaining_s <= 0
 
-
-def fullest(overflow: np.ndarray, chosen: Sequence[int], many: int) -> list[int]:
-    """Returns the stages that overflow most, the first the fullest.
+def worst_overflows(overflow: np.ndarray, chosen: Sequence[int], limit: int) -> list[int]:
+    """The stages that overflow most, the worst first, at most `limit`.
 
     Args:
       overflow: (n,) bytes above the budget of each stage. Only stages above zero are returned.
       chosen: Stages to keep a distance from: a 40th of all stages, where several are returned. The
         relaxations of neighbours say much the same.
-      many: Stages at most.
     """
     left, found = overflow.copy(), list[int]()
-    distance = len(left) // 40 if many > 1 else 0
+    distance = len(left) // 40 if limit > 1 else 0
     for t in chosen:
         left[max(0, t - distance) : t + distance + 1] = 0
-    while len(found) < many and left.max(initial=0) > 0:
+    while len(found) < limit and left.max(initial=0) > 0:
         t = int(left.argmax())
         found.append(t)
         left[max(0, t - distance) : t + distance + 1] = 0

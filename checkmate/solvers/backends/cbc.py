@@ -25,7 +25,6 @@ INFEASIBLE = ("relaxation infeasible", "problem proven infeasible")
 def solve(
     problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
 ) -> Answer:
-    """Solves with CBC, or the relaxation with CLP."""
     simplex = _load(problem, start)
     if engine == "clp":
         status = simplex.initialSolve()

@@ -29,17 +29,14 @@ from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailabl
 from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
 from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
-ENGINES: dict[str, tuple[str, str]] = {
-    "cbc": ("cylp", "checkmate.solvers.backends.cbc"),
-    "clp": ("cylp", "checkmate.solvers.backends.cbc"),
-    "scip": ("ortools", "checkmate.solvers.backends.ortools"),
-    "highs": ("ortools", "checkmate.solvers.backends.ortools"),
-    "cp_sat": ("ortools", "checkmate.solvers.backends.ortools"),
-    "scipy": ("scipy", "checkmate.solvers.backends.scipy"),
-    "glop": ("ortools", "checkmate.solvers.backends.ortools"),
-    "pdlp": ("ortools", "checkmate.solvers.backends.ortools"),
+ENGINES = {
+    **dict.fromkeys(("cbc", "clp"), "checkmate.solvers.backends.cbc"),
+    **dict.fromkeys(
+        ("scip", "highs", "cp_sat", "glop", "pdlp"), "checkmate.solvers.backends.ortools"
+    ),
+    "scipy": "checkmate.solvers.backends.scipy",
 }
-"""Engine -> package, and the module that imports it in a function."""
+"""Engine -> the module that imports its package in a function."""
 
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
@@ -68,7 +65,7 @@ def solve_matrices(
       start: A feasible x. Engines that can, start from it; it is the answer if they find none.
 
     Raises:
-      SolverUnavailableError: The engine is not known or its package is not installed.
+      SolverUnavailableError: The engine is not known.
       SolverFailedError: The package failed; its own error is chained, if any.
     """
     if engine not in ENGINES:
@@ -76,13 +73,8 @@ def solve_matrices(
     scale = 1.0 if engine in LP_ENGINES else OBJECTIVE
     scaled = replace(problem, cost=scale * problem.cost)
     question = {"problem": scaled, "engine": engine, "time_limit_s": time_limit_s, "start": start}
-    rows, columns = problem.shape
-    answer = _answer(
-        ENGINES[engine],
-        question,
-        small=len(problem.value) <= SMALL,
-        size=f"{rows} rows and {columns} columns",
-    )
+    size = "{} rows and {} columns".format(*problem.shape)
+    answer = _answer(ENGINES[engine], question, small=len(problem.value) <= SMALL, size=size)
     if answer is None:
         answer = Answer(AnswerStatus.UNKNOWN)
     answer = replace(answer, bound=answer.bound / scale)
@@ -102,44 +94,26 @@ def solve_intervals(
       workers: Threads.
 
     Raises:
-      SolverUnavailableError, SolverFailedError: As for `solve_matrices`.
+      SolverFailedError: As for `solve_matrices`.
     """
-    question = {
-        "problem": problem,
-        "engine": "cp_sat",
-        "time_limit_s": time_limit_s,
-        "start": start,
-        "workers": workers,
-    }
+    limits = {"time_limit_s": time_limit_s, "start": start, "workers": workers}
+    question = {"problem": problem, "engine": "cp_sat", **limits}
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
-    answer = _answer(
-        ("ortools", "checkmate.solvers.backends.ortools_intervals"),
-        question,
-        small=small,
-        size=size,
-    )
+    module = "checkmate.solvers.backends.ortools_intervals"
+    answer = _answer(module, question, small=small, size=size)
     return IntervalAnswer(AnswerStatus.UNKNOWN) if answer is None else answer
 
 
-def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str) -> Any:
-    """Returns the backend's answer, or None if time ran out. Any exception becomes one of the
-    library's errors."""
-    package, module = backend
+def _answer(module: str, question: dict, *, small: bool, size: str) -> Any:
+    """The backend's answer, or None if time ran out. All exceptions become the library's errors."""
     engine, time_limit_s = question["engine"], min(question["time_limit_s"], LONGEST_S)
     question = {**question, "time_limit_s": time_limit_s}
     try:
-        importlib.import_module(package)
         if time_limit_s <= 0:
             return None
         if small and not needs_process():
             return _ask_here(module, question)
         return _ask_in_child(module, question, time_limit_s)
-    except ImportError as error:
-        names = ", ".join(installed_engines()) or "none"
-        raise SolverUnavailableError(
-            f"Engine {engine!r} needs the package {package!r}, which cannot be imported ({error})."
-            f" Installed: {names}."
-        ) from error
     except CheckmateError:
         raise
     except Exception as error:
@@ -149,18 +123,6 @@ def _answer(backend: tuple[str, str], question: dict, *, small: bool, size: str)
         ) from error
 
 
-def installed_engines() -> tuple[str, ...]:
-    """Returns the engines whose package is installed."""
-    return tuple(engine for engine, (package, _) in ENGINES.items() if _is_installed(package))
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # sys.modules has None for it
-        return False
-
-
 def needs_process() -> bool:
     """Whether engines need a process of their own: TensorFlow is loaded, highspy could be imported
     later, or the handler of Ctrl-C cannot be restored after them."""
@@ -168,7 +130,8 @@ def needs_process() -> bool:
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is not None
     )
-    return "tensorflow" in sys.modules or _is_installed("highspy") or not interruptible
+    highspy = importlib.util.find_spec("highspy") is not None
+    return "tensorflow" in sys.modules or highspy or not interruptible
 
 
 def _ask(module: str, question: dict) -> Any:
@@ -176,8 +139,7 @@ def _ask(module: str, question: dict) -> Any:
 
 
 def _ask_here(module: str, question: dict) -> Any:
-    """Asks in this process. CBC and OR-tools replace the handler of Ctrl-C by one that ignores it,
-    or by none, so it is restored."""
+    """CBC and OR-tools replace the handler of Ctrl-C, by one that ignores it or by none."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         return _ask(module, question)
@@ -190,21 +152,15 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
     session, so that only this process receives the terminal's Ctrl-C."""
     path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-c",
-        "from checkmate.solvers.backends.engines import answer_parent; answer_parent()",
-    ]
-    pipe = subprocess.PIPE
-    late = False
+    code = "from checkmate.solvers.backends.engines import answer_parent; answer_parent()"
+    command, pipe, late = [sys.executable, "-c", code], subprocess.PIPE, False
     child = subprocess.Popen(
         command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
     )
     try:
         try:
-            output, errors = child.communicate(
-                pickle.dumps((module, question)), timeout=time_limit_s
-            )
+            asked = pickle.dumps((module, question))
+            output, errors = child.communicate(asked, timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             late = True
             # CBC stops on this signal and keeps its best x; the others stop soon by themselves.
@@ -232,8 +188,7 @@ def _ask_in_child(module: str, question: dict, time_limit_s: float) -> Any:
 
 
 def answer_parent() -> None:
-    """Runs in the child: reads a question from standard input and writes the answer, or the error,
-    to standard output."""
+    """The child process: reads a question from standard input, writes the answer, or the error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print to standard output

@@ -44,11 +44,10 @@ class MatrixProblem:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
         return len(self.row_lower), len(self.cost)
 
     def violation(self, x: np.ndarray) -> float:
-        """Returns the most by which x violates a row or a bound; integrality is not checked."""
+        """The largest violation of a row or a bound by x; integrality is not checked."""
         row = np.repeat(np.arange(len(self.row_lower)), np.diff(self.start))
         activity = np.bincount(row, self.value * x[self.column], minlength=len(self.row_lower))
         excess = [
@@ -60,7 +59,7 @@ class MatrixProblem:
         return max(0.0, *(float(part.max(initial=0.0)) for part in excess))
 
     def dual_bound(self, y: np.ndarray) -> float:
-        """Returns a lower bound on the objective, for any y: the value of the Lagrange dual at y.
+        """A lower bound on the objective, for any y: the value of the Lagrange dual at y.
 
         For an optimal y it is the relaxation's optimum. The result is lowered by `ROUNDING`, which
         is more than the rounding errors of the sum.
@@ -84,7 +83,7 @@ class MatrixProblem:
         )
 
     def no_worse_than(self, x: np.ndarray) -> MatrixProblem:
-        """Returns the problem with one more row, cost @ y <= cost @ x, for engines that take no
+        """The problem with one more row, cost @ y <= cost @ x, for engines that take no
         start."""
         column = np.flatnonzero(self.cost)
         return replace(
@@ -98,7 +97,7 @@ class MatrixProblem:
 
 
 class AnswerStatus(Enum):
-    """How an engine ended. The value is a sentence for people."""
+    """The end of an engine. The value is a sentence for people."""
 
     OPTIMAL = "x is proven optimal"
     FEASIBLE = "x is feasible; time ran out before it was proven optimal"

@@ -33,7 +33,6 @@ the byte."""
 def solve(
     problem: MatrixProblem, *, engine: str, time_limit_s: float, start: np.ndarray | None
 ) -> Answer:
-    """Solves with the engine of OR-tools of this name."""
     from ortools.linear_solver.python import model_builder_helper as builder
     from scipy.sparse import csr_matrix
 
@@ -80,7 +79,7 @@ def _whole(solver: Any, statuses: Any, problem: MatrixProblem, engine: str) -> A
 
 
 def _relaxed(solver: Any, statuses: Any, problem: MatrixProblem, engine: str) -> Answer:
-    """Returns x if it is optimal, and in any case the bound of the engine's multipliers."""
+    """x if it is optimal, and in any case the bound of the engine's multipliers."""
     status = solver.status()
     if status == statuses.INFEASIBLE and engine not in ROUGH:
         return Answer(AnswerStatus.INFEASIBLE)

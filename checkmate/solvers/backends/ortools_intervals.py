@@ -9,6 +9,9 @@ from typing import Any
 from checkmate.errors import SolverFailedError
 from checkmate.solvers.backends.matrices import AnswerStatus
 
+Intervals = list[list[dict[str, Any]]]
+"""intervals[v][k]: the variables of interval k of value v, in order of time."""
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalProblem:
@@ -17,7 +20,7 @@ class IntervalProblem:
 
     Each value has one or more *intervals*, ordered in time and disjoint; the first is always
     present. When an interval starts, every value in `reads` of its value must have been in memory
-    before. If a value in `in_place` leaves memory one later, the interval may take over its memory,
+    before. If a value in `in_place` leaves memory one later, the interval may reuse its memory,
     and counts from then on. Minimize the cost of the intervals that are present.
 
     Args:
@@ -30,7 +33,7 @@ class IntervalProblem:
       kept: Values that must be in memory at the horizon.
       horizon: Time of the end.
       capacity: Limit on the memory at any time.
-      in_place: in_place[v]: those of `reads` whose memory value v may take over.
+      in_place: in_place[v]: those of `reads` whose memory value v may reuse.
     """
 
     starts: tuple[tuple[tuple[int, ...], ...], ...]
@@ -63,27 +66,17 @@ class IntervalAnswer:
 def solve(
     problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1
 ) -> IntervalAnswer:
-    """Solves with CP-SAT.
-
-    Args:
-      start: None, or for each value the (start, end) of its intervals as a hint.
-      workers: Threads. With more than one the answer can differ from run to run.
-    """
+    """Solves with CP-SAT. With more than one worker the answer can differ from run to run."""
     from ortools.sat.python import cp_model
 
     began = time.monotonic()
     model = cp_model.CpModel()
     intervals = _intervals(cp_model, model, problem)
     _reads(model, problem, intervals)
-    _take_over(model, problem, intervals)
+    _reuse_inputs(model, problem, intervals)
     _capacity(model, problem, intervals)
-    model.minimize(
-        sum(
-            problem.costs[v] * entry["there"]
-            for v, of_value in enumerate(intervals)
-            for entry in of_value[1:]
-        )
-    )
+    again = ((v, entry) for v, of_value in enumerate(intervals) for entry in of_value[1:])
+    model.minimize(sum(problem.costs[v] * entry["there"] for v, entry in again))
     if start is not None:
         _hint(model, problem, intervals, start)
     solver = cp_model.CpSolver()
@@ -106,30 +99,26 @@ def solve(
     return IntervalAnswer(ended, starts, solver.best_objective_bound)
 
 
-def _capacity(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
+def _capacity(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
     spans = [entry["span"] for of_value in intervals for entry in of_value]
     sizes = [problem.sizes[v] for v, of_value in enumerate(intervals) for _ in of_value]
     for v, of_value in enumerate(intervals):
         for entry in of_value if problem.workspaces[v] else ():
-            spans.append(
-                model.new_optional_fixed_size_interval_var(entry["start"], 1, entry["there"], "")
-            )
+            times = entry["start"], 1, entry["there"], ""
+            spans.append(model.new_optional_fixed_size_interval_var(*times))
             sizes.append(problem.workspaces[v])
     model.add_cumulative(spans, sizes, problem.capacity)
 
 
-def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list[dict[str, Any]]]:
-    """Returns the variables of every interval; those of one value in order of time."""
-    intervals: list[list[dict[str, Any]]] = []
+def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> Intervals:
+    intervals: Intervals = []
     for v, choices in enumerate(problem.starts):
         of_value: list[dict[str, Any]] = []
         for k, times in enumerate(choices):
             there = model.new_constant(1) if k == 0 else model.new_bool_var("")
             start = model.new_int_var_from_domain(cp_model.Domain.from_values(list(times)), "")
-            length, end = (
-                model.new_int_var(1, problem.horizon, ""),
-                model.new_int_var(times[0] + 1, problem.horizon, ""),
-            )
+            length = model.new_int_var(1, problem.horizon, "")
+            end = model.new_int_var(times[0] + 1, problem.horizon, "")
             entry = {"there": there, "start": start, "length": length, "end": end}
             entry["span"] = model.new_optional_interval_var(start, length, end, there, "")
             if of_value:
@@ -146,8 +135,8 @@ def _intervals(cp_model: Any, model: Any, problem: IntervalProblem) -> list[list
     return intervals
 
 
-def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """Every start that is present has, for each value that it reads, an interval that covers it."""
+def _reads(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
+    """Each present start has, for each value that it reads, an interval that covers it."""
     for v, of_value in enumerate(intervals):
         for entry in of_value:
             entry["read_from"] = {}
@@ -161,9 +150,9 @@ def _reads(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, 
                 entry["read_from"][d] = chosen
 
 
-def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]]) -> None:
-    """An interval that takes over an input's memory counts from one after its start, if the input's
-    interval ends there, but not at the horizon."""
+def _reuse_inputs(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:
+    """An interval in place counts from one after its start if an interval of the input that it
+    reuses ends there, but not at the horizon."""
     for v, allowed in enumerate(problem.in_place):
         for entry in intervals[v] if allowed else ():
             ending = []
@@ -175,22 +164,16 @@ def _take_over(model: Any, problem: IntervalProblem, intervals: list[list[dict[s
                     if d in problem.kept:
                         model.add(other["end"] < problem.horizon).only_enforce_if(ends_here)
                     ending.append(ends_here)
-            taken = model.new_bool_var("")
-            model.add_bool_or(ending).only_enforce_if(taken)
-            begin, length = (
-                model.new_int_var(0, problem.horizon, ""),
-                model.new_int_var(0, problem.horizon, ""),
-            )
-            model.add(begin == entry["start"] + taken)
+            reuses = model.new_bool_var("")
+            model.add_bool_or(ending).only_enforce_if(reuses)
+            begin, length = (model.new_int_var(0, problem.horizon, "") for _ in range(2))
+            model.add(begin == entry["start"] + reuses)
             model.add(entry["start"] + entry["length"] == entry["end"])
-            entry["span"] = model.new_optional_interval_var(
-                begin, length, entry["end"], entry["there"], ""
-            )
+            span = begin, length, entry["end"], entry["there"], ""
+            entry["span"] = model.new_optional_interval_var(*span)
 
 
-def _hint(
-    model: Any, problem: IntervalProblem, intervals: list[list[dict[str, Any]]], start: Any
-) -> None:
+def _hint(model: Any, problem: IntervalProblem, intervals: Intervals, start: Any) -> None:
     for v, of_value in enumerate(intervals):
         for k, entry in enumerate(of_value):
             there = k < len(start[v])

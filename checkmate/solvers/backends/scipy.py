@@ -24,12 +24,8 @@ def solve(
     nodes: int | None = None,
     gap: float = 1e-7,
 ) -> Answer:
-    """Solves with HiGHS; a start bounds the objective.
-
-    Args:
-      nodes: Branch-and-bound nodes at most: a limit that is the same on every machine.
-      gap: Relative gap at which HiGHS may stop.
-    """
+    """Solves with HiGHS; a start bounds the objective, and nodes limit work on every machine
+    alike."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
 

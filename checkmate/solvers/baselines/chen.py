@@ -36,7 +36,7 @@ Form: TypeAlias = Literal["ap", "linearized"]
 
 FORMS: tuple[Form, ...] = ("ap", "linearized")
 
-MOST = 1_000_000
+MAX_EVALUATIONS = 1_000_000
 """The most evaluations of a plan of `CheckpointLast`."""
 
 
@@ -47,7 +47,6 @@ class CheckpointAll:
     name: str = "checkpoint_all"
 
     def run(self, search: Search) -> None:
-        """Offers the plain step."""
         search.offer(Plan.keep_all(search.graph), by=self.name)
 
 
@@ -59,14 +58,13 @@ class CheckpointLast:
     name: str = "checkpoint_last"
 
     def run(self, search: Search) -> None:
-        """Offers that plan, and one that also retains the values of backward ops."""
         n = len(search.graph)
         latest = np.eye(n, k=-1, dtype=bool)
         backward = np.array([op.is_backward for op in search.graph.ops])
         for S in (latest, latest | (np.tri(n, k=-1, dtype=bool) & backward)):
             if search.remaining_s:
                 schedule = complete(search.graph, S)
-                if search.remaining_s and schedule.R.sum() <= MOST:
+                if search.remaining_s and schedule.R.sum() <= MAX_EVALUATIONS:
                     search.offer(lower(search.graph, schedule), by=self.name)
 
 
@@ -75,15 +73,14 @@ class ChenSqrtN:
     """Segments of equal length: every k-th candidate is a checkpoint, for several k.
 
     Args:
-      forms: Candidates for checkpoints.
+      form: Candidates for checkpoints; both by default.
     """
 
-    forms: tuple[Form, ...] = FORMS
+    form: Form | None = None
     name: str = "chen_sqrt_n"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every segment length."""
-        _offer_all(search, self.name, self.forms, _equal_segments)
+        _offer_all(search, self.name, self.form, _equal_segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +89,40 @@ class ChenGreedy:
     exceed a threshold.
 
     Args:
-      forms: Candidates for checkpoints.
+      form: Candidates for checkpoints; both by default.
       thresholds: Number of thresholds, from the largest single value to the sum of all in equal
         ratios.
     """
 
-    forms: tuple[Form, ...] = FORMS
+    form: Form | None = None
     thresholds: int = 16
     name: str = "chen_greedy"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every threshold."""
-        _offer_all(
-            search,
-            self.name,
-            self.forms,
-            lambda graph, candidates: _greedy_segments(graph, candidates, self.thresholds),
-        )
+        def segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
+            return _greedy_segments(graph, candidates, self.thresholds)
+
+        _offer_all(search, self.name, self.form, segments)
 
 
 Segments: TypeAlias = Callable[[DFGraph, Sequence[int]], Iterator[list[int]]]
 
 
-def _offer_all(search: Search, name: str, forms: Sequence[Form], segments: Segments) -> None:
+def _offer_all(search: Search, name: str, only: Form | None, segments: Segments) -> None:
     tried = set()
-    for form in forms:
+    for form in (only,) if only else FORMS:
         for checkpoints in segments(search.graph, checkpoint_candidates(search.graph, form)):
             for crossing, steady in product((False, True), (True, False)):
-                if search.remaining_s == 0:
+                if search.out_of_time():
                     return
                 order = checkpointed(search.graph, checkpoints, crossing=crossing, steady=steady)
                 if order not in tried:
                     tried.add(order)
-                    by = name if len(forms) == 1 else f"{name} ({form})"
-                    search.offer(Plan.from_order(search.graph, order), by=by)
+                    search.offer(Plan.from_order(search.graph, order), by=f"{name}:{form}")
 
 
 def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
-    """Returns the candidates for checkpoints, ascending. Without articulation points the forward
-    pass is one segment."""
+    """Candidates, ascending. Without articulation points the forward pass is one segment."""
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     if form == "linearized":
         return forward
@@ -142,11 +134,9 @@ def checkpoint_candidates(graph: DFGraph, form: Form) -> list[int]:
 
 
 def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[int]]:
-    steps = sorted(
-        {max(1, round(len(candidates) ** (k / 16))) for k in range(17)}
-        | {max(1, math.isqrt(len(candidates)))}
-    )
-    for step in steps:
+    n = len(candidates)
+    steps = {max(1, each) for each in (math.isqrt(n), *(round(n ** (k / 16)) for k in range(17)))}
+    for step in sorted(steps):
         yield list(candidates[step - 1 :: step])
 
 
@@ -171,7 +161,7 @@ def _greedy_segments(
 def checkpointed(
     graph: DFGraph, checkpoints: Sequence[int], *, crossing: bool, steady: bool
 ) -> tuple[int, ...]:
-    """Returns the order of evaluations that retains `checkpoints` and recomputes the other forward
+    """The order of evaluations that retains `checkpoints` and recomputes the other forward
     ops when the backward pass reads them.
 
     Args:
@@ -200,7 +190,7 @@ def checkpointed(
 def periods(
     graph: DFGraph, segment: np.ndarray, kept: set[int], steady: bool
 ) -> list[tuple[bool, int]]:
-    """Returns for each op whether it is backward, and the segment in which the step is then."""
+    """For each op, whether it is backward, and the segment in which the step is then."""
     reads = [
         max((int(segment[d]) for d in op.deps if d not in kept), default=-1) for op in graph.ops
     ]
@@ -216,8 +206,7 @@ def periods(
 def _order(
     graph: DFGraph, kept: set[int], segment: np.ndarray, period: Sequence[tuple[bool, int]]
 ) -> tuple[list[int], set[int]]:
-    """Returns the order of evaluations, and the ops that run again although what they read was
-    overwritten.
+    """The order of evaluations, and the ops that run again although what they read was overwritten.
 
     When the step enters another segment, all values are freed but checkpoints, those that the
     forward pass still reads, and that segment's own.
@@ -225,10 +214,7 @@ def _order(
     read_until, walk = last_forward_use(graph), OnDemand(graph)
     for t in range(len(graph)):
         if t and period[t] != period[t - 1]:
-            walk.drop(
-                i
-                for i in walk.available
-                if i not in kept and read_until[i] < t and segment[i] != period[t][1]
-            )
+            past = {i for i in walk.available - kept if read_until[i] < t}
+            walk.drop(i for i in past if segment[i] != period[t][1])
         walk.run(t)
     return walk.order, walk.expired

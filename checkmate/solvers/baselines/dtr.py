@@ -45,19 +45,18 @@ class DTR:
     name: str = "dtr"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every budget and heuristic, tightest last."""
         program = Program.from_graph(search.graph)
         heuristics = self.heuristic if isinstance(self.heuristic, tuple) else (self.heuristic,)
         for budget_bytes in self._budgets(search, program.plain_peak_bytes):
             for heuristic in heuristics:
-                if search.remaining_s == 0:
+                if search.out_of_time():
                     return
                 run = simulate(
                     program,
                     budget_bytes,
                     heuristic=heuristic,
                     overhead_limit=OVERHEAD_LIMIT,
-                    out_of_time=lambda: search.remaining_s == 0,
+                    out_of_time=search.out_of_time,
                 )
                 if run.plan is not None:
                     # A value is freed after its last use, not when memory is needed: this takes

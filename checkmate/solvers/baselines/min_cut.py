@@ -46,10 +46,9 @@ class MinCut:
     name: str = "min_cut"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every share."""
         graph, tried = search.graph, set()
         for share in np.linspace(1, 0, self.shares):
-            if search.remaining_s == 0:
+            if search.out_of_time():
                 return
             saved = cut(graph, never_again(graph, float(share)))
             if saved not in tried:
@@ -60,7 +59,6 @@ class MinCut:
 
 
 def activations(graph: DFGraph) -> list[int]:
-    """Returns the forward ops whose values the backward pass reads."""
     return [
         i
         for i, op in enumerate(graph.ops)
@@ -69,7 +67,7 @@ def activations(graph: DFGraph) -> list[int]:
 
 
 def never_again(graph: DFGraph, share: float) -> frozenset[int]:
-    """Returns the solution of the knapsack: the activations of highest cost within this share of
+    """The solution of the knapsack: the activations of highest cost within this share of
     their bytes, and the ops that may run only once."""
     items = activations(graph)
     once = frozenset(
@@ -81,22 +79,22 @@ def never_again(graph: DFGraph, share: float) -> frozenset[int]:
     weights = np.ceil(graph.output_bytes[items] / total * BUCKETS).astype(int)
     left = int(share * BUCKETS) if share < 1 else int(weights.sum())
     best = np.zeros(left + 1)
-    taken = np.zeros((len(items), left + 1), bool)
+    included = np.zeros((len(items), left + 1), bool)
     for k, (i, weight) in enumerate(zip(items, weights, strict=True)):
         with_it = np.full(left + 1, -np.inf)
         with_it[weight:] = best[: left + 1 - weight] + graph.costs[i] if weight <= left else -np.inf
-        taken[k] = with_it > best
+        included[k] = with_it > best
         best = np.maximum(best, with_it)
     chosen = set(once)
     for k in range(len(items) - 1, -1, -1):
-        if taken[k, left]:
+        if included[k, left]:
             chosen.add(items[k])
             left -= int(weights[k])
     return frozenset(chosen)
 
 
 def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
-    """Returns the values of fewest bytes that separate the ops that never run again from the
+    """The values of fewest bytes that separate the ops that never run again from the
     backward pass. An op that reads nothing is a source only if it never runs again."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -131,9 +129,8 @@ def cut(graph: DFGraph, never: Iterable[int]) -> frozenset[int]:
 
 
 def recompute_once(graph: DFGraph, saved: Iterable[int]) -> list[int] | None:
-    """Returns the order that keeps `saved` until the backward pass, and recomputes other forward
-    ops when it first reads them; None if an op would run again that may not, or whose variables are
-    overwritten by then."""
+    """The order that keeps `saved` until the backward pass, and recomputes other forward ops when
+    it first reads them; None if an op would run again that may not, or reads overwritten values."""
     ops, saved, read_until = graph.ops, set(saved), last_forward_use(graph)
     walk, turned = OnDemand(graph), False
     for t, op in enumerate(ops):

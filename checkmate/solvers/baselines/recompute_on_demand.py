@@ -30,12 +30,8 @@ class OnDemand:
         self.available -= {i for i in values if self.graph.ops[i].output_bytes}
 
     def run(self, t: int, also: Iterable[int] = ()) -> set[int]:
-        """Runs op t, and before it, in the graph's order, the missing ops that it needs. Returns
-        the latter.
-
-        Args:
-          also: Other values to recompute too.
-        """
+        """Runs op t, and before it, in the graph's order, the missing ops that it or `also` needs.
+        Returns the latter."""
         again = self._missing((*self.graph.deps[t], *also))
         self.expired |= again & self._overwritten
         self.order += [*sorted(again), t]
@@ -55,7 +51,7 @@ class OnDemand:
 
 
 def last_forward_use(graph: DFGraph) -> list[int]:
-    """Returns for each op the last op of the forward pass that reads it, or -1."""
+    """For each op, the last op of the forward pass that reads it, or -1."""
     return [
         max((j for j in users if not graph.ops[j].is_backward), default=-1) for users in graph.users
     ]

@@ -28,7 +28,7 @@ from checkmate.solvers.search import Search
 STATES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """The numbers of states that are tried."""
 
-DEAREST = 12.0
+MAX_RUNS = 12.0
 """A number of states with which forward steps run more often than this, on average, is skipped."""
 
 
@@ -39,14 +39,13 @@ class Revolve:
     name: str = "revolve"
 
     def run(self, search: Search) -> None:
-        """Offers a plan for every number of states, at articulation points and in linear order."""
         for places in {tuple(checkpoint_candidates(search.graph, form)): form for form in FORMS}:
             steps = len(places) + 1
             evaluations, split = advances(steps, max(STATES))
             for s in STATES:
-                if search.remaining_s == 0 or s > steps:
+                if search.out_of_time() or s > steps:
                     break
-                if evaluations[steps, s] <= DEAREST * steps:
+                if evaluations[steps, s] <= MAX_RUNS * steps:
                     order = revolved(search.graph, places, held_states(steps, s, split))
                     if order is not None:
                         search.offer(
@@ -55,7 +54,7 @@ class Revolve:
 
 
 def advances(steps: int, states: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of step evaluations to reverse l steps with s states, the start included,
+    """The number of step evaluations to reverse l steps with s states, the start included,
     and the first place to store a state at: two arrays (steps + 1, states + 1), by [l, s]. The
     first pass counts too."""
     cost = np.zeros((steps + 1, states + 1))
@@ -71,8 +70,8 @@ def advances(steps: int, states: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[int]]:
-    """Returns for each step k the places whose states are in memory when it is reversed, without
-    the start; place p is before step p."""
+    """For each step k the places whose states are in memory when it is reversed, without the start.
+    Place p is before step p."""
     held: list[frozenset[int]] = [frozenset()] * steps
     stack = [(0, steps, states, frozenset[int]())]
     while stack:
@@ -90,7 +89,7 @@ def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[in
 def revolved(
     graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int]]
 ) -> list[int] | None:
-    """Returns the order of evaluations that keeps the states `held[k]` in memory while the backward
+    """The order of evaluations that keeps the states `held[k]` in memory while the backward
     pass is at step k; None if an op would run again after what it reads was overwritten.
 
     Args:
@@ -105,8 +104,8 @@ def revolved(
     period = periods(graph, step, kept, steady=True)
 
     def belongs(i: int, k: int) -> bool:
-        """Whether the value of op i is in memory while the backward pass is at step k: a value of
-        the step, of its start, or of the states held."""
+        """Whether the value of op i is one of step k, of its start, or of the states held for
+        it."""
         return i in kept or step[i] == k or any(step[i] < p <= crossing[i] for p in (k, *held[k]))
 
     walk = OnDemand(graph)

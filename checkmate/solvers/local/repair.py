@@ -79,7 +79,7 @@ class Repair:
         self._first_over = self._last_over = 0
 
     def run(self) -> bool:
-        """Returns whether every stage is within the budget now."""
+        """True when every stage is within the budget."""
         overflow = self.stage_plan.overflow(self.budget)
         complete = False  # the heap has every candidate for the present overflow
         while overflow and not self.out_of_time():
@@ -98,7 +98,6 @@ class Repair:
         return not overflow
 
     def _collect(self) -> None:
-        """Pushes all candidates for the present overflow."""
         over = np.flatnonzero(self.stage_plan.stage_bytes > self.budget)
         self._first_over, self._last_over = int(over[0]), int(over[-1])
         for i in self._evictable:
@@ -110,22 +109,15 @@ class Repair:
         if self.stage_plan.last_stage[i] <= i or not self._sizes[i]:
             return
         for a, b in pairwise(self.stage_plan.touched[i]):
-            if (
-                b > self._first_over
-                and b > self._freed_from(i, a)
-                and self.stage_plan.may_add(i, b)
-            ):
-                relief = self._most_relief(i, a, b)
-                if relief:
-                    heapq.heappush(self._heap, (max(self._costs[i], self._least) / relief, i, b))
+            helps = b > self._first_over and b > self._freed_from(i, a)
+            if helps and self.stage_plan.may_add(i, b) and (relief := self._most_relief(i, a, b)):
+                heapq.heappush(self._heap, (max(self._costs[i], self._least) / relief, i, b))
             if b > self._last_over:
                 break
 
     def _freed_from(self, i: int, a: int) -> int:
-        """The first stage that needs less when op i's value is dropped after stage a.
-
-        That is stage a itself where op a then runs in place.
-        """
+        """The first stage that needs less when op i's value is dropped after stage a: stage a
+        itself where op a then runs in place."""
         return a if i in self.stage_plan.graph.in_place[a] else a + 1
 
     def _most_relief(self, i: int, a: int, b: int) -> int:
@@ -153,21 +145,20 @@ class Repair:
         """Tries the ways to evict op i's value until stage b. None where none of them helps.
 
         The ways differ in which missing inputs are retained instead of recomputed: those that are
-        used after the fullest stage anyway, or those that are small.
+        used after the worst stage anyway, or those that are small.
         """
         stages = self.stage_plan
         a = stages.touched_before(i, b)
         first = self._freed_from(i, a)
         if first >= b or b not in stages.touched[i] or not stages.may_add(i, b):
             return 0.0, None
-        most = self._most_relief(i, a, b)
-        if not most:
+        if not (most := self._most_relief(i, a, b)):
             return 0.0, None
-        fullest = first + int(stages.stage_bytes[first:b].argmax())
+        worst = first + int(stages.stage_bytes[first:b].argmax())
         best_score, best = float("inf"), None
         tried: list[Moves] = []
         for retained in (
-            lambda d: stages.touched_before(d, b) >= fullest,
+            lambda d: stages.touched_before(d, b) >= worst,
             lambda d: 2 * self._sizes[d] <= self._sizes[i],
         ):
             moves = closure(stages, i, b, retained)
@@ -184,7 +175,7 @@ class Repair:
 
 
 def closure(stages: StagePlan, i: int, t: int, retained: Callable[[int], bool]) -> Moves:
-    """Returns the evaluations that make op i's value in stage t, with all inputs it lacks there.
+    """The evaluations that make op i's value in stage t, with all inputs it lacks there.
 
     Args:
       retained: Whether an input that is gone is to be retained until stage t instead.
@@ -204,7 +195,7 @@ def closure(stages: StagePlan, i: int, t: int, retained: Callable[[int], bool]) 
 def trim(
     stages: StagePlan, budget_bytes: int, *, out_of_time: Callable[[], bool] = lambda: False
 ) -> None:
-    """Takes recomputations back, the dearest first, as long as that stays within the budget.
+    """Takes recomputations back, the costliest first, as long as that stays within the budget.
 
     Args:
       stages: Changed in place. Where it is above the budget, its peak is the limit.

@@ -79,7 +79,6 @@ class StagePlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes in use at any moment."""
         return int(self.stage_bytes.max())
 
     def overflow(self, budget_bytes: int) -> int:
@@ -113,7 +112,7 @@ class StagePlan:
         self._count_inside(changed)
 
     def remove(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Takes `add(moves)` back: the stages read values that are retained from before."""
+        """Undoes `add(moves)`: the stages read values that are retained from before."""
         changed: set[int] = set()
         for i, t in reversed(moves):
             self.recomputed[t].remove(i)
@@ -140,7 +139,6 @@ class StagePlan:
         self.add(sorted(wanted - present))
 
     def moves(self) -> Moves:
-        """All repeated evaluations, by stage."""
         return [(i, t) for t, ops in enumerate(self.recomputed) for i in ops]
 
     def live_in(self, i: int, t: int) -> bool:
@@ -155,12 +153,10 @@ class StagePlan:
         return stages[bisect_left(stages, t) - 1]
 
     def evaluations(self) -> list[int]:
-        """All ops in the order in which they run."""
         stages = enumerate(self.recomputed)
         return [i for t, ops in stages for i in (*ops, t)][:-1]
 
     def plan(self) -> Plan:
-        """The plan, each value freed right after its last use."""
         return Plan.from_order(self.graph, self.evaluations())
 
     def _read(self, d: int, t: int, changed: set[int]) -> None:
@@ -196,7 +192,6 @@ class StagePlan:
         changed.add(stages[k - 1])
 
     def _count_inside(self, changed: Iterable[int]) -> None:
-        """Counts the peak of the evaluations inside stages anew."""
         for t in changed:
             inside = (
                 self._peak_inside(t) if self.recomputed[t] or self._in_place[t] else self._alone[t]
@@ -239,7 +234,7 @@ class StagePlan:
 
 
 def moves_of(order: Iterable[int]) -> Moves:
-    """Returns the repeated evaluations of an order in which first ones come in the graph's order;
+    """The repeated evaluations of an order in which first ones come in the graph's order;
     each once per stage."""
     moves: dict[tuple[int, int], None] = {}
     stage = 0
@@ -252,7 +247,7 @@ def moves_of(order: Iterable[int]) -> Moves:
 
 
 def last_stages(graph: DFGraph) -> list[int]:
-    """Returns for each op the last stage in which it may run: its own when it may run once, and
+    """For each op, the last stage in which it may run: its own when it may run once, and
     none after it is overwritten.
 
     len(graph) is the stage after all first evaluations.

@@ -20,10 +20,12 @@ weak, and often no more than the cost of running every op once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.op import Op
 from checkmate.solvers.auto.bounds import solve_integer
 from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.search import Search
@@ -31,7 +33,7 @@ from checkmate.solvers.search import Search
 MOMENTS = 12
 """Moments that are looked at."""
 
-MOST_OPS = 3000
+MAX_OPS = 3000
 """Graphs with more ops are left alone: the table of what depends on what would be too large."""
 
 SECONDS = 1.0
@@ -39,10 +41,10 @@ SECONDS = 1.0
 
 
 def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
-    """Tells the search what is proven for plans in any order, within this share of the time that is
+    """Raises the search's bound for plans in any order, within this share of the time that is
     left."""
     graph, stop = search.graph, search.remaining_s * (1 - share)
-    if len(graph) > MOST_OPS:
+    if len(graph) > MAX_OPS:
         return
     depends = _dependence(graph)
     for v in _telling_moments(graph, search.budget_bytes, depends):
@@ -67,34 +69,31 @@ def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:
 
 
 def comparable(graph: DFGraph, v: int, depends: np.ndarray | None = None) -> tuple[DFGraph, int]:
-    """Returns the graph cut down to the ops that must come before op v or after it, with v's index
-    in it."""
+    """The subgraph of the ops that must precede or follow op v, with v's index in it."""
     depends = _dependence(graph) if depends is None else depends
     kept = [*np.flatnonzero(depends[v]).tolist(), v, *np.flatnonzero(depends[:, v]).tolist()]
-    number = {old: new for new, old in enumerate(kept)}
+    return renumbered(graph, kept), kept.index(v)
 
-    def inside(ops: tuple[int, ...]) -> tuple[int, ...]:
+
+def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
+    """The graph of these ops alone, op order[k] being op k. `GraphError` where an op precedes one
+    it must follow."""
+    number = {old: new for new, old in enumerate(order)}
+
+    def inside(ops: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(number[d] for d in ops if d in number))
 
-    ops = []
-    for old in kept:
-        op = graph.ops[old]
-        ops.append(
-            Op(
-                op.name,
-                inside(op.deps),
-                op.cost,
-                op.output_bytes,
-                op.workspace_bytes,
-                op.is_backward,
-                op.recomputable,
-                inside(op.control_deps),
-                inside(op.overwrites),
-                op.kind,
-                inside(op.in_place),
-            )
+    ops = tuple(
+        replace(
+            op,
+            deps=inside(op.deps),
+            control_deps=inside(op.control_deps),
+            overwrites=inside(op.overwrites),
+            in_place=inside(op.in_place),
         )
-    return DFGraph(tuple(ops), inside(graph.outputs), graph.fixed_bytes, graph.name), number[v]
+        for op in (graph.ops[old] for old in order)
+    )
+    return DFGraph(ops, inside(graph.outputs), graph.fixed_bytes, graph.name)
 
 
 def _dependence(graph: DFGraph) -> np.ndarray:
@@ -108,8 +107,8 @@ def _dependence(graph: DFGraph) -> np.ndarray:
 
 
 def _telling_moments(graph: DFGraph, budget_bytes: int, depends: np.ndarray) -> list[int]:
-    """The ops while which most must be in memory or be recomputed later, with some distance between
-    them; none where that fits."""
+    """The ops at which most must be in memory or be recomputed later, some distance apart; none
+    where that fits."""
     n = len(graph)
     # [v, i]: op i comes before op v, and its value is read by v or later.
     needed = np.zeros((n, n), bool)

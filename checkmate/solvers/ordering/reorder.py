@@ -20,20 +20,21 @@ the graph's order in its share of the time. The bound covers any order.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkmate.core.plan import Plan
+from checkmate.core.graph import DFGraph
+from checkmate.core.plan import Compute, Free, Plan
 from checkmate.solvers.annealing.annealer import (
     Annealer,
     AnnealingRun,
     AnnealingTask,
     in_background,
 )
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER
+from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
 from checkmate.solvers.exact.a_star import Paths
-from checkmate.solvers.ordering.any_order import raise_any_order_bound
-from checkmate.solvers.ordering.orders import greedy_order, in_numbers_of, renumbered
+from checkmate.solvers.ordering.any_order import raise_any_order_bound, renumbered
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Search, Solver
 
 POLL_S = 0.005
@@ -69,18 +70,16 @@ class Reorder:
 
     @property
     def name(self) -> str:
-        """The solver's own."""
         return self.solver.name
 
     def run(self, search: Search) -> None:
-        """Offers plans and bounds until they meet, or the rounds or the time are over."""
         raise_any_order_bound(search, share=0.1)
         graph = search.graph
         orders = (range(len(graph)), greedy_order(graph))
         search.offer(Plan.from_order(graph, orders[1]), by="re-ordering")
-        if not _finished(search) and len(graph) <= 24:
+        if not search.finished and len(graph) <= 24:
             Paths(search).advance(self.states)
-        if _finished(search):
+        if search.finished:
             return
         annealers = self._load(search, orders)
         if not annealers:
@@ -97,8 +96,7 @@ class Reorder:
         self._improve(search, annealers)
 
     def _load(self, search: Search, orders: Sequence[Sequence[int]]) -> list[Annealer]:
-        """An annealer for each order; none where the compiled code is not there in half the
-        time."""
+        """An annealer for each order; none where loading the compiled code takes half the time."""
         graph, budget = search.graph, search.budget_bytes
         loading = in_background(
             lambda: [
@@ -110,24 +108,23 @@ class Reorder:
     def _improve(self, search: Search, annealers: Sequence[Annealer]) -> None:
         """Anneals in rounds, and asks the solver in each better order that they find."""
         solved: list[int] = []
-        fruitless = 0
+        stalls = 0
         for number in range(self.rounds):
-            if _finished(search) or fruitless == 3:
+            if search.finished or stalls == 3:
                 return
-            before = search.timeline.cost if search.timeline else float("inf")
+            before = search.cost
             runs = self._runs(search, annealers, number)
             self._anneal(search, annealers, runs, share=self.anneal_share)
             order = list(dict.fromkeys(search.plan.computed if search.plan else runs[0].start))
             if order != solved:
                 solved = order
                 self._solve(search, order, share=self.solve_share)
-            better = search.timeline is None or search.timeline.cost < before
-            fruitless = 0 if better else fruitless + 1
+            stalls = 0 if search.plan is None or search.cost < before else stalls + 1
 
     def _runs(
         self, search: Search, annealers: Sequence[Annealer], number: int
     ) -> list[AnnealingRun]:
-        """The runs of one round. Temperatures are in mean costs of an op."""
+        """One round. Temperatures are in mean costs of an op."""
         proposals, plan = self.proposals << number, search.plan
         if number and plan is not None:
             return [
@@ -150,7 +147,7 @@ class Reorder:
         *,
         share: float,
     ) -> None:
-        """One run of each annealer, in parallel. Offers the best of what they find."""
+        """One run of each annealer, in parallel. Offers the best plan found."""
         tasks = [
             AnnealingTask(annealer, [run], lambda: search.remaining_s, share=share)
             for annealer, run in zip(annealers, runs, strict=True)
@@ -165,7 +162,7 @@ class Reorder:
             for task in tasks:
                 task.stop()
             cost, order = min((task.found for task in tasks), key=lambda found: found[0])
-            if order and (search.timeline is None or cost < search.timeline.cost):
+            if order and cost < search.cost:
                 search.offer(Plan.from_order(search.graph, order), by="re-ordering")
         for task in tasks:
             task.result()  # raises its error
@@ -174,7 +171,7 @@ class Reorder:
 
     def _solve(self, search: Search, order: Sequence[int], *, share: float) -> None:
         """Asks the solver for plans whose first evaluations come in this order."""
-        if _finished(search):
+        if search.finished:
             return
         order = list(order)
         own = order == list(range(len(order)))
@@ -186,17 +183,55 @@ class Reorder:
                 offered.append(inner.plan)
                 search.offer(in_numbers_of(inner.plan, order), by=inner.found_by + by)
 
-        inner = Search(
-            search.graph if own else renumbered(search.graph, order),
-            search.budget_bytes,
-            time_limit_s=share * search.remaining_s,
-            deterministic=search.deterministic,
-            on_progress=offer,
-        )
+        graph = search.graph if own else renumbered(search.graph, order)
+        inner = search.part(share, graph, on_progress=offer)
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
 
 
-def _finished(search: Search) -> bool:
-    return search.optimal or bool(search.infeasible) or search.remaining_s <= 0
+def greedy_order(graph: DFGraph) -> list[int]:
+    """A legal order of first evaluations: always the ready op that then leaves least in memory."""
+    before = [{*op.deps, *op.control_deps, *op.overwrites} for op in graph.ops]
+    after: list[list[int]] = [[] for _ in before]
+    for i, ops in enumerate(before):
+        for d in ops:
+            after[d].append(i)
+    missing = [len(ops) for ops in before]
+    kept = set(graph.outputs)
+    unread = [len(users) + (i in kept) for i, users in enumerate(graph.users)]
+    sizes = graph.output_bytes.tolist()
+    growth = [
+        size - sum(sizes[d] for d in graph.deps[i] if unread[d] == 1)
+        for i, size in enumerate(sizes)
+    ]
+    ready = [(growth[i], i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order: dict[int, None] = {}
+    while ready:
+        grows, i = heapq.heappop(ready)
+        if i in order or grows != growth[i]:
+            continue
+        order[i] = None
+        for d in graph.deps[i]:
+            unread[d] -= 1
+            if unread[d] == 1 and d not in kept:
+                (last,) = (u for u in graph.users[d] if u not in order)
+                growth[last] -= sizes[d]
+                if not missing[last]:
+                    heapq.heappush(ready, (growth[last], last))
+        for j in after[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(ready, (growth[j], j))
+    return list(order)
+
+
+def in_numbers_of(plan: Plan, order: Sequence[int]) -> Plan:
+    """The plan of a renumbered graph in the numbers of the original one."""
+    return Plan(
+        tuple(
+            Compute(order[step.op]) if isinstance(step, Compute) else Free(order[step.op])
+            for step in plan.steps
+        )
+    )

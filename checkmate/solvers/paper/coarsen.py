@@ -21,8 +21,8 @@ peak: a member is in memory only while the value of its group is, and running a 
 no more than the group's first run did. Its cost is at most the coarse plan's plus `kept_cost`.
 Where the guarantee ends: the values of a group are computed and freed together, so a bound on the
 coarse graph does not hold for the fine one, and a budget can be too small for the coarse graph
-alone. `checkmate bench solvers vgg16 unet mobilenet transformer12 resnet50 --shares 0.5,0.3,0.2
---solvers auto,grouped:160,grouped:80,grouped:40` measures what grouping costs.
+alone. `python -m benchmarks solvers vgg16 unet mobilenet transformer12 resnet50 --shares
+0.5,0.3,0.2 --solvers auto,grouped:160,grouped:80,grouped:40` measures what grouping costs.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Coarse:
     kept_cost: float = 0.0
 
     def expand(self, plan: Plan) -> Plan:
-        """Returns the fine plan of a coarse one. Values without readers are not recomputed, and
-        every value is freed after its last use."""
+        """The fine plan of a coarse one. Values without readers are not recomputed, and every value
+        is freed after its last use."""
         order: list[int] = []
         ran: set[int] = set()
         for k in plan.computed:
@@ -94,7 +94,6 @@ def coarsen(graph: DFGraph, *, max_ops: int) -> Coarse:
 
 
 def _merge(graph: DFGraph, groups: Sequence[range], target: int) -> list[range]:
-    """Merges adjacent intervals until `target` are left."""
     n = len(graph)
     last_use = _last_use(graph)
     size = graph.output_bytes / max(1, int(graph.output_bytes.sum()))
@@ -137,13 +136,9 @@ class _Partition:
         self.last_use = _last_use(graph)
         self.kept = _kept(graph, groups)
         self.bodies = [_body(graph, group, self.kept) for group in groups]
-        self.kept_members = [
-            tuple(i for i in group if i not in body)
-            for group, body in zip(groups, self.bodies, strict=True)
-        ]
-        self.kept_bytes = [
-            sum(graph.ops[i].output_bytes for i in members) for members in self.kept_members
-        ]
+        pairs = zip(groups, self.bodies, strict=True)
+        self.kept_members = [tuple(i for i in group if i not in body) for group, body in pairs]
+        self.kept_bytes = [int(graph.output_bytes[list(each)].sum()) for each in self.kept_members]
         self.small = _small(graph, self.kept_bytes)
         self.runs_in: dict[int, int] = {}
         self.held_by: dict[int, int] = {}
@@ -157,15 +152,12 @@ class _Partition:
             count += 1
 
     def has_kept_value(self, g: int) -> bool:
-        """Whether group g has a coarse op for its kept members."""
         return bool(self.kept_bytes[g]) and g not in self.small
 
     def kept_cost(self, g: int) -> float:
-        """Cost of the kept members of group g."""
         return sum(self.graph.ops[i].cost for i in self.kept_members[g])
 
     def kept_op(self, g: int) -> Op:
-        """The coarse op of the kept members of group g."""
         return Op(
             f"kept{g}",
             cost=self.kept_cost(g),
@@ -175,7 +167,6 @@ class _Partition:
         )
 
     def body_op(self, g: int) -> Op:
-        """The coarse op of the body of group g."""
         graph, ops, group, members = self.graph, self.graph.ops, self.groups[g], self.bodies[g]
         number = self.runs_in[group.start]
         reads = {number - 1} if self.has_kept_value(g) else set()
@@ -215,7 +206,6 @@ class _Partition:
 
 
 def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
-    """Makes the coarse graph of a partition into intervals."""
     parts = _Partition(graph, groups)
     coarse: list[Op] = []
     first: list[tuple[int, ...]] = []
@@ -234,24 +224,20 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     }
     fixed_bytes = graph.fixed_bytes + sum(parts.kept_bytes[g] for g in parts.small)
     name = f"{graph.name} in {len(coarse)} groups"
-    return Coarse(
-        graph,
-        DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name),
-        tuple(first),
-        tuple(tuple(i for i in members if i not in parts.kept) for members in first),
-        kept_cost,
-    )
+    again = tuple(tuple(i for i in members if i not in parts.kept) for members in first)
+    small = DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name)
+    return Coarse(graph, small, tuple(first), again, kept_cost)
 
 
 def _last_use(graph: DFGraph) -> np.ndarray:
-    """Returns (n,) the last op that reads each value; the op itself if none does, n for outputs."""
+    """(n,) the last op that reads each value; the op itself if none does, n for outputs."""
     last_use = np.array([max(users, default=i) for i, users in enumerate(graph.users)])
     last_use[list(graph.outputs)] = len(graph)
     return last_use
 
 
 def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
-    """Returns the ops that run once whatever happens to their group."""
+    """The ops that run once whatever happens to their group."""
     kept = {i for i, op in enumerate(graph.ops) if not op.recomputable} | set(graph.outputs)
     for group in groups:
         kept.update(d for i in group for d in graph.ops[i].overwrites if d in group)
@@ -259,21 +245,17 @@ def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
 
 
 def _body(graph: DFGraph, group: range, kept: set[int]) -> tuple[int, ...]:
-    """Returns the members in a group's body: those that may run again, else those that are no
-    outputs, else all."""
+    """Those members of a group that may run again, else those that are no outputs, else all."""
     again = tuple(i for i in group if i not in kept)
     inner = tuple(i for i in group if i not in graph.outputs)
     return again or inner or tuple(group)
 
 
 def _small(graph: DFGraph, kept_bytes: Sequence[int]) -> set[int]:
-    """Returns the groups whose kept values count as fixed bytes."""
     left = SMALL_SHARE * (replay(graph, Plan.keep_all(graph)).peak_bytes - graph.fixed_bytes)
     small = set()
-    for g in sorted(
-        (g for g, count in enumerate(kept_bytes) if count), key=lambda g: kept_bytes[g]
-    ):
-        left -= kept_bytes[g]
+    for count, g in sorted((count, g) for g, count in enumerate(kept_bytes) if count):
+        left -= count
         if left < 0:
             break
         small.add(g)
@@ -281,14 +263,12 @@ def _small(graph: DFGraph, kept_bytes: Sequence[int]) -> set[int]:
 
 
 def _peak_within(graph: DFGraph, group: range, leaving: set[int], elsewhere: set[int]) -> int:
-    """Returns the peak of the group's first run: its own values, without those in `elsewhere`, and
-    workspace."""
+    """The peak of the group's first run: workspace and its values, without those in `elsewhere`."""
     ending: dict[int, list[int]] = {}
     for i in group:
         if i not in leaving and i not in elsewhere:
-            ending.setdefault(max((j for j in graph.users[i] if j in group), default=i), []).append(
-                i
-            )
+            last = max((j for j in graph.users[i] if j in group), default=i)
+            ending.setdefault(last, []).append(i)
     in_use = peak = 0
     for i in group:
         size = 0 if i in elsewhere else graph.ops[i].output_bytes

@@ -9,7 +9,7 @@ ops below t may run again, each at most once per stage and in index order. Colum
     U[t, k]        k <= t  memory after the turn of op k in stage t, before values are freed for it
     FREE[t, i, k]  k < t   op k reads the value of op i, which is freed directly after k's turn in
                            stage t
-    A[t, k]        k <= t  op k runs in place in stage t: its value takes over the memory of an
+    A[t, k]        k <= t  op k runs in place in stage t: its value reuses the memory of an
                            input that is freed directly after k's turn
 
 `formulate(..., partitioned=False)` is the program before the paper's section 4.6: any op may run in
@@ -41,15 +41,12 @@ any order. `relax` bounds the cost of all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.schedule import Schedule, may_run, retained
-from checkmate.solvers.backends.matrices import MatrixProblem
+from checkmate.core.schedule import may_run
 from checkmate.solvers.paper import equations
-from checkmate.solvers.paper.matrix_builder import ABSENT, Columns, Rows
+from checkmate.solvers.paper.equations import ABSENT, Columns, Formulation
 
 DOES_NOT_FIT = (
     "when some op runs for the first time, its inputs and the values that must be retained do not"
@@ -58,85 +55,15 @@ DOES_NOT_FIT = (
 """The reason if `relax` has no solution."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Formulation:
-    """A graph and a budget as a matrix problem, and the columns of its letters.
-
-    Attributes:
-      graph: The graph.
-      problem: The matrices. Costs are shares of `graph.total_cost`, memory is in shares of
-        `capacity_bytes`.
-      capacity_bytes: The budget without the fixed bytes.
-      R: (stages, n) column of R[t, i], or `ABSENT`. There are n stages, and one more in a
-        relaxation.
-      S: (stages + 1, n) column of S[t, i], or `ABSENT`.
-      U: (n, n) column of U[t, k], or `ABSENT`; all absent in a relaxation.
-      FREE: (n, len(readings)) column of FREE[t, i, k] for reading (i, k), or `ABSENT`; none in a
-        relaxation.
-      A: (n, n) column of A[t, k], or `ABSENT`; that of A[t, t] only in a relaxation.
-      readings: (value, op) pairs: the value may be freed after the op. The graph's edges and,
-        without partitioning, (i, i).
-    """
-
-    graph: DFGraph
-    problem: MatrixProblem
-    capacity_bytes: int
-    R: np.ndarray
-    S: np.ndarray
-    U: np.ndarray
-    FREE: np.ndarray
-    A: np.ndarray
-    readings: tuple[tuple[int, int], ...] = ()
-
-    def cost(self, objective: float) -> float:
-        """Converts an objective value to the graph's cost unit."""
-        return objective * (self.graph.total_cost or 1.0)
-
-    def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns R and S of a solution vector: (stages, n) floats, 0 where there is no column."""
-        R, S = (np.where(columns >= 0, x[columns], 0.0) for columns in (self.R, self.S[:-1]))
-        return R, S
-
-    def schedule(self, x: np.ndarray) -> Schedule:
-        """Returns the schedule of an integer solution: its R, and the part of S that R needs."""
-        R = self.fractions(x)[0] > 0.5
-        return Schedule(R, retained(self.graph, R))
-
-    def solution(self, schedule: Schedule) -> np.ndarray:
-        """Returns the vector of a schedule of n stages, with every value freed as early as
-        possible: a start for an engine."""
-        graph, n, x = self.graph, len(self.graph), np.zeros(len(self.problem.cost))
-        R, S = schedule.R, np.vstack([schedule.S, np.isin(np.arange(n), graph.outputs)])
-        for letter, columns in ((R, self.R), (S, self.S)):
-            x[columns[columns >= 0]] = letter[columns >= 0]
-        size = graph.output_bytes / self.capacity_bytes
-        reading = {pair: e for e, pair in enumerate(self.readings)}
-        for t in range(n):
-            memory = float(S[t] @ size)
-            for k in np.flatnonzero(self.U[t] >= 0).tolist():
-                memory += R[t, k] * size[k]
-                x[self.U[t, k]] = memory
-                for i in (*graph.deps[k], k) if R[t, k] else ():
-                    if S[t + 1, i] or any(R[t, j] for j in graph.users[i] if j > k):
-                        continue
-                    if i in graph.in_place[k] and self.A[t, k] >= 0:
-                        x[self.A[t, k]] = 1
-                    column = self.FREE[t, reading[i, k]] if (i, k) in reading else ABSENT
-                    if column >= 0:
-                        x[column] = 1
-                        memory -= size[i]
-        return x
-
-
 def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) -> Formulation:
-    """Returns the paper's program: the cheapest schedule in n stages within the budget (equation
+    """The paper's program: the cheapest schedule in n stages within the budget (equation
     9).
 
     Args:
       partitioned: Op t runs for the first time at the end of stage t (equation 8). False leaves
         that stage open.
     """
-    columns, rows, n = Columns(), Rows(), len(graph)
+    columns, n = Columns(), len(graph)
     capacity = max(1, budget_bytes - graph.fixed_bytes)
     R, S = _letters(columns, graph, n) if partitioned else _square_letters(columns, graph)
     size = equations.shares(graph.output_bytes, capacity)
@@ -148,23 +75,21 @@ def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) ->
     consumer = np.array([k for _, k in readings], dtype=int)
     last = np.arange(n) if partitioned else np.full(n, n - 1)
     FREE = columns.add((R[:, consumer] >= 0) & (consumer < last[:, None]))
-    at = equations.Letters(graph, capacity, R, S, A, U, FREE, readings, last)
-    equations.dependencies(rows, graph, R, S)
+    at = Formulation(graph, capacity, columns, R, S, A, U, FREE, readings, last)
+    equations.dependencies(at)
     if partitioned:
-        equations.first_runs(rows, at)  # implied by the others, but tightens the relaxation
+        equations.first_runs(at)  # implied by the others, but tightens the relaxation
     else:
-        equations.order(rows, graph, R)
-    equations.memory(rows, at)
-    equations.budget(rows, at)
-    equations.in_place(rows, at)
-    equations.freeing(rows, at)
-    return Formulation(
-        graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, A, readings
-    )
+        equations.order(at)
+    equations.memory(at)
+    equations.budget(at)
+    equations.in_place(at)
+    equations.freeing(at)
+    return at
 
 
 def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
-    """Returns a program whose optimum is a lower bound for every plan in the graph's order of first
+    """A program whose optimum is a lower bound for every plan in the graph's order of first
     evaluations.
 
     R[t, i] means here that op i runs at least once between the first evaluations of ops t - 1 and
@@ -174,18 +99,18 @@ def relax(graph: DFGraph, budget_bytes: int) -> Formulation:
     recomputed at the end. R and S of any plan, however often and in whatever order it recomputes,
     satisfy these rows, and its cost is at least theirs.
     """
-    columns, rows, n = Columns(), Rows(), len(graph)
+    columns, n = Columns(), len(graph)
     capacity = max(1, budget_bytes - graph.fixed_bytes)
     size = equations.shares(graph.output_bytes, capacity)
     R, S = _letters(columns, graph, n + 1)
     A = columns.add(np.diag(equations.may_save(graph, size)))
     U, FREE = np.full((n, n), ABSENT), np.full((n, 0), ABSENT)
-    at = equations.Letters(graph, capacity, R, S, A, U, FREE, (), np.arange(n))
-    equations.dependencies(rows, graph, R, S)
-    equations.first_runs(rows, at)
+    at = Formulation(graph, capacity, columns, R, S, A, U, FREE, (), np.arange(n))
+    equations.dependencies(at)
+    equations.first_runs(at)
     for k in np.flatnonzero(at.in_place).tolist():
-        equations.in_place_last(rows, at, k, np.array([k]))
-    return Formulation(graph, _problem(graph, columns, rows, R), capacity, R, S, U, FREE, A)
+        equations.in_place_last(at, k, np.array([k]))
+    return at
 
 
 def _letters(columns: Columns, graph: DFGraph, stages: int) -> tuple[np.ndarray, np.ndarray]:
@@ -207,11 +132,3 @@ def _square_letters(columns: Columns, graph: DFGraph) -> tuple[np.ndarray, np.nd
     S = columns.add(np.arange(n + 1)[:, None] > np.zeros(n), integer=True)
     columns.lower[S[-1]] = columns.upper[S[-1]] = np.isin(np.arange(n), graph.outputs)
     return R, S
-
-
-def _problem(graph: DFGraph, columns: Columns, rows: Rows, R: np.ndarray) -> MatrixProblem:
-    """Equation 1a: the objective is the sum of C_i R[t, i]."""
-    cost = np.zeros(len(columns.lower))
-    share = np.broadcast_to(graph.costs / (graph.total_cost or 1.0), R.shape)
-    cost[R[R >= 0]] = share[R >= 0]
-    return MatrixProblem(cost, columns.lower, columns.upper, columns.integer, *rows.matrix(columns))

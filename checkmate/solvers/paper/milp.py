@@ -57,13 +57,11 @@ class MILP:
 
     @property
     def name(self) -> str:
-        """ "milp_" and the engine."""
-        return f"milp_{self.engine}{'' if self.partitioned else '_unpartitioned'}"
+        return f"milp:{self.engine}{'' if self.partitioned else ' unpartitioned'}"
 
     def run(self, search: Search) -> None:
-        """Offers the plans of the baselines, the relaxation and the program."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
-        inner = Search(coarse.graph, search.budget_bytes, time_limit_s=search.remaining_s)
+        inner = search.part(1.0, coarse.graph)
         for baseline in (ChenSqrtN(), ChenGreedy()):
             baseline.run(inner)
         if inner.plan is not None:
@@ -111,13 +109,13 @@ class MILP:
 
 
 def _offer(search: Search, coarse: Coarse, inner: Search, plan: Plan, *, by: str) -> int:
-    """Offers a coarse plan to both searches. Returns by how many bytes it exceeds the budget."""
+    """Offers a coarse plan to both searches. Returns its bytes above the budget."""
     search.offer(coarse.expand(plan), by=by)
     return inner.offer(plan, by=by).peak_bytes - inner.budget_bytes
 
 
 def _start(program: Formulation, inner: Search) -> np.ndarray | None:
-    """Returns the best plan so far as a vector of `program`, if it has that form and fits."""
+    """The best plan so far as a vector of `program`, if it has that form and fits."""
     schedule = Schedule.from_plan(program.graph, inner.plan) if inner.plan is not None else None
     if schedule is None:
         return None

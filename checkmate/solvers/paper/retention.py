@@ -6,7 +6,7 @@ run again in it, in index order), and each op has at most a few evaluations. Tim
 the ops in the stages: op i has turn t (t + 1) / 2 + i in stage t. A value is in memory from its
 turn to its last reader's. A cumulative constraint keeps the sum within the budget, and every
 evaluation needs an interval of each input that covers it. If the op is the last reader of an input
-whose memory it may take over, its value counts from the end of its turn. The lengths of the
+whose memory it may reuse, its value counts from the end of its turn. The lengths of the
 intervals are free: the published code's logarithmic domain for them excludes optima. The search
 starts from the default solver's plan.
 
@@ -51,32 +51,23 @@ class Retention:
     name: str = "retention"
 
     def run(self, search: Search) -> None:
-        """Offers the default solver's plan, then CP-SAT's."""
         if self.start_share > 0:
-            seconds = self.start_share * search.remaining_s
-            within = Search(
-                search.graph,
-                search.budget_bytes,
-                time_limit_s=seconds,
-                deterministic=search.deterministic,
-            )
-            Auto(patience=0).run(within)
+            within = search.part(self.start_share)
+            Auto(max_stalls=0).run(within)
             if within.infeasible:
                 search.prove_infeasible(within.infeasible)
                 return
             search.raise_bound(within.bound, by=f"{self.name}: {within.proven_by}")
             if within.plan is not None:
                 search.offer(within.plan, by=f"{self.name}: {within.found_by}")
-        if search.optimal or search.remaining_s == 0:
+        if search.optimal or search.out_of_time():
             return
-        schedule = (
-            Schedule.from_plan(search.graph, search.plan) if search.plan is not None else None
-        )
-        evaluations = max(
-            [self.evaluations, *(schedule.R.sum(axis=0).tolist() if schedule is not None else [])]
-        )
-        problem = retention_problem(search.graph, search.budget_bytes, int(evaluations))
-        start = None if schedule is None else intervals_of(search.graph, schedule)
+        schedule = Schedule.from_plan(search.graph, search.plan) if search.plan else None
+        evaluations, start = self.evaluations, None
+        if schedule is not None:
+            evaluations = max(evaluations, int(schedule.R.sum(axis=0).max()))
+            start = intervals_of(search.graph, schedule)
+        problem = retention_problem(search.graph, search.budget_bytes, evaluations)
         answer = solve_intervals(
             problem, time_limit_s=0.95 * search.remaining_s, start=start, workers=self.workers
         )
@@ -85,12 +76,11 @@ class Retention:
 
 
 def turn(stage: int, i: int) -> int:
-    """Returns the turn of op i in a stage: stages 0, 1, 2, ... have 1, 2, 3, ... turns."""
+    """The turn of op i in a stage: stages 0, 1, 2, ... have 1, 2, 3, ... turns."""
     return stage * (stage + 1) // 2 + i
 
 
 def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> IntervalProblem:
-    """Returns the scheduling problem of a graph and a budget."""
     n, capacity_bytes = len(graph), max(0, budget_bytes - graph.fixed_bytes)
     unit = max(1, capacity_bytes // MEMORY_UNITS)
     scale = COST_UNITS / (graph.total_cost or 1.0)
@@ -113,8 +103,8 @@ def retention_problem(graph: DFGraph, budget_bytes: int, evaluations: int) -> In
 
 
 def intervals_of(graph: DFGraph, schedule: Schedule) -> list[list[tuple[int, int]]]:
-    """Returns for each op the (start, end) of its values in a schedule: from its turn until after
-    that of the last reader."""
+    """For each op the (start, end) of its values in a schedule: from its turn to after its last
+    reader's."""
     n = len(graph)
     intervals: list[list[tuple[int, int]]] = [[] for _ in range(n)]
 
@@ -132,7 +122,5 @@ def intervals_of(graph: DFGraph, schedule: Schedule) -> list[list[tuple[int, int
 
 
 def plan_of(graph: DFGraph, starts: tuple[tuple[int, ...], ...]) -> Plan:
-    """Returns the plan that evaluates each op at its starts, and frees every value after its last
-    use."""
     order = sorted((time, i) for i, times in enumerate(starts) for time in times)
     return Plan.from_order(graph, [i for _, i in order])

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from checkmate.core.allocator import UNIT_BYTES
-from checkmate.core.events import Log, Program, bursts, learn
+from checkmate.core.events import Log, Program, learn, requests_by_node
 from checkmate.core.footprint import Footprint, Kind
 from checkmate.errors import CheckmateError
 from checkmate.tf2.costs.cache import Measurement
@@ -133,7 +133,7 @@ class Chain:
                 for took, each in zip(seconds, self.members, strict=True)
             ]
         log = self._named(log)
-        footprints = learn(Program(tuple(self._nodes), ()), bursts(log))
+        footprints = learn(Program(tuple(self._nodes), ()), requests_by_node(log))
         held_until = _held_until(log)
         return [
             Measurement(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from checkmate.core.allocator import rounded_up
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Plan
-from checkmate.core.replay import taken_over
+from checkmate.core.replay import reused_input
 from checkmate.tf2.execution.plan_writer import EVALUATION_MARK, SCOPE
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import (
@@ -103,7 +103,7 @@ def not_in_place(
             continue
         op, number = graph.ops[step.op], seen[step.op]
         seen[step.op] += 1
-        if op.workspace_bytes >= op.output_bytes or taken_over(graph, plan.steps, k) is None:
+        if op.workspace_bytes >= op.output_bytes or reused_input(graph, plan.steps, k) is None:
             continue
         names = (f"{o.name}{EVALUATION_MARK}{number}" for o in traced.groups[step.op])
         found += [name for name in names if rounded_up(named.get(name, 0)) >= op.output_bytes]

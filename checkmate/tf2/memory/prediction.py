@@ -106,7 +106,7 @@ def constants_of(written: Written) -> tuple[int, ...]:
 
 
 def log_of(seen: Observation) -> Log:
-    """Returns what ops asked for and gave back, for `core.events.bursts`."""
+    """Returns what ops asked for and gave back, for `core.events.requests_by_node`."""
     return [
         (
             event.op.removeprefix(f"{SCOPE}/") if event.is_request else None,

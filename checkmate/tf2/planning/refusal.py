@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.replay import Floor, floor, needs
+from checkmate.core.replay import Floor, floor, op_floors
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import in_place
@@ -51,7 +51,7 @@ def needs_apart(traced: TracedStep, graph: DFGraph) -> list[Need]:
       graph: The step's graph with costs.
     """
     planned = traced.numbers()
-    return [_need(traced, graph, planned, floor) for floor in needs(graph)]
+    return [_need(traced, graph, planned, floor) for floor in op_floors(graph)]
 
 
 def _need(
@@ -59,8 +59,8 @@ def _need(
 ) -> Need:
     v, ops = floor.op, graph.ops
     own = {*graph.deps[v], v}
-    others = [(ops[i].output_bytes, ops[i].name) for i in floor.held if i not in own]
-    together = [(ops[i].output_bytes, ops[i].name) for i in floor.held if i in own]
+    others = [(ops[i].output_bytes, ops[i].name) for i in floor.live if i not in own]
+    together = [(ops[i].output_bytes, ops[i].name) for i in floor.live if i in own]
     together.append((ops[v].workspace_bytes, "workspace"))
     group = traced.groups[v]
     apart = max((_held(each, planned, bool(ops[v].in_place)) for each in group), key=_total)

@@ -4,9 +4,6 @@ the order it is told to keep."""
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +14,13 @@ from checkmate.bench import problems
 from checkmate.bench.problems import layered
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import run_python
 
+from benchmarks import problems
+from benchmarks.problems import layered
 from checkmate import DFGraph, Op, Plan, Schedule, floor, replay
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE
+from checkmate.solvers.annealing.arrays import IN_ANY_ORDER, IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.local.stage_plan import StagePlan
 
 
@@ -91,7 +91,6 @@ def test_larger_graphs_too(placement, hot):
     for _ in range(5):
         _run(annealer, 2000, hot=hot, placement=placement)
         _check_counts(graph, budget, annealer)
-    assert annealer.evaluated > 10_000
 
 
 @settings(max_examples=300)
@@ -195,9 +194,8 @@ def test_time_that_is_short_ends_a_run():
     graph = strategies.training_chain(30)
     annealer = Annealer(graph, _budget(graph, 0.3), _start(graph))
     run = AnnealingRun(_start(graph), 300)
-    before = annealer.evaluated
     assert not annealer.run(run, lambda: 0.0)
-    assert annealer.evaluated - before <= len(graph)  # the start alone
+    assert annealer.current == list(_start(graph))
     left = iter((1.0, 1.0, 0.0))
     assert not annealer.run(run, lambda: next(left))
     assert annealer.run(run)
@@ -237,38 +235,24 @@ Annealer(DFGraph((Op("op"),)), 0, (0,))
 
 @pytest.mark.slow
 def test_the_first_call_says_that_it_compiles_and_later_ones_do_not(tmp_path):
-    told = []
-    for _ in range(2):
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST_CALL],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=True,
-        )
-        told.append(done.stderr.count("Compiling the annealer"))
-    assert told == [1, 0]
+    runs = [run_python(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert [run.stderr.count("Compiling the annealer") for run in runs] == [1, 0]
 
 
 @pytest.mark.slow
 def test_a_command_that_ends_before_the_code_is_compiled_waits_for_it(tmp_path):
-    call = "from checkmate.cli import main; main()"
-    arguments = ["bench", "solvers", "resnet50", "--shares", "0.2", "--time-limit", "1"]
-    told = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", call, *arguments],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
-            check=True,
-        )
-        told.append(done.stderr.count("checkmate: Waiting for the annealer"))
-    assert told == [1, 0]
+    problems.load("resnet50").save(tmp_path / "graph.json")
+    asked = {
+        "arguments": ["solve", str(tmp_path / "graph.json"), "-b", "30%", "--time-limit", "1"],
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    runs = [run_python("from checkmate.cli import main; main()", **asked) for _ in range(2)]
+    assert [run.stderr.count("checkmate: Waiting for the annealer") for run in runs] == [1, 0]
 
 
 REJECTED = """
+import os
+os.environ.pop("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", None)  # set by this process
 import checkmate.solvers.annealing.kernel
 from numba.core.errors import TypingError
 print(TypingError("rejected"))
@@ -284,15 +268,7 @@ def test_printing_beside_the_compilation_is_not_disturbed(tmp_path):
         "def init(): print('exchanged')\n"
         "reinit = deinit = init\n"
     )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_DISABLE")}
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", REJECTED],
-        capture_output=True,
-        text=True,
-        env=environment | {"PYTHONPATH": path},
-        check=True,
-    )
+    done = run_python(REJECTED, tmp_path)
     assert done.stdout == "rejected\n"
 
 
@@ -306,7 +282,7 @@ print(solve(DFGraph((*layers, *gradients), (15,)), 650).status.name, "numba" in 
 
 
 def test_a_search_that_is_short_loads_no_compiled_code():
-    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
+    done = run_python(QUICK)
     assert done.stdout.split() == ["OPTIMAL", "False"]
 
 
@@ -353,7 +329,6 @@ def test_only_ops_that_may_be_evicted_are_counted_and_drawn():
     assert among.evictable == alone.evictable == n
     _run(alone, 400 * n)
     _run(among, 400 * n)
-    assert among.evaluated < 3 * alone.evaluated
     assert among.best is not None
     assert among.best_cost - longer.total_cost < 0.5 * graph.total_cost
 

@@ -60,7 +60,7 @@ def test_no_plan_violates_a_row(graph, data):
         data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=4, unique=True))
     )
     P, R = _observed(stage_plan, snapshots)
-    assert violated_chains(graph, snapshots, P, R, most=1000) == []
+    assert violated_chains(graph, snapshots, P, R, limit=1000) == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -83,13 +83,13 @@ def test_the_most_violated_row_is_found(graph, data):
                     most = max(most, _excess(Chain(a, b, ops, False, 0.0), P, R))
                     if b < len(snapshots) and ops[0] <= start:
                         most = max(most, _excess(Chain(a, b, ops, True, 0.0), P, R))
-    found = violated_chains(graph, snapshots, P, R, most=1000)
+    found = violated_chains(graph, snapshots, P, R, limit=1000)
     for chain in found:
         assert np.isclose(chain.excess, _excess(chain, P, R))
         assert all(d in graph.deps[j] for j, d in zip(chain.ops, chain.ops[1:], strict=False))
         assert all(i <= snapshots[chain.a] for i in chain.ops[0 if chain.kept else 1 :])
     assert np.isclose(max((chain.excess for chain in found), default=most), most) or most <= 0.02
-    assert violated_chains(graph, snapshots, P, R, most=1) == found[:1]
+    assert violated_chains(graph, snapshots, P, R, limit=1) == found[:1]
 
 
 def test_a_value_by_halves_is_told():
@@ -104,5 +104,5 @@ def test_a_value_by_halves_is_told():
     )
     P = np.array([[0.5, 0, 1, 0, 0], [0.5, 0.5, 0, 1, 0]])
     R = np.array([[1, 1, 1, 0, 0], [0, 0.5, 0, 1, 0], [0, 0.5, 0, 0, 1]])
-    (chain,) = violated_chains(DFGraph(ops, outputs=(4,)), [2, 3], P, R, most=9)
+    (chain,) = violated_chains(DFGraph(ops, outputs=(4,)), [2, 3], P, R, limit=9)
     assert (chain.a, chain.b, chain.ops, chain.kept, chain.excess) == (0, 2, (4, 1, 0), False, 0.5)

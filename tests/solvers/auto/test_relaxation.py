@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from benchmarks.problems import budget_at, load
 from checkmate import DFGraph, Op
 from checkmate.solvers.auto.bounds import solve_integer, solve_linear
 from checkmate.solvers.auto.relaxation import Relaxation

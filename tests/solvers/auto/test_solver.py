@@ -14,9 +14,9 @@ import numpy as np
 import oracles
 import pytest
 import strategies
-from checkmate.bench.problems import budget_at
 from hypothesis import assume, given, settings
 
+from benchmarks.problems import budget_at
 from checkmate import (
     DFGraph,
     InfeasibleBudgetError,
@@ -28,7 +28,7 @@ from checkmate import (
     replay,
     solve,
 )
-from checkmate.solvers.auto.solver import Auto, fullest
+from checkmate.solvers.auto.solver import Auto, worst_overflows
 from checkmate.solvers.background import unfinished_tasks
 from checkmate.solvers.baselines.dtr import DTR
 from checkmate.solvers.local.repair import Repair, trim
@@ -119,7 +119,7 @@ def test_larger_budget_never_costs_more():
 
 def test_deterministic_reads_no_clock(monkeypatch):
     graph = _resnet_like(6)
-    quick = Auto(patience=1, rounds=1)
+    quick = Auto(max_stalls=1, rounds=1)
 
     def ask(time_limit_s):
         result = solve(
@@ -220,7 +220,7 @@ def test_few_ops_are_solved_exactly(budget):
 
 def test_options_are_fields():
     graph = _resnet_like(6)
-    quick = solve(graph, _budget(graph, 0.3), solver=Auto(patience=0, rounds=0))
+    quick = solve(graph, _budget(graph, 0.3), solver=Auto(max_stalls=0, rounds=0))
     assert quick.peak_bytes <= quick.budget_bytes
     assert quick.stats.solver == "auto"
 
@@ -266,7 +266,7 @@ def test_where_a_repair_is_stuck_nothing_may_fit():
     ],
 )
 def test_snapshots_are_added_where_most_overflows(overflow, chosen, many, expected):
-    assert fullest(np.array(overflow, float), chosen, many) == expected
+    assert worst_overflows(np.array(overflow, float), chosen, many) == expected
 
 
 def test_all_of_the_time_is_used_while_there_is_no_plan():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from oracles import cheapest, cheapest_in_any_order, run_plan
 from strategies import graphs, problems, tangled, training_chain
 
+from benchmarks.problems import budget_at
 from checkmate import DFGraph, Op, SolveStatus, solve
 from checkmate.solvers.exact.a_star import EDGES_PER_STATE, AStar, Paths
 from checkmate.solvers.search import Search

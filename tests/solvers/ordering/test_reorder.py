@@ -13,6 +13,7 @@ from checkmate.bench.problems import layered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.problems import layered
 from checkmate import (
     DFGraph,
     GraphError,
@@ -25,13 +26,12 @@ from checkmate import (
     solve,
 )
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
+from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
 from checkmate.solvers.annealing.local_search import LocalSearch
-from checkmate.solvers.annealing.placement import IN_ANY_ORDER
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.ordering import reorder
-from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound
-from checkmate.solvers.ordering.orders import greedy_order, in_numbers_of, renumbered
-from checkmate.solvers.ordering.reorder import Reorder
+from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound, renumbered
+from checkmate.solvers.ordering.reorder import Reorder, greedy_order, in_numbers_of
 from checkmate.solvers.search import Search
 
 
@@ -110,10 +110,7 @@ def test_another_order_for_free():
     assert replay(graph, Plan.keep_all(graph)).peak_bytes == 17
     with_order = solve(graph, 12)
     # Each of the two is made twice.
-    assert (with_order.cost, with_order.bound_covers) == (
-        6,
-        "given order",
-    )
+    assert (with_order.cost, with_order.bound_covers) == (6, "given order")
     assert 5 - 1e-6 <= with_order.bound <= 6
     free = solve(graph, 12, reorder=True)
     assert (free.status, free.cost, free.bound, free.bound_covers) == (

@@ -11,7 +11,7 @@ from strategies import graphs, training_chain
 from checkmate import DFGraph, Op, Plan, SolveStatus, lower, replay, solve
 from checkmate.core.schedule import complete, may_run
 from checkmate.solvers.paper.coarsen import _build, coarsen
-from checkmate.solvers.paper.lp_rounding import LPRounding
+from checkmate.solvers.paper.lp import LPRounding
 from checkmate.solvers.paper.milp import MILP
 
 

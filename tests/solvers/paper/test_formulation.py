@@ -141,12 +141,7 @@ def test_the_recurrence_of_an_op_in_place():
     x = program.solution(Schedule.from_plan(graph, Plan.keep_all(graph)))
     U, A = (np.where(columns >= 0, x[columns], -1) for columns in (program.U, program.A))
     # The values of ops 0 and 1 are retained, 'grad' comes in stage 2.
-    assert U[2].tolist() == [
-        1.0,
-        1.0,
-        1.5,
-        -1,
-    ]
+    assert U[2].tolist() == [1.0, 1.0, 1.5, -1]
     assert A[2].tolist() == [-1, -1, 1, -1]
     assert U[3].tolist() == [1.0, 1.0, 1.0, 1.0]
     assert program.problem.violation(x) < 1e-9

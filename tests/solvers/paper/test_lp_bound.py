@@ -13,7 +13,7 @@ from checkmate.solvers.backends import engines
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import LP_ENGINES, AnswerStatus
 from checkmate.solvers.paper.formulation import relax
-from checkmate.solvers.paper.lp_bound import LPBound
+from checkmate.solvers.paper.lp import LPBound
 
 CHAIN = training_chain(8, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
 
@@ -78,7 +78,7 @@ def test_an_engine_that_runs_out_of_time_still_gives_a_bound():
     problem = relax(graph, replay(graph, Plan.keep_all(graph)).peak_bytes // 2).problem
     question = {"problem": problem, "engine": "pdlp", "time_limit_s": 0.02, "start": None}
     # Here TensorFlow may be loaded.
-    answer = engines._ask_in_child(engines.ENGINES["pdlp"][1], question, time_limit_s=60)
+    answer = engines._ask_in_child(engines.ENGINES["pdlp"], question, time_limit_s=60)
     best = solve_matrices(problem, engine="clp", time_limit_s=60)
     assert answer.status is AnswerStatus.UNKNOWN
     assert -np.inf < answer.bound < best.bound
@@ -90,11 +90,10 @@ def test_no_time_no_bound():
 
 
 def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
-    from checkmate.bench.problems import load
-
-    from checkmate.solvers.paper import lp_bound
+    from benchmarks.problems import load
+    from checkmate.solvers.paper import lp
 
     written = []
-    monkeypatch.setattr(lp_bound, "relax", lambda graph, budget: written.append(len(graph)))
+    monkeypatch.setattr(lp, "relax", lambda graph, budget: written.append(len(graph)))
     result = solve(load("encoder5"), "60%", solver="lp_bound", time_limit_s=1, throw=False)
     assert result.plan is None and result.bound == result.graph.total_cost and not written

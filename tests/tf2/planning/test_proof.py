@@ -11,7 +11,7 @@ def test_an_op_of_several_needs_no_more_than_the_one_of_them_that_needs_most():
     does not hold c. They are one op beside another that needs much more."""
     import tensorflow as tf
 
-    from checkmate.core.replay import needs
+    from checkmate.core.replay import op_floors
     from checkmate.tf2.costs.measured import with_costs
     from checkmate.tf2.planning.refusal import needs_apart
 
@@ -24,7 +24,7 @@ def test_an_op_of_several_needs_no_more_than_the_one_of_them_that_needs_most():
     graph = with_costs(found, "roofline")
     (k,) = [i for i, op in enumerate(graph.ops) if op.kind == "MatMul+Mul+Sum"]
     apart = needs_apart(found, graph)
-    as_one = [need.bytes for need in needs(graph)]
+    as_one = [need.bytes for need in op_floors(graph)]
     assert as_one[k] - graph.fixed_bytes == 4 * VALUE_BYTES + graph.ops[k].output_bytes
     assert apart[k].bytes - graph.fixed_bytes == 3 * VALUE_BYTES
     assert {name for _, name in apart[k].values} == {"Sin", "Cos", "matmul_1"}

@@ -1,6 +1,6 @@
 """Annealing in the background, from relaxed solutions and from the best plan in turn.
 
-Repair takes what is nearest at hand and can lose what the relaxation knows. Annealing from the
+Repair is myopic, and can lose what the relaxation knows. Annealing from the
 relaxed solution itself, which is over the budget, begins with all of it. Neither start is always
 the better one.
 """
@@ -16,7 +16,7 @@ from checkmate.solvers.annealing.annealer import (
     AnnealingTask,
     in_background,
 )
-from checkmate.solvers.annealing.placement import IN_STAGES, REPEATS_ANYWHERE
+from checkmate.solvers.annealing.arrays import IN_STAGES, REPEATS_ANYWHERE
 from checkmate.solvers.background import BackgroundTask
 from checkmate.solvers.search import Search
 
@@ -31,16 +31,16 @@ FROM_RELAXED = (
     (1.0, REPEATS_ANYWHERE),
 )
 """First temperature and placement of the runs from a relaxed solution. Cold runs keep what it
-knows. Warm ones reach plans that it is far from: in `checkmate bench solvers mobilenet` at f = 0.1
-the plan costs +21.4 % without them, and +19.2 % with them."""
+knows. Warm ones reach plans that it is far from: in `python -m benchmarks solvers mobilenet` at f =
+0.1 the plan costs +21.4 % without them, and +19.2 % with them."""
 
 
 LOAD_AFTER_S = 0.3
-"""The compiled code is loaded beside a search that has lasted so long: many end before, and loading
-takes a second of a core, or fifteen where it is not compiled yet."""
+"""Seconds of a search after which the compiled code is loaded: many end before, and loading keeps a
+core busy for a second, or for fifteen where it is not compiled yet."""
 
 
-class Improver:
+class AnnealingLoop:
     """Rounds of annealing. Each has four runs from the relaxed solution, and two from the plan.
 
     Args:
@@ -50,7 +50,7 @@ class Improver:
       seed: Of the random numbers.
 
     Attributes:
-      fruitless: Rounds in a row that found nothing cheaper.
+      stalls: Rounds in a row that found nothing cheaper.
     """
 
     def __init__(self, search: Search, *, rounds: int, seed: int):
@@ -58,14 +58,14 @@ class Improver:
         self._relaxed: Sequence[int] = ()
         self._making: BackgroundTask | None = None
         self._task: AnnealingTask | None = None
-        self.rounds = self.fruitless = 0
+        self.rounds = self.stalls = 0
 
     def start_from(self, relaxed: Sequence[int]) -> None:
-        """Takes another relaxed solution: ops in the order of their evaluations, in stage form."""
-        self._relaxed, self.fruitless = relaxed, 0
+        """Sets the relaxed solution: ops in the order of their evaluations, in stage form."""
+        self._relaxed, self.stalls = relaxed, 0
 
     def load(self) -> None:
-        """Begins to load the compiled code in the background. With a clock, rounds then follow."""
+        """Loads the compiled code in the background. With a clock, rounds then follow."""
         if self._making is None and self._most_rounds:
             search, seed = self._search, self._seed
             self._making = in_background(
@@ -73,14 +73,14 @@ class Improver:
             )
 
     def collect(self) -> None:
-        """Offers what was found, loads the annealer once there is a start and the search goes on,
-        and begins the rounds once it is loaded."""
+        """Offers new plans, loads the annealer once there is a start and the search goes on, and
+        begins the rounds once it is loaded."""
         search = self._search
         if self._relaxed and not search.deterministic and search.elapsed_s >= LOAD_AFTER_S:
             self.load()
         if self._task is not None:
             cost, order = self._task.found
-            if order and cost < search_cost(search):
+            if order and cost < search.cost:
                 search.offer(Plan.from_order(search.graph, order), by="annealing")
             if not self._task.busy:
                 self._task.result()  # raises its error
@@ -89,11 +89,7 @@ class Improver:
             self._task = self._begin(annealer, self._forever(annealer))
 
     def round(self) -> bool:
-        """Makes one round and waits for it: the way of a search that reads no clock.
-
-        Returns:
-          False where all rounds were made before.
-        """
+        """Makes one round and waits for it, for searches without a clock. False after the last."""
         self.load()
         if self._making is None or self.rounds >= self._most_rounds:
             return False
@@ -104,7 +100,6 @@ class Improver:
         return True
 
     def stop(self) -> None:
-        """Ends the task and offers what it found."""
         if self._task is not None:
             self._task.stop()
             self.collect()
@@ -117,7 +112,7 @@ class Improver:
             yield from self._one_round(annealer)
 
     def _one_round(self, annealer: Annealer) -> Iterator[AnnealingRun]:
-        before = search_cost(self._search)
+        before = self._search.cost
         proposals = PROPOSALS * (8 if before == float("inf") else 1)
         if self._relaxed:
             for hot, placement in FROM_RELAXED:
@@ -125,7 +120,7 @@ class Improver:
                     self._relaxed, proposals, hot, 0.01, placement, annealer.first_price
                 )
         if before < float("inf"):
-            proposals <<= 1 + min(self.fruitless, 6)
+            proposals <<= 1 + min(self.stalls, 6)
         if self.rounds % 4 == 0 or not self._best():
             plain, price = range(len(self._search.graph)), annealer.first_price
             placement = REPEATS_ANYWHERE if self.rounds % 8 else IN_STAGES
@@ -134,8 +129,8 @@ class Improver:
             placement = REPEATS_ANYWHERE if self.rounds % 2 else IN_STAGES
             yield AnnealingRun(best, proposals, 0.05, 0.01, placement, price=1.0)
         self.rounds += 1
-        better = min(self._found()[0], search_cost(self._search)) < before
-        self.fruitless = 0 if better else self.fruitless + 1
+        better = min(self._found()[0], self._search.cost) < before
+        self.stalls = 0 if better else self.stalls + 1
 
     def _found(self) -> tuple[float, Sequence[int]]:
         return self._task.found if self._task is not None else (float("inf"), [])
@@ -143,9 +138,4 @@ class Improver:
     def _best(self) -> Sequence[int]:
         """The best plan as an order of evaluations; empty where there is none."""
         (cost, order), plan = self._found(), self._search.plan
-        return plan.computed if plan and cost >= search_cost(self._search) else order
-
-
-def search_cost(search: Search) -> float:
-    """Cost of the best plan; infinity where there is none."""
-    return search.timeline.cost if search.timeline is not None else float("inf")
+        return plan.computed if plan and cost >= self._search.cost else order

@@ -1,32 +1,70 @@
-"""The paper's approximation: the linear relaxation, rounded in two phases.
+"""The linear relaxation: a bound without a plan, and the paper's approximation, which rounds it.
 
-Method: the program's relaxation gives fractions for S. Phase one rounds S alone: at a threshold, or
-at random. Phase two follows from S: from the last stage to the first, an op runs if its value is
+Bound: `formulation.relax` without integrality. Its optimum is at most the cost of any plan within
+the budget, in the graph's order of first evaluations, however often and in whatever order it
+recomputes. The bound is computed from the engine's multipliers (`MatrixProblem.dual_bound`), so
+that an engine of low accuracy, or PDLP or GLOP out of time, gives a weaker bound but never a wrong
+one. CLP out of time gives none. The relaxation has about n^2 columns; if building them takes more
+than a fifth of the time, there is no bound.
+
+Rounding: the program's relaxation gives fractions for S. Phase one rounds S alone: at a threshold,
+or at random. Phase two follows from S: from the last stage to the first, an op runs if its value is
 needed and not retained, so that every rounding is a legal schedule. `replay` checks which are
 within the budget, and the cheapest one is the result. The relaxation is solved at the budget and
-below it, as roundings need more memory than the relaxation.
+below it, as roundings need more memory than the relaxation. Guarantee: none on finding a plan. The
+bound is reported only if the graph was not grouped.
 
 Source: Checkmate (Jain et al., MLSys 2020), section 5, algorithm 2. Departures: many thresholds
 instead of 1/2; every other random rounding draws one number per value instead of one per entry, so
-that a value stays retained from stage to stage; ops that may not run again are retained. Guarantee:
-none on finding a plan. The bound is the value of `formulation.relax` without integrality, which
-holds for every plan in the graph's order of first evaluations; it is reported only if the graph was
-not grouped.
+that a value stays retained from stage to stage; ops that may not run again are retained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from checkmate.core.schedule import complete, lower
 from checkmate.solvers.backends.engines import solve_matrices
+from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.coarsen import coarsen
-from checkmate.solvers.paper.formulation import formulate
-from checkmate.solvers.paper.lp_bound import LPBound
+from checkmate.solvers.paper.formulation import DOES_NOT_FIT, formulate, relax
 from checkmate.solvers.search import Search
+
+SECONDS, HANDING_OVER = 2e-6, 0.2
+"""Seconds per column to build the program and pass it to an engine and back, and the largest share
+of the time for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class LPBound:
+    """Solves the relaxation.
+
+    Args:
+      engine: "clp", "glop" or "pdlp".
+      share: Share of the time for the relaxation.
+    """
+
+    engine: str = "clp"
+    share: float = 1.0
+    name: str = "lp_bound"
+
+    makes_plans: ClassVar[bool] = False
+
+    def run(self, search: Search) -> None:
+        handing_over_s = SECONDS * len(search.graph) ** 2
+        if handing_over_s > HANDING_OVER * search.remaining_s:
+            return  # the rest would not suffice for any engine
+        relaxation = relax(search.graph, search.budget_bytes)
+        seconds = max(0.0, self.share * search.remaining_s - handing_over_s)
+        answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=seconds)
+        if answer.status is AnswerStatus.INFEASIBLE:
+            search.prove_infeasible(DOES_NOT_FIT)
+        else:
+            search.raise_bound(relaxation.cost(answer.bound), by=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +90,6 @@ class LPRounding:
     name: str = "lp_rounding"
 
     def run(self, search: Search) -> None:
-        """Offers every rounding, and the relaxation's value as a bound."""
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.graph is search.graph:
             LPBound(self.engine, share=0.25, name=f"{self.name}: relaxation").run(search)
@@ -69,7 +106,7 @@ class LPRounding:
             if answer.x is None:
                 continue
             for S in self._roundings(program.fractions(answer.x)[1], generator):
-                if search.remaining_s == 0:
+                if search.out_of_time():
                     return
                 search.offer(
                     coarse.expand(lower(coarse.graph, complete(coarse.graph, S))), by=self.name
