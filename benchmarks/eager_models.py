@@ -1,4 +1,4 @@
-"""Eager workloads for `checkmate bench dtr-eager`: what each step does is decided by Python as it
+"""Eager workloads for `python -m benchmarks dtr-eager`: what each step does is decided by Python as it
 runs.
 
 Each is a function without arguments that returns (the variables, a function that computes the loss,

@@ -1,4 +1,4 @@
-"""`checkmate bench dtr-eager --ops`: what an op costs under `checkmate.tf2.dtr` where nothing is
+"""`python -m benchmarks dtr-eager --ops`: what an op costs under `checkmate.tf2.dtr` where nothing is
 evicted.
 
 A chain of matrix products under a tape, forward and backward; the backward pass runs as many ops as

@@ -73,7 +73,7 @@ def _objects(path: str | os.PathLike, data: dict[str, Any], key: str) -> list[di
     if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
         raise PlanFileError(
             f"{path} is no graph in node-link format: there {key!r} is a list of objects. A graph"
-            " file of this library is read by `checkmate bench solvers`."
+            " file of this library is read by `python -m benchmarks solvers`."
         )
     return found
 

@@ -1,7 +1,6 @@
 """Layers read from the names of ops."""
 
 import pytest
-from checkmate.bench.problems import load
 
 from benchmarks.problems import load
 from checkmate import DFGraph, Op

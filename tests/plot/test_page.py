@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkmate.bench.problems import budget_at, load
 from strategies import training_chain
 
 from benchmarks.problems import budget_at, load

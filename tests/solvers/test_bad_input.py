@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checkmate.bench.problems import budget_at
 from oracles import cheapest, run_plan
 from scripts import run_python
 from strategies import training_chain, tree

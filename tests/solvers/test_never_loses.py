@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from checkmate.bench.problems import budget_at, layered
 
 from benchmarks.problems import budget_at, layered
 from checkmate import DFGraph, SolveResult, SolveStatus, solve

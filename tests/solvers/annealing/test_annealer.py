@@ -10,8 +10,6 @@ import numpy as np
 import oracles
 import pytest
 import strategies
-from checkmate.bench import problems
-from checkmate.bench.problems import layered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts import run_python

@@ -9,7 +9,6 @@ import numpy as np
 import oracles
 import pytest
 import strategies
-from checkmate.bench.problems import budget_at, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from checkmate.bench.problems import budget_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cheapest, cheapest_in_any_order, run_plan

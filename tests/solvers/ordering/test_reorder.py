@@ -9,7 +9,6 @@ from dataclasses import replace
 import oracles
 import pytest
 import strategies
-from checkmate.bench.problems import layered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
