@@ -19,7 +19,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRRun, DTRStatus, simulate
-from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
+from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 from checkmate.plot.online import growth_curve, online_curve
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve

@@ -15,7 +15,7 @@ from checkmate.core.replay import replay
 from checkmate.dtr import instructions
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog, whole_costs
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
 
@@ -83,16 +83,16 @@ class Program:
         it; of a graph, the peak that `replay` finds."""
         if self.graph is not None:
             return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
-        paper = Paper()
+        backend = CountingBackend()
         self.run(
             Runtime(
-                paper,
+                backend,
                 budget_bytes=math.inf,
                 heuristic=HEURISTICS["local"],
                 deallocation=Deallocation.BANISH,
             )
         )
-        return paper.peak
+        return backend.peak
 
     def run(self, runtime: Runtime) -> None:
         """Has a runtime run all steps. Raises what the runtime raises."""

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from strategies import training_chain
 
-from checkmate.bench import dtr as benchmark
-from checkmate.bench.recurrent import lstm, tree_lstm
+from benchmarks import dtr as benchmark
+from benchmarks.recurrent import lstm, tree_lstm
 from checkmate.cli import main
 from checkmate.commands.simulate import overhead_curve
 from checkmate.core.plan import Plan

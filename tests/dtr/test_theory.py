@@ -4,7 +4,7 @@ import pytest
 
 from checkmate import simulate
 from checkmate.dtr.heuristic import HEURISTICS
-from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
+from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 64, 1000])
