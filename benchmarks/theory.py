@@ -80,7 +80,10 @@ def adversary(heuristic: Heuristic, ops: int, budget: int) -> Duel:
       budget: Memory in units of one value; at least 3.
     """
     runtime = Runtime(
-        CountingBackend(), budget_bytes=budget, heuristic=heuristic, deallocation=Deallocation.IGNORE
+        CountingBackend(),
+        budget_bytes=budget,
+        heuristic=heuristic,
+        deallocation=Deallocation.IGNORE,
     )
 
     def grow(tensor: Tensor | None) -> Tensor:

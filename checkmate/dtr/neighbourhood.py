@@ -29,12 +29,15 @@ class Own:
     """Counts the storage itself only.
 
     Attributes:
-      stale: Storages in the pool's arrays whose cost may have changed since the pool last asked. The
-        pool empties it.
+      stale: Storages in the pool's arrays whose cost may have changed since the last search; the pool
+        empties it.
       table: The value of each class as an array, or None where there are no classes.
     """
 
     table: np.ndarray | None = None
+    counts_first_runs = False
+    """It has to be told also of storages that come into memory for the first time, unless these are
+    linked before."""
 
     def __init__(self) -> None:
         self.stale: dict[Storage, None] = {}
@@ -213,6 +216,8 @@ class Regions(Own):
 
     Work grows with the size of the evicted neighbourhoods; `Classes` is the cheap stand-in.
     """
+
+    counts_first_runs = True
 
     def __init__(self, *, descendants: bool) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import tensorflow as tf
 
@@ -180,6 +181,7 @@ class OpRule:
       eager: How dynamic rematerialization treats it.
       eager_refusal: Why it cannot run under dynamic rematerialization.
       gradient_reads: Indices of the (inputs, outputs) that its gradient reads; None if not known.
+      of_shape: Computes its output from its input's shape, for a SHAPE op with one input.
     """
 
     role: Role = Role.KERNEL
@@ -206,6 +208,7 @@ class OpRule:
     eager: Eager | None = None
     eager_refusal: str = ""
     gradient_reads: tuple[Indices, Indices] | None = None
+    of_shape: Callable[[tuple[int, ...]], Any] | None = None
 
     @property
     def is_elementwise(self) -> bool:

@@ -10,6 +10,7 @@ op type where it does so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,10 @@ add_row("EnsureShape IdentityN", role=Role.ALIAS)
 add_row("Reshape", role=Role.VIEW, eager=Eager.VIEW, gradient_reads=_NOTHING)
 add_row("ExpandDims Squeeze", role=Role.VIEW, eager=Eager.VIEW)
 add_row("Bitcast", role=Role.VIEW)
-add_row("Rank Shape ShapeN Size", role=Role.SHAPE, size=Size.NUMBERS)
+add_row("Rank", role=Role.SHAPE, size=Size.NUMBERS, of_shape=len)
+add_row("Shape", role=Role.SHAPE, size=Size.NUMBERS, of_shape=list)
+add_row("ShapeN", role=Role.SHAPE, size=Size.NUMBERS)
+add_row("Size", role=Role.SHAPE, size=Size.NUMBERS, of_shape=math.prod)
 add_row("BroadcastGradientArgs TensorListElementShape TensorListLength", size=Size.NUMBERS)
 
 # Arguments, constants and variables.

@@ -17,7 +17,9 @@ from checkmate.errors import ThrashingError
 
 
 def runtime(budget=math.inf, heuristic="lru", **options):
-    return Runtime(CountingBackend(), budget_bytes=budget, heuristic=HEURISTICS[heuristic], **options)
+    return Runtime(
+        CountingBackend(), budget_bytes=budget, heuristic=HEURISTICS[heuristic], **options
+    )
 
 
 def call(rt, *inputs, size=1, cost=1):
@@ -202,11 +204,7 @@ def test_an_op_that_breaks_while_others_wait_leaves_no_locks():
     with pytest.raises(ZeroDivisionError):
         rt.materialize(chain[2])
     assert all(not tensor.storage.locks for tensor in chain)
-    assert (
-        len(rt.pool)
-        == sum(tensor.storage.material for tensor in chain)
-        == rt.backend.in_use
-    )
+    assert len(rt.pool) == sum(tensor.storage.material for tensor in chain) == rt.backend.in_use
     rt.materialize(chain[0])
     assert chain[0].defined
 
@@ -216,9 +214,7 @@ class Checked(Runtime):
 
     def call(self, *arguments):
         for storage in self.pool:
-            assert self.neighbourhood.cost(storage) == pytest.approx(
-                self.defined_cost(storage)
-            )
+            assert self.neighbourhood.cost(storage) == pytest.approx(self.defined_cost(storage))
         return super().call(*arguments)
 
     def defined_cost(self, storage):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 from checkmate import simulate
 from checkmate.dtr.heuristic import HEURISTICS
-from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 64, 1000])

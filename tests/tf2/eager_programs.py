@@ -33,7 +33,7 @@ def managed(kind=None, **options):
     import tensorflow as tf
 
     from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.options import EagerOptions
+    from checkmate.tf2.eager.budget import EagerOptions
     from checkmate.tf2.eager.runtime import EagerRuntime
 
     tf.config.experimental.reset_memory_stats("CPU:0")  # as `dtr` does

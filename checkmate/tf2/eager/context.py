@@ -1,4 +1,4 @@
-"""`dtr`, the context manager: its options, and its report."""
+"""`dtr`, the context manager: its options, its report, and the checks before it opens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.pool import Search
-from checkmate.errors import CheckmateError
-from checkmate.tf2.eager.entry import checked_device, enter, leave, reserve
-from checkmate.tf2.eager.options import EagerOptions
+from checkmate.errors import CheckmateError, EvictionError, UnsupportedError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.eager import private_api, selftest
+from checkmate.tf2.eager.budget import EagerOptions
+from checkmate.tf2.eager.interception import Interception
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.tf2.memory.available import free_bytes
 from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
+
+_open: tuple[object, Interception] | None = None
+"""The context that is open in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +174,16 @@ class dtr:
         self._runtime: EagerRuntime | None = None
 
     def __enter__(self) -> dtr:
-        device = checked_device(self._budget_bytes)
+        device = _checked_device(self._budget_bytes)
         if self._budget_bytes is not None:
             reserve(device, self._budget_bytes)
         self._runtime = EagerRuntime(device, self._options)
-        enter(self, self._runtime)
+        _enter(self, self._runtime)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         runtime = self._runtime
-        leave(self)
+        _leave(self)
         if kind is None and runtime is not None and not runtime.policy.budget.overshoots:
             runtime.policy.budget.check_peak("before the context was left")
 
@@ -191,10 +199,10 @@ class dtr:
         policy = runtime.policy
         if not runtime.closed:
             _ = policy.allocator.in_use
-        first_cost = policy.position.first_cost
+        first_cost = policy.first_cost
         return DTRStats(
             runtime.ops,
-            policy.memory.evictions,
+            policy.evictions,
             policy.rematerializations,
             1 + policy.recomputed_cost / first_cost if first_cost else 1.0,
             policy.allocator.peak_bytes,
@@ -233,10 +241,82 @@ class Recording:
         self.log: OpLog | None = None
 
     def __enter__(self) -> Recording:
-        device = checked_device(None)
-        enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
+        device = _checked_device(None)
+        _enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.log = self._recorder.log(self._name)
-        leave(self)
+        _leave(self)
+
+
+def _enter(context: object, runtime: EagerRuntime) -> None:
+    global _open
+    interception = Interception(runtime)
+    interception.__enter__()
+    _open = context, interception
+
+
+def _leave(context: object) -> None:
+    global _open
+    if _open is None or _open[0] is not context:
+        raise UnsupportedError("This context is not open.")
+    (_, interception), _open = _open, None
+    interception.__exit__()
+
+
+def _checked_device(budget_bytes: int | None) -> str:
+    """The device whose memory counts. Refuses to open a context that cannot work."""
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "dtr() was entered while a graph is traced (inside of tf.function, or of fit() without"
+            " run_eagerly=True). It works on eager ops: enter it outside and run eagerly, or plan"
+            " the traced step with checkmate.tf2.compile."
+        )
+    if _open is not None:
+        raise UnsupportedError(
+            "dtr() was entered while another dtr() or record() is open. There is one budget at a"
+            " time: leave the other first."
+        )
+    if tf.distribute.has_strategy():
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise UnsupportedError(
+            f"dtr() was entered under {strategy}, which trains in several threads. Use one device,"
+            " without a strategy."
+        )
+    if not private_api.tape_is_empty() and private_api.is_accumulating():
+        raise UnsupportedError(
+            "dtr() was entered under a tf.autodiff.ForwardAccumulator, which would miss all ops."
+            " Use GradientTape.gradient."
+        )
+    device = devices.training_device()
+    if budget_bytes is not None:
+        _check_budget(device, budget_bytes)
+    selftest.check(device)
+    return device
+
+
+def _check_budget(device: str, budget_bytes: int) -> None:
+    if not devices.allocator_reports(device):
+        raise UnsupportedError(
+            f"A budget needs an allocator that counts, and that of {device} does not. Set"
+            " TF_CPU_ALLOCATOR_USE_BFC=true in the environment before TensorFlow is imported."
+        )
+    in_use = devices.bytes_in_use(device)
+    if in_use > budget_bytes:
+        raise EvictionError(
+            f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins:"
+            f" variables, data and other tensors take {format_bytes(in_use)},"
+            f" {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is"
+            " not needed.",
+            budget_bytes=budget_bytes,
+            needed_bytes=in_use,
+        )
+
+
+def reserve(device: str, budget_bytes: int) -> None:
+    """Has the allocator take the rest of the budget in one piece, where it can: pieces of many
+    sizes waste up to half of themselves."""
+    if devices.may_fetch(device) and budget_bytes <= free_bytes(device):
+        devices.fetch_region(device, budget_bytes - devices.bytes_in_use(device))
+    tf.config.experimental.reset_memory_stats(device)

@@ -1,4 +1,4 @@
-"""The fence: every name of TensorFlow and Keras that is not public and that this package uses.
+"""The adapter module: all private names of TensorFlow and Keras that this package uses.
 
 The names are listed in `PRIVATE`, `TENSOR_METHODS`, `FIELDS` and `KERAS_PRIVATE`; a test reads the
 other files of this package and finds none of them there. Importing this file refuses a TensorFlow
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -87,7 +87,7 @@ def missing() -> list[str]:
 
 
 def refuse(what: str) -> UnsupportedError:
-    """The error for a TensorFlow that the fence was not made for."""
+    """The error for a TensorFlow that this module was not made for."""
     return UnsupportedError(
         "checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow"
         f" {tf.__version__} {what}. It is known to work with 2.16 and 2.21. Everything else in"
@@ -128,6 +128,24 @@ gradient_function: Callable[[str], Any] = ops._gradient_registry.lookup
 """The function that makes an op type's gradient, or None; LookupError if none is registered."""
 
 
+def is_recording() -> bool:
+    """Whether some tape of this thread records."""
+    return not tape_is_empty() and not tape_is_stopped()
+
+
+@contextmanager
+def tapes_stopped() -> Iterator[None]:
+    """A context in which no tape of this thread records."""
+    was_recording = is_recording()
+    if was_recording:
+        tape_stop()
+    try:
+        yield
+    finally:
+        if was_recording:
+            tape_restart()
+
+
 def thread_state() -> Any:
     """The context's state of this thread; its `device_name` is what the program asks for, or ""."""
     return context._context._thread_local_data
@@ -143,7 +161,10 @@ def raw_context() -> Any:
     return context._context
 
 
-def passing_through_keras(error: EvictionError) -> EvictionError:
+_Error = TypeVar("_Error", bound=EvictionError)
+
+
+def passing_through_keras(error: _Error) -> _Error:
     """The same error, which Keras's layers pass on unchanged."""
     for name in KERAS_PRIVATE:
         setattr(error, name, True)
@@ -263,7 +284,7 @@ def become(handle: Any, kind: type) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Replacements:
     """Functions that stand for TensorFlow's own, with the same arguments.
 
     Attributes:
@@ -283,18 +304,18 @@ class Doors:
     vector_space: Any
 
 
-def replace(doors: Doors, undo: ExitStack) -> None:
-    """Puts `doors` in the place of TensorFlow's functions; `undo` puts these back."""
+def replace(functions: Replacements, undo: ExitStack) -> None:
+    """Puts `functions` in the place of TensorFlow's functions; `undo` puts these back."""
     places: Sequence[tuple[Any, str, Any]] = (
-        (tfe, "TFE_Py_FastPathExecute", doors.fast),
-        (tfe, "TFE_Py_TensorShapeSlice", doors.shape_slice),
-        (execute, "execute", doors.slow),
-        (execute, "execute_with_cancellation", doors.cancellable),
-        (execute, "must_record_gradient", doors.must_record),
-        (imperative_grad, "imperative_grad", doors.gradients),
+        (tfe, "TFE_Py_FastPathExecute", functions.fast),
+        (tfe, "TFE_Py_TensorShapeSlice", functions.shape_slice),
+        (execute, "execute", functions.slow),
+        (execute, "execute_with_cancellation", functions.cancellable),
+        (execute, "must_record_gradient", functions.must_record),
+        (imperative_grad, "imperative_grad", functions.gradients),
     )
-    for owner, name, door in places:
+    for owner, name, function in places:
         undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, door)
+        setattr(owner, name, function)
     undo.callback(tfe.TFE_Py_RegisterVSpace, default_vspace)
-    tfe.TFE_Py_RegisterVSpace(doors.vector_space)
+    tfe.TFE_Py_RegisterVSpace(functions.vector_space)

@@ -1,7 +1,7 @@
-"""What the program gets in place of tensors: handles, which know shape and type and find the value
+"""Handles, which the program gets in place of tensors: they know shape and type, and find the value
 when it is asked for, recomputed if need be."""
 
-# ruff: noqa: D102 -- the methods of a handle are those of tf.Tensor
+
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError
-from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.storage import Cell
 
 
 class Values(Protocol):
-    """What handles need of the runtime."""
+    """The part of the runtime that handles use."""
 
     device_name: str
 
     def value(self, cell: Cell) -> Any:
-        """The real tensor, brought back if it was evicted."""
+        """The real tensor, recomputed if it was evicted."""
 
-    def hold(self, handle: Handle, cell: Cell) -> None:
-        """A handle has been made."""
+    def register(self, handle: Handle, cell: Cell) -> None: ...
 
-    def let_go(self, handle: Handle, cell: Cell) -> None:
-        """A handle is dying."""
+    def unregister(self, handle: Handle, cell: Cell) -> None: ...
 
 
 class _Abandoned(Cell):
@@ -47,8 +45,7 @@ class _Abandoned(Cell):
 
 
 class Handle(private_api.TensorMethods):
-    """What stands for a tensor, and finds its value, recomputed if need be, when it is asked
-    for."""
+    """Stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
     __slots__ = (*private_api.HANDLE_FIELDS, "cell", "is_owner", "runtime")
     cell: Cell
@@ -56,18 +53,18 @@ class Handle(private_api.TensorMethods):
 
     def __init__(self, runtime: Values, cell: Cell, *, owner: bool = False):
         self.runtime, self.cell, self.is_owner = runtime, cell, owner
-        private_api.stand_for(self, cell, cell.made.dtype)
-        runtime.hold(self, cell)
+        private_api.stand_for(self, cell, cell.spec.dtype)
+        runtime.register(self, cell)
 
     def __del__(self) -> None:
         try:
             runtime, cell = self.runtime, self.cell
         except AttributeError:  # it was never made
             return
-        runtime.let_go(self, cell)
+        runtime.unregister(self, cell)
 
     def real(self) -> Any:
-        """The real tensor, brought back if it was evicted."""
+        """The real tensor, recomputed if it was evicted."""
         return self.runtime.value(self.cell)
 
     def abandon(self) -> None:
@@ -78,7 +75,7 @@ class Handle(private_api.TensorMethods):
     @property
     def static_shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The shape as a tuple."""
-        return self.cell.made.shape
+        return self.cell.spec.shape
 
     @property
     def shape(self):
@@ -219,6 +216,17 @@ _Operators: Any = type(
 """A tensor's operators, on the value."""
 
 
+def _linked(handle: Any, value: Any) -> Any:
+    """A copy of a real tensor that tapes take for the result of `handle`; the tensor itself where
+    no tape records the handle."""
+    if not private_api.is_recording() or not private_api.tape_records([handle]):
+        return value
+    with private_api.tapes_stopped():
+        copy = tf.identity(value)
+    private_api.tape_record("Identity", [copy], [handle], lambda gradient: [gradient], None)
+    return copy
+
+
 class SettledTensor(Handle, _Operators):
     """A handle that has outlived its context. TensorFlow converts it to its value wherever it is
     used, as it does with NumPy arrays. Why it is no `tf.Tensor`: `private_api.become`.
@@ -228,7 +236,7 @@ class SettledTensor(Handle, _Operators):
     __array_priority__ = private_api.Tensor.__array_priority__
 
     def __tf_tensor__(self, dtype=None, name=None):
-        return tapes.linked(self, self.real()).__tf_tensor__(dtype, name)
+        return _linked(self, self.real()).__tf_tensor__(dtype, name)
 
     def __tf_tracing_type__(self, context):
         return self.real().__tf_tracing_type__(context)

@@ -65,7 +65,7 @@ def test_nothing_is_left_behind():
             for _ in range(3):
                 kept = gradients(variables, loss)
                 del kept
-                assert not runtime.policy.live and not len(runtime.policy.memory.pool)
+                assert not runtime.policy.live and not len(runtime.policy.pool)
                 assert memory()["current"] <= resting + 1024
     finally:
         gc.enable()
@@ -95,7 +95,7 @@ def test_the_same_program_makes_the_same_decisions():
 
 
 def test_notes_put_in_order_change_no_number():
-    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.budget import Tuning
 
     variables, loss = chain()
     plain, _, peak = plain_peak(variables, loss)
@@ -125,7 +125,7 @@ def test_what_comes_back_for_another_is_no_fresher_for_it():
 
 def test_a_backward_pass_goes_back_through_the_program():
     from checkmate.dtr.heuristic import Heuristic
-    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.budget import Tuning
 
     asked = []
 
@@ -282,9 +282,9 @@ def test_endless_recomputation_is_ended():
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_was_not_foreseen_is_an_error_or_counted(strict, monkeypatch):
-    from checkmate.tf2.eager.needs import Needs
+    from checkmate.tf2.eager.op_kinds import Needs
     from checkmate.tf2.eager.op_memory import NeedsTable
-    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.budget import Tuning
 
     needs = Needs(1e-6, 0, 0)
     needs.measured = True
@@ -339,7 +339,7 @@ def test_where_the_allocator_has_no_hole_more_is_evicted(when, resident_bytes, m
 def test_a_sibling_that_a_refusal_evicts_can_be_evicted_again(monkeypatch):
     import tensorflow as tf
 
-    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.budget import Tuning
     from checkmate.tf2.eager.storage import EagerCall
 
     real, refusals = EagerCall.run_again, []
@@ -361,7 +361,7 @@ def test_a_sibling_that_a_refusal_evicts_can_be_evicted_again(monkeypatch):
         monkeypatch.setattr(EagerCall, "run_again", refusing)
         same(arrays([a, b]), expected)
         assert refusals and evictable is not None
-        assert {a.cell.storage, b.cell.storage} <= set(policy.memory.pool)
+        assert {a.cell.storage, b.cell.storage} <= set(policy.pool)
         policy.evict_all()
         same(arrays([a, b]), expected)
 

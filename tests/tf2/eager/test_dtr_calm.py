@@ -53,7 +53,7 @@ def test_far_below_the_budget_ops_are_tensorflows_own_once_their_needs_are_known
 # What other tests left in memory may go at any time, and with it what is tight here.
 @pytest.mark.own_process
 def test_once_memory_has_come_near_the_budget_all_of_the_program_can_be_evicted():
-    from checkmate.tf2.eager.options import Tuning
+    from checkmate.tf2.eager.budget import Tuning
 
     variables, loss = chain()
     plain, _, peak = plain_peak(variables, loss)
@@ -88,8 +88,8 @@ def test_a_step_that_was_managed_and_came_near_the_budget_is_managed_again():
 def test_plenty_is_room_for_a_hole_of_twice_the_size():
     import tensorflow as tf
 
-    from checkmate.tf2.eager.needs import Needs
-    from checkmate.tf2.eager.options import EagerOptions
+    from checkmate.tf2.eager.op_kinds import Needs
+    from checkmate.tf2.eager.budget import EagerOptions
     from checkmate.tf2.eager.runtime import EagerRuntime
 
     budget = 10 * max(MIB, memory()["current"])
