@@ -46,6 +46,9 @@ class Own:
         """Adds storages to `stale`."""
         self.stale.update([(storage, None) for storage in storages if storage.slot >= 0])
 
+    def restart(self, storages: Iterable[Storage]) -> None:
+        """Works everything out from which of the `storages`, all that there are, are in memory."""
+
     def evicted(self, storage: Storage) -> None:
         """Told that `storage` has just been evicted."""
 
@@ -100,8 +103,7 @@ class Classes(Own):
         # By the class's root: storages whose cost may count the class.
         self._near: list[dict[Storage, None]] = [{}]
 
-    def rebuild(self, storages: Iterable[Storage]) -> None:
-        """Makes new classes of all `storages` that are not in memory: old classes never go."""
+    def restart(self, storages: Iterable[Storage]) -> None:
         self._clear()
         self.mark(storages)
         gone = [storage for storage in storages if not storage.material]
@@ -222,6 +224,9 @@ class Regions(Own):
     def __init__(self, *, descendants: bool) -> None:
         super().__init__()
         self._descendants = descendants
+
+    def restart(self, storages: Iterable[Storage]) -> None:
+        self.rematerialized([storage for storage in storages if storage.material])
 
     def evicted(self, storage: Storage) -> None:
         """Searches from both frontiers go on through `storage`."""

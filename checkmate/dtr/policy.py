@@ -122,9 +122,9 @@ class Policy:
         """The error for recomputation beyond the limit."""
         raise NotImplementedError
 
-    def horizon(self) -> float:
-        """Added to the staleness of all storages."""
-        return 0
+    def choose(self) -> Storage:
+        """The storage to evict next, where the pool is not empty."""
+        return self.pool.choose(self.clock)
 
     def lock(self, storage: Storage) -> None:
         """Keeps a storage in memory until it is unlocked as often as it was locked."""
@@ -156,7 +156,7 @@ class Policy:
         use."""
         in_use = self.backend.in_use
         while not fits(in_use) and len(self.pool):
-            self.evict(self.pool.choose(self.clock, self.horizon()))
+            self.evict(self.choose())
             in_use = self.backend.in_use
         return in_use
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from checkmate.dtr.neighbourhood import Classes
+from checkmate.dtr.neighbourhood import Classes, Own
 from checkmate.dtr.policy import Policy
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import ThrashingError
@@ -52,6 +52,8 @@ class EagerPolicy(Policy):
         self, allocator: Allocator, options: EagerOptions, recorder: Recorder | None = None
     ):
         super().__init__(allocator, options.heuristic, options.search)
+        # No cost is needed before the first eviction by score, and none is counted.
+        self.neighbourhood, self._costs = Own(), self.neighbourhood
         self.allocator, self._tuning, self._recorder = allocator, options.tuning, recorder
         self.budget = Budget(allocator, options)
         self._overhead_limit = options.overhead_limit
@@ -81,8 +83,12 @@ class EagerPolicy(Policy):
             self.in_backward = False
             self.clock = self.pass_ended = self.first_cost
 
-    def horizon(self) -> float:
-        return self._tuning.horizon_share * abs(self.clock - self.pass_ended)
+    def choose(self) -> Storage:
+        if self.neighbourhood is not self._costs:
+            self.neighbourhood = self._costs
+            self.neighbourhood.restart(self.live)
+        horizon = self._tuning.horizon_share * abs(self.clock - self.pass_ended)
+        return self.pool.choose(self.clock, horizon)
 
     def adopt(self, storage: EagerStorage) -> None:
         """A new storage is in memory."""
@@ -152,7 +158,7 @@ class EagerPolicy(Policy):
         super().evict(storage)
         classes = self.neighbourhood
         if isinstance(classes, Classes) and len(classes.values) > self._tuning.most_classes:
-            classes.rebuild(self.live)
+            classes.restart(self.live)
 
     def evict_all(self) -> None:
         """Evicts all that can be evicted."""

@@ -60,7 +60,6 @@ class EagerRuntime:
         self.closed = False
         self._smallest_bytes = max(1, options.smallest_bytes)
         self._needs = NeedsTable(device)
-        self._told_of_first_runs = self.policy.neighbourhood.counts_first_runs
         self._thread_state = private_api.thread_state()
         self._last_s = 0.0
 
@@ -144,7 +143,7 @@ class EagerRuntime:
         )
         if call.outputs:
             self.calls += 1
-            if self._told_of_first_runs:
+            if self.policy.neighbourhood.counts_first_runs:
                 self.policy.neighbourhood.rematerialized([cell.storage for cell in call.outputs])
         if self.recorder:
             made = [each.cell if type(each) is LazyTensor else each for each in outputs]
