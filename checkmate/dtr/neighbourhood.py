@@ -29,8 +29,8 @@ class Own:
     """Counts the storage itself only.
 
     Attributes:
-      stale: Storages in the pool's arrays whose cost may have changed since the last search; the pool
-        empties it.
+      stale: Storages in the pool's arrays whose cost may have changed since the last search. The
+        pool empties it.
       table: The value of each class as an array, or None where there are no classes.
     """
 

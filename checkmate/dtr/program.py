@@ -12,9 +12,9 @@ from typing import TypeAlias
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.dtr import instructions
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog, whole_costs
+from checkmate.dtr.log_format import Call, Constant, Copy, CopyFrom, Instruction, Mutate, Release
 from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
@@ -147,12 +147,12 @@ class _LogSteps:
             if self.names[tensor] > 0:
                 yield Pin(tensor)
 
-    def _one(self, instruction: instructions.Instruction) -> Iterator[Step]:
+    def _one(self, instruction: Instruction) -> Iterator[Step]:
         match instruction:
-            case instructions.Constant(name=name):
+            case Constant(name=name):
                 yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
                 yield Pin(self._new(name, instruction.bytes))
-            case instructions.Call(aliases=aliases):
+            case Call(aliases=aliases):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(
                     size if alias == FRESH else 0
@@ -161,7 +161,7 @@ class _LogSteps:
                 yield Run(instruction.op, args, sizes, aliases, instruction.time)
                 for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
                     self._new(name, size if alias == FRESH else self.sizes[args[alias]])
-            case instructions.Mutate(mutated=mutated):
+            case Mutate(mutated=mutated):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(self.sizes[args[k]] for k in mutated)
                 yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
@@ -169,16 +169,16 @@ class _LogSteps:
                     self._new(instruction.args[k], size)
                 for k in mutated:
                     yield self._drop(args[k])
-            case instructions.Copy(name=name, source=source):
+            case Copy(name=name, source=source):
                 yield self._retain(name, source)
-            case instructions.CopyFrom(name=name, source=source):
+            case CopyFrom(name=name, source=source):
                 old = self.tensors[name]
                 # Else nothing changes, and dropping first could be the end of it.
                 if old != self.tensors[source]:
                     retain = self._retain(name, source)
                     yield self._drop(old)
                     yield retain
-            case instructions.Release(name=name):
+            case Release(name=name):
                 if name in self.tensors:
                     yield self._drop(self.tensors[name])
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate.dtr.instructions import Call, Constant, Instruction, Release
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.log_format import Call, Constant, Instruction, Release
 from checkmate.dtr.storage import FRESH
 from checkmate.tf2.device import value_bytes
 from checkmate.tf2.eager import private_api

@@ -1,8 +1,6 @@
 """Handles, which the program gets in place of tensors: they know shape and type, and find the value
 when it is asked for, recomputed if need be."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -44,7 +42,33 @@ class _Abandoned(Cell):
         )
 
 
-class Handle(private_api.TensorMethods):
+def _in_graphs_only(fact: str) -> property:
+    def get(self: Any) -> Any:
+        raise AttributeError(f"A tensor has {fact} in a graph only; ops run at once here.")
+
+    return property(get)
+
+
+def _of_value(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.real(), name)(*args, **kwargs)
+
+    return call
+
+
+def _methods(make: Callable[[str], Callable[..., Any]], *names: str) -> Any:
+    """A base class with these methods."""
+    return type("_Methods", (), {"__slots__": (), **{name: make(name) for name in names}})
+
+
+_OfValue: Any = _methods(
+    _of_value,
+    *("numpy", "cpu", "gpu", "__dlpack__", "__dlpack_device__", "__bool__", "__int__"),
+    *("__float__", "__complex__", "__index__", "__format__", "__repr__", "__str__"),
+)
+
+
+class Handle(private_api.TensorMethods, _OfValue):
     """Stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
     __slots__ = (*private_api.HANDLE_FIELDS, "cell", "is_owner", "runtime")
@@ -74,7 +98,6 @@ class Handle(private_api.TensorMethods):
 
     @property
     def static_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The shape as a tuple."""
         return self.cell.spec.shape
 
     @property
@@ -89,10 +112,7 @@ class Handle(private_api.TensorMethods):
     def device(self):
         return self.runtime.device_name
 
-    @property
-    def backing_device(self):
-        return self.runtime.device_name
-
+    backing_device = device
     is_packed = False
 
     def get_shape(self):
@@ -104,34 +124,11 @@ class Handle(private_api.TensorMethods):
                 f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}"
             )
 
-    def numpy(self):
-        return self.real().numpy()
-
     def __array__(self, dtype=None, copy=None):
         return np.array(self.real().numpy(), dtype=dtype, copy=copy)
 
-    def __dlpack__(self, *args, **kwargs):
-        return self.real().__dlpack__(*args, **kwargs)
-
-    def __dlpack_device__(self):
-        return self.real().__dlpack_device__()
-
-    def __bool__(self):
-        return bool(self.real())
-
-    __nonzero__ = __bool__
-
-    def __int__(self):
-        return int(self.real())
-
-    def __float__(self):
-        return float(self.real())
-
-    def __complex__(self):
-        return complex(self.real())
-
-    def __index__(self):
-        return self.real().__index__()
+    def __nonzero__(self):
+        return bool(self)
 
     def __len__(self):
         if not self.static_shape:
@@ -143,15 +140,6 @@ class Handle(private_api.TensorMethods):
             raise TypeError("Cannot iterate over a scalar tensor.")
         return (self[k] for k in range(self.static_shape[0]))
 
-    def __format__(self, spec):
-        return format(self.real(), spec)
-
-    def __repr__(self):
-        return repr(self.real())
-
-    def __str__(self):
-        return str(self.real())
-
     def __reduce__(self):
         return tf.constant, (self.numpy(),)
 
@@ -161,34 +149,17 @@ class Handle(private_api.TensorMethods):
     def __deepcopy__(self, memo):
         return self
 
-    def cpu(self):
-        return self.real().cpu()
-
-    def gpu(self, gpu_index=0):
-        return self.real().gpu(gpu_index)
-
     def consumers(self):
         raise NotImplementedError("A tensor has consumers in a graph only; ops run at once here.")
 
-    @property
-    def op(self):
-        raise AttributeError("A tensor has an op in a graph only; ops run at once here.")
+    op, name = _in_graphs_only("an op"), _in_graphs_only("a name")
+    value_index = _in_graphs_only("a place among an op's outputs")
 
     @property
     def graph(self):
         if private_api.executing_eagerly():
             raise AttributeError("An op that runs at once makes no graph.")
         return None  # a function that captures a handle asks whether the handle is one of its own
-
-    @property
-    def name(self):
-        raise AttributeError("A tensor has a name in a graph only; ops run at once here.")
-
-    @property
-    def value_index(self):
-        raise AttributeError(
-            "A tensor has a place among an op's outputs in a graph only; ops run at once here."
-        )
 
 
 class LazyTensor(Handle, private_api.Tensor, private_api.Value):
@@ -203,15 +174,9 @@ def _converted(operator: str) -> Callable[..., Any]:
 
 
 _BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"]
-_OPERATORS = (
-    *_BINARY,
-    *(f"r{name}" for name in _BINARY),
-    *["neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"],
-)
-_Operators: Any = type(
-    "_Operators",
-    (),
-    {"__slots__": (), **{f"__{name}__": _converted(f"__{name}__") for name in _OPERATORS}},
+_UNARY = ["neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"]
+_Operators: Any = _methods(
+    _converted, *(f"__{name}__" for name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_UNARY))
 )
 """A tensor's operators, on the value."""
 
