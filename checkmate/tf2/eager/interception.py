@@ -101,23 +101,15 @@ class Interception:
         return result
 
     def _cancellable(
-        self,
-        op_name: Any,
-        num_outputs: int,
-        inputs: Any,
-        attrs: Any,
-        ctx: Any,
-        cancellation_manager: Any,
-        name: Any = None,
+        self, op_name: Any, num_outputs: int, inputs: Any, *rest: Any, **named: Any
     ) -> Any:
         if self._elsewhere() and _any_lazy(inputs):
             raise _other_thread()
+        run = private_api.real_execute_with_cancellation
         return self._runtime.run_opaque(
             _text(op_name),
             list(inputs),
-            lambda values: private_api.real_execute_with_cancellation(
-                op_name, num_outputs, values, attrs, ctx, cancellation_manager, name
-            ),
+            lambda values: run(op_name, num_outputs, values, *rest, **named),
         )
 
     def _passed_on(self, kind: OpKind, context: Any, name: Any, args: tuple[Any, ...]) -> Any:
@@ -136,8 +128,7 @@ class Interception:
         return result
 
     def _elsewhere(self) -> bool:
-        """Whether this is another thread. What input pipelines run there is TensorFlow's; training
-        there is refused."""
+        """Whether this is another thread, where input pipelines may run and training is refused."""
         if get_ident() == self._thread:
             return False
         if not private_api.tape_is_empty():
@@ -197,10 +188,9 @@ def _any_lazy(arguments: Any) -> bool:
 def _static(kind: OpKind, tensor: LazyTensor, attrs: Any) -> Any:
     """Shapes are known without the value."""
     assert kind.of_shape is not None
-    chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True)).get(
-        "out_type", tf.int32
-    )
-    return tf.constant(kind.of_shape(private_api.shape_of(tensor)), tf.as_dtype(chosen))
+    chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True))
+    dtype = tf.as_dtype(chosen.get("out_type", tf.int32))
+    return tf.constant(kind.of_shape(private_api.shape_of(tensor)), dtype)
 
 
 def _shape_slice(tensors: Any, axis: int) -> Any:

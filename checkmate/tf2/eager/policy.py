@@ -197,6 +197,13 @@ class EagerPolicy(Policy):
             assert isinstance(call, EagerCall)
             self.learn(call.needs, call.name)
 
+    def measure(self, needs: Needs, run: Callable[[], Any], *, rehearse: bool = False) -> Any:
+        """Runs an op and learns its needs from the allocator's report; see `Allocator.watched`."""
+        result, used, held = self.allocator.watched(run, rehearse=rehearse)
+        needs.learn(used, held)
+        self.budget.learn_loss(needs, held)
+        return result
+
     def learn(self, needs: Needs, name: str) -> None:
         """Learns from an op that has run what the allocator lost on it, and what the op needed
         beyond the prediction."""

@@ -21,19 +21,12 @@ from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.allocator import REFUSALS, Allocator
 from checkmate.tf2.eager.backward import Backward
 from checkmate.tf2.eager.budget import EagerOptions
-from checkmate.tf2.eager.op_kinds import OutputSpec
+from checkmate.tf2.eager.op_kinds import Signature
 from checkmate.tf2.eager.op_memory import NeedsTable
 from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.references import References
-from checkmate.tf2.eager.storage import (
-    Arguments,
-    Cell,
-    EagerCall,
-    EagerStorage,
-    OpRequest,
-    flat,
-)
+from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, OpRequest, flat
 from checkmate.tf2.eager.tensors import Handle, LazyTensor
 
 
@@ -67,15 +60,15 @@ class EagerRuntime:
         """Runs an op for the program and puts it on the tapes that record. Returns TensorFlow's
         result, with handles in place of tensors."""
         self.ops += 1
-        arguments = _gathered(tensors)
+        row, cells, values, signatures = _gathered(tensors)
         if self.reading is not None:
-            self.reading.update(map(id, arguments.row))
-        skip = _skipped(arguments.row)
+            self.reading.update(map(id, row))
+        skip = _skipped(row)
         self.references.depth += 1
         try:
-            call = EagerCall(self.calls, asked, arguments, self._thread_state.device_name)
-            call.needs = self._needs.of(call, arguments.signatures)
-            result = self._first_run(call, arguments.values, asked.name, taped=skip is not None)
+            call = EagerCall(self.calls, asked, row, cells, self._thread_state.device_name)
+            call.needs = self._needs.of(call, signatures)
+            result = self._first_run(call, values, asked.name, taped=skip is not None)
             made = flat(result) if type(result) is list or result is None else [result]
             outputs = self._adopt(call, made, taped=skip is not None)
             if skip is not None and outputs:
@@ -120,12 +113,9 @@ class EagerRuntime:
         needs, policy = call.needs, self.policy
         try:
             if policy.budget.limited and not needs.measured:
-                result, used, held = policy.allocator.watched(
-                    lambda: call.run(values, name), rehearse=call.kind.tries_algorithms
+                return policy.measure(
+                    needs, lambda: call.run(values, name), rehearse=call.kind.tries_algorithms
                 )
-                needs.learn(used, held)
-                policy.budget.learn_loss(needs, held)
-                return result
             started = time.perf_counter() if self.recorder else 0.0
             result = call.run(values, name)
             self._last_s = time.perf_counter() - started if self.recorder else 0.0
@@ -159,35 +149,23 @@ class EagerRuntime:
         )
         if spec.bytes < self._smallest_bytes or value.backing_device != self.device_name:
             return value
+        policy = self.policy
         if not call.needs.is_view or index:
-            cell = self._fresh(call, value, index, spec, taped=taped)
+            is_gradient = policy.gradients > 0 and not taped
+            storage = EagerStorage(spec.bytes, call.cost, policy.clock, is_gradient)
+            policy.adopt(storage)
+            count = spec.bytes
         elif type(call.arguments[0]) is Cell:
-            cell = self._view(call, value, spec)
+            storage, count = call.arguments[0].storage, 0
+            storage.cost += call.cost
+            policy.neighbourhood.mark((storage,))
         else:
             return value
+        cell = Cell(call, storage, count, value, index, spec)
+        storage.link(call.inputs)
+        call.bytes += count
         call.outputs += (cell,)
         return LazyTensor(self, cell, owner=True)
-
-    def _fresh(
-        self, call: EagerCall, value: Any, index: int, spec: OutputSpec, *, taped: bool
-    ) -> Cell:
-        policy = self.policy
-        is_gradient = policy.gradients > 0 and not taped
-        storage = EagerStorage(spec.bytes, call.cost, policy.clock, is_gradient)
-        cell = Cell(call, storage, spec.bytes, value, index, spec)
-        storage.link(call.inputs)
-        call.bytes += spec.bytes
-        policy.adopt(storage)
-        return cell
-
-    def _view(self, call: EagerCall, value: Any, spec: OutputSpec) -> Cell:
-        storage: EagerStorage = call.arguments[0].storage
-        cell = Cell(call, storage, 0, value, 0, spec)
-        storage.cost += call.cost
-        storage.link(call.inputs)
-        if storage.slot >= 0:
-            self.policy.neighbourhood.stale[storage] = None
-        return cell
 
     def _put_on_tapes(self, call: EagerCall, outputs: list[Any], skip: tuple[int, ...]) -> None:
         cells = tuple([each.cell if type(each) is LazyTensor else each for each in outputs])
@@ -209,11 +187,7 @@ class EagerRuntime:
                 return run(values)
             needs = self._needs.of_opaque(op, values)
             policy.reserve(needs, op)
-            if needs.measured:
-                result = run(values)
-            else:
-                result, used, held = policy.allocator.watched(lambda: run(values))
-                needs.learn(used, held)
+            result = run(values) if needs.measured else policy.measure(needs, lambda: run(values))
             policy.learn(needs, op)
             return result
         finally:
@@ -250,8 +224,11 @@ class EagerRuntime:
         self.references.run_deferred()
 
 
-def _gathered(tensors: Sequence[Any]) -> Arguments:
-    """The inputs of an op, in one pass: this runs for every op."""
+def _gathered(
+    tensors: Sequence[Any],
+) -> tuple[list[Any], list[Cell], list[Any] | None, list[Signature]]:
+    """The inputs of an op: cells and real tensors; the cells among them; all as real tensors, None
+    where some cell is not in memory; shape and type of each. Runs for every op."""
     row, cells, values, signatures, gone = [], [], [], [], False
     for each in tensors:
         if type(each) is LazyTensor:
@@ -266,7 +243,7 @@ def _gathered(tensors: Sequence[Any]) -> Arguments:
             values.append(each)
             signatures.append(private_api.signature_of(each))
     # Values that are kept here could not be evicted until the missing ones are recomputed.
-    return Arguments(row, cells, None if gone else values, signatures)
+    return row, cells, None if gone else values, signatures
 
 
 def _skipped(row: list[Any]) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.op_kinds import Needs, OpKind, OutputSpec, Signature
+from checkmate.tf2.eager.op_kinds import Needs, OpKind, OutputSpec
 
 GRADIENT_WEIGHT = 1e9
 """Factor of a gradient's cost in its score: to have one back takes the whole backward pass up to
@@ -102,23 +102,6 @@ class OpRequest:
     name: Any = None
 
 
-@dataclass(slots=True)
-class Arguments:
-    """The inputs of an op in one row.
-
-    Attributes:
-      row: Cells and real tensors.
-      cells: The cells among them.
-      values: Real tensors only; None where some cell is not in memory.
-      signatures: Shape and type of each.
-    """
-
-    row: list[Any]
-    cells: list[Cell]
-    values: list[Any] | None
-    signatures: list[Signature]
-
-
 class EagerCall(Call):
     """A call of a TensorFlow op.
 
@@ -136,12 +119,14 @@ class EagerCall(Call):
     outputs: tuple[Cell, ...]
     needs: Needs
 
-    def __init__(self, number: int, asked: OpRequest, arguments: Arguments, device: str):
+    def __init__(
+        self, number: int, asked: OpRequest, row: list[Any], cells: list[Cell], device: str
+    ):
         kind, attrs = asked.kind, asked.attrs
         if attrs and not kind.plain_attrs:
             attrs = tuple([_copied(each) for each in attrs])
         self.number, self.name, self.kind = number, kind.name, kind
-        self.arguments, self.inputs = tuple(arguments.row), tuple(arguments.cells)
+        self.arguments, self.inputs = tuple(row), tuple(cells)
         self.lengths, self.attrs, self.results = asked.lengths, attrs or (), asked.results
         self.device = device
         self.outputs = ()
