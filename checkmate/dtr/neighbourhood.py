@@ -43,7 +43,6 @@ class Own:
         self.stale: dict[Storage, None] = {}
 
     def mark(self, storages: Iterable[Storage]) -> None:
-        """Adds storages to `stale`."""
         self.stale.update([(storage, None) for storage in storages if storage.slot >= 0])
 
     def restart(self, storages: Iterable[Storage]) -> None:
@@ -134,12 +133,10 @@ class Classes(Own):
             self.mark(storage.neighbours())
 
     def detach(self, storage: Storage) -> None:
-        """Cuts it out of the graph and its cost out of its class."""
         self.rematerialized([storage])
         super().detach(storage)
 
     def classes(self, storage: Storage) -> Sequence[int]:
-        """The different classes among its evicted neighbours."""
         if not storage.weight:
             return ()
         roots = tuple(
@@ -240,7 +237,6 @@ class Regions(Own):
         self.mark(down.frontier)
 
     def rematerialized(self, storages: Iterable[Storage]) -> None:
-        """Works out again what these see, and what those that see them do."""
         above: dict[Storage, None] = {}
         below: dict[Storage, None] = {}
         for storage in storages:
@@ -256,13 +252,11 @@ class Regions(Own):
         self.mark(storages)
 
     def detach(self, storage: Storage) -> None:
-        """Cuts it out of the graph and out of what others see."""
         seen = _searched(storage, up=True).frontier | _searched(storage, up=False).frontier
         super().detach(storage)
         self.rematerialized(seen)
 
     def own(self, storage: Storage) -> float:
-        """Its own cost and that of its evicted neighbourhood."""
         up, down = storage.around
         around = up.cost + (down.cost if self._descendants else 0)
         return (storage.cost + around) * storage.weight

@@ -119,7 +119,6 @@ class Policy:
         raise NotImplementedError
 
     def thrashing(self) -> ThrashingError:
-        """The error for recomputation beyond the limit."""
         raise NotImplementedError
 
     def choose(self) -> Storage:
@@ -161,7 +160,6 @@ class Policy:
         return in_use
 
     def materialize(self, tensor: Tensor) -> None:
-        """Recomputes a tensor, if it is not in memory."""
         if not tensor.defined:
             self.evaluate(tensor)
 

@@ -85,7 +85,6 @@ class Pool:
         self._added[storage] = None
 
     def discard(self, storage: Storage) -> None:
-        """Removes a storage that is in the pool."""
         if storage.slot < 0:
             del self._added[storage]
             return
@@ -95,7 +94,6 @@ class Pool:
         self._filled -= 1
 
     def touched(self, storage: Storage) -> None:
-        """Told that the storage was read."""
         if storage.slot >= 0:
             self._last[storage.slot] = storage.last_access
 

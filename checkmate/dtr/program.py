@@ -1,5 +1,4 @@
-"""Program: what a runtime is to do, step by step, on numbered tensors. Op logs and dataflow graphs
-become one."""
+"""Program: the steps of a run, on numbered tensors. Op logs and dataflow graphs become one."""
 
 from __future__ import annotations
 
@@ -41,19 +40,21 @@ class _Of:
 
 
 class Retain(_Of):
-    """Hold one more reference to a tensor."""
+    method = "retain"
 
 
 class Drop(_Of):
-    """Give back a reference to a tensor."""
+    method = "release"
 
 
 class Pin(_Of):
     """Keep a tensor in memory from here."""
 
+    method = "pin"
+
 
 class Unpin(_Of):
-    """Keep a pinned tensor no longer."""
+    method = "unpin"
 
 
 Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
@@ -74,7 +75,7 @@ class Program:
 
     @cached_property
     def cost(self) -> int:
-        """What running every op once costs."""
+        """Cost of running every op once."""
         return sum(step.cost for step in self.steps if isinstance(step, Run))
 
     @cached_property
@@ -95,7 +96,6 @@ class Program:
         return backend.peak
 
     def run(self, runtime: Runtime) -> None:
-        """Has a runtime run all steps. Raises what the runtime raises."""
         tensors: list[Tensor] = []
         for step in self.steps:
             if isinstance(step, Run):
@@ -105,14 +105,8 @@ class Program:
                         step.op, inputs, step.sizes, step.aliases, step.cost, step.workspace_bytes
                     )
                 )
-            elif isinstance(step, Retain):
-                runtime.retain(tensors[step.tensor])
-            elif isinstance(step, Drop):
-                runtime.release(tensors[step.tensor])
-            elif isinstance(step, Pin):
-                runtime.pin(tensors[step.tensor])
             else:
-                runtime.unpin(tensors[step.tensor])
+                getattr(runtime, step.method)(tensors[step.tensor])
 
     @classmethod
     def from_log(cls, log: OpLog) -> Program:

@@ -102,19 +102,16 @@ class Runtime(Policy):
         return call.outputs
 
     def retain(self, tensor: Tensor) -> None:
-        """The program holds one more reference to a tensor."""
         tensor.refs += 1
         tensor.storage.refs += 1
 
     def release(self, tensor: Tensor) -> None:
-        """The program gives back a reference to a tensor."""
         tensor.refs -= 1
         tensor.storage.refs -= 1
         if not tensor.storage.refs:
             self._deallocate(tensor.storage)
 
     def pin(self, tensor: Tensor) -> None:
-        """Recomputes a tensor, if it is not in memory, and keeps its storage there."""
         self.materialize(tensor)
         if not tensor.storage.pinned:
             self.lock(tensor.storage)

@@ -45,7 +45,7 @@ class DTRRun:
     Attributes:
       status: "ok", "thrashed" or "oom".
       heuristic: The name of the heuristic.
-      budget_bytes: What was allowed; constants count.
+      budget_bytes: The budget; constants count.
       peak_bytes: The peak of the bytes in use.
       plain_peak_bytes: The same without a budget, where everything is freed once nothing refers to
         it. A budget of "60%" is a share of this.

@@ -19,9 +19,9 @@ class Call:
 
     Attributes:
       number: Calls are numbered in the order in which they first run.
-      bytes: What its outputs need; a view of an input needs nothing.
+      bytes: Bytes of its outputs; a view of an input needs none.
       workspace_bytes: Scratch memory that it needs in addition while it runs.
-      cost: What running it once costs.
+      cost: Cost of one run.
     """
 
     __slots__ = ("bytes", "cost", "inputs", "name", "number", "outputs", "workspace_bytes")
@@ -39,8 +39,7 @@ class Tensor:
     """One output of a call: a view of a storage, which may be another tensor's.
 
     Attributes:
-      bytes: What it adds to memory: the storage's bytes for the tensor that brought the storage in,
-        zero for other views.
+      bytes: Bytes that it adds to memory: the storage's for its first view, zero for others.
       refs: How many references the program holds to it.
       defined: Its call has run since the storage was last evicted. Evicting a storage undefines
         every view of it.

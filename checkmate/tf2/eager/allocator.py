@@ -52,7 +52,6 @@ class Allocator:
         return info
 
     def forget_peak(self) -> None:
-        """Has the allocator count its peak afresh."""
         self._ask()
         tf.config.experimental.reset_memory_stats(self.device)
         self.recent_peak = 0

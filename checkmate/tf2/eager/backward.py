@@ -28,7 +28,7 @@ class Program(Values, Protocol):
       calls: How many calls can be run again; the next one gets this number.
       reading: Where a gradient function notes the ids of the cells and tensors that it reads, while
         one runs whose reads are not known.
-      error: What went wrong where TensorFlow could not be told; raised at the next chance.
+      error: An error of which TensorFlow could not be told; raised at the next chance.
       closed: The context has been left.
     """
 
@@ -108,18 +108,11 @@ class Backward:
             )
 
     def _learn(self, read: set[int]) -> None:
-        if self._runtime.closed:
-            return
-        kind = self._call.kind
-        inputs, outputs = kind.reads or (frozenset(), frozenset())
-        more_inputs = [
-            k for k, each in enumerate(self._call.arguments) if k not in inputs and id(each) in read
-        ]
-        more_outputs = [
-            k for k, each in enumerate(self._outputs) if k not in outputs and id(each) in read
-        ]
-        if kind.reads is None or more_inputs or more_outputs:
-            kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
+        if not self._runtime.closed:
+            known = self._call.kind.reads or (frozenset[int](), frozenset[int]())
+            inputs = {k for k, each in enumerate(self._call.arguments) if id(each) in read}
+            outputs = {k for k, each in enumerate(self._outputs) if id(each) in read}
+            self._call.kind.reads = (known[0] | inputs, known[1] | outputs)
 
 
 def _release(

@@ -139,12 +139,10 @@ class Budget:
             raise went_over(over, self.promised_bytes, why)
 
     def count_overshoot(self) -> None:
-        """Counts, and has the allocator count its peak afresh."""
         self._allocator.forget_peak()
         self.overshoots += 1
 
     def explain(self, name: str, used: int, predicted: int) -> str:
-        """The reason for an overshoot by an op."""
         return (
             f"{name!r} took {format_bytes(used)} where {format_bytes(predicted)} were foreseen,"
             f" in addition to {format_bytes(self.before_bytes)}. Allocators give out whole holes,"
@@ -190,7 +188,6 @@ def does_not_fit(
 
 
 def went_over(over: float, budget_bytes: float, why: str) -> EvictionError:
-    """Memory was `over` bytes above the budget."""
     error = EvictionError(
         f"Memory went {format_bytes(over)} above the budget of {format_bytes(budget_bytes)}: {why}."
         f" The budget must be at least {format_bytes(budget_bytes + over)} for what ran so far;"

@@ -27,7 +27,7 @@ _open: tuple[object, Interception] | None = None
 
 @dataclass(frozen=True, slots=True)
 class DTRStats:
-    """What a context did so far.
+    """The figures of a context so far.
 
     Attributes:
       ops: Ops that the program ran.
@@ -90,7 +90,7 @@ class dtr:
 
     Args:
       budget: A number of bytes or "6GiB"; None for no limit.
-      heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
+      heuristic: The score: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
         paper's h_DTR^eq by default. Staleness is counted along the program, back in a backward
         pass, and reads for the recomputation of other tensors do not count.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is
@@ -121,7 +121,7 @@ class dtr:
 
     Where the guarantee ends:
 
-    * With `strict`, memory for twice what an op takes is free before the op runs: TensorFlow's
+    * With `strict`, memory for twice an op's needs is free before the op runs: TensorFlow's
       allocator gives out a hole whole if it is less than twice what was asked for, and counts it
       whole. Other allocators may lose more.
     * The first op of its type, attributes and shapes is sized by shape inference and a guess of its
@@ -189,7 +189,7 @@ class dtr:
 
     @property
     def stats(self) -> DTRStats:
-        """What it did so far. Raises `CheckmateError` before the context was entered."""
+        """The figures so far. Raises `CheckmateError` before the context was entered."""
         runtime = self._runtime
         if runtime is None:
             raise CheckmateError(

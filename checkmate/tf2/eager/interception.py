@@ -36,17 +36,17 @@ class Interception:
     def __enter__(self) -> Interception:
         runtime = self._runtime
         self._undo.callback(runtime.close)
-        functions = private_api.Replacements(
-            fast=self._fast,
-            slow=self._slow,
-            cancellable=self._cancellable,
-            must_record=lambda: self._elsewhere() and private_api.real_must_record(),
-            shape_slice=_shape_slice,
-            gradients=gradients_through(runtime),
-            vector_space=vector_space(runtime),
-        )
         try:
-            private_api.replace(functions, self._undo)
+            private_api.replace(
+                self._undo,
+                fast=self._fast,
+                slow=self._slow,
+                cancellable=self._cancellable,
+                must_record=lambda: self._elsewhere() and private_api.real_must_record(),
+                shape_slice=_shape_slice,
+                gradients=gradients_through(runtime),
+                vector_space=vector_space(runtime),
+            )
             _refuse_the_impossible(self._undo)
         except BaseException:
             self._undo.close()
@@ -121,7 +121,7 @@ class Interception:
         if _any_lazy(args):
             if elsewhere:
                 raise _other_thread()
-            raise private_api.FallbackException("values are to be found first")
+            raise private_api.FallbackException("values come first")
         result = private_api.real_fast(context, kind.name, name, *args)
         if self._runtime.recorder and kind.reads_variable:
             self._runtime.recorder.read(args[0], result)

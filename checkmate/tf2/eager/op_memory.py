@@ -54,7 +54,6 @@ class NeedsTable:
         return found
 
     def of(self, call: EagerCall, signatures: Sequence[Signature]) -> Needs:
-        """The needs of running a call, whose arguments have these signatures."""
         attrs = call.attrs if call.kind.plain_attrs else repr(call.attrs)
         key: tuple[Any, ...] = (call.kind, call.lengths, attrs, *signatures)
         found = self._known.get(key)

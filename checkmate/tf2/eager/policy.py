@@ -91,13 +91,11 @@ class EagerPolicy(Policy):
         return self.pool.choose(self.clock, horizon)
 
     def adopt(self, storage: EagerStorage) -> None:
-        """A new storage is in memory."""
         self.live[storage] = None
         self.pool.add(storage)
         self.allocator.managed_bytes += storage.bytes
 
     def retain(self, cell: Cell) -> None:
-        """The program holds one more reference."""
         storage = cell.storage
         cell.refs += 1
         storage.refs += 1
@@ -107,7 +105,6 @@ class EagerPolicy(Policy):
                 self.neighbourhood.stale[storage] = None
 
     def release(self, cell: Cell) -> None:
-        """The program gives back a reference."""
         storage = cell.storage
         cell.refs -= 1
         storage.refs -= 1
@@ -161,7 +158,6 @@ class EagerPolicy(Policy):
             classes.restart(self.live)
 
     def evict_all(self) -> None:
-        """Evicts all that can be evicted."""
         for storage in list(self.pool):
             self.evict(storage)
 
@@ -182,7 +178,6 @@ class EagerPolicy(Policy):
             self.reserve(call.needs, call.name)
 
     def reserve(self, needs: Needs, name: str) -> None:
-        """Evicts until an op of these needs fits."""
         budget = self.budget
         unmanaged = self.allocator.in_use - self.allocator.managed_bytes
         demand = unmanaged + self._referenced_bytes + needs.bytes
@@ -249,7 +244,6 @@ class EagerPolicy(Policy):
         return thrashing(ratio, self._overhead_limit, self.budget.promised_bytes, self.demand_bytes)
 
     def close(self) -> None:
-        """No budget and no overhead limit any more."""
         _ = self.allocator.in_use
         self.budget.close()
         self._overhead_limit = self.recompute_limit = math.inf

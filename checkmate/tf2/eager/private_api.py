@@ -12,7 +12,6 @@ import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, methodcaller
 from typing import Any, TypeVar
@@ -129,13 +128,11 @@ gradient_function: Callable[[str], Any] = ops._gradient_registry.lookup
 
 
 def is_recording() -> bool:
-    """Whether some tape of this thread records."""
     return not tape_is_empty() and not tape_is_stopped()
 
 
 @contextmanager
 def tapes_stopped() -> Iterator[None]:
-    """A context in which no tape of this thread records."""
     was_recording = is_recording()
     if was_recording:
         tape_stop()
@@ -188,10 +185,10 @@ def vector_space(adding: Callable[..., Any], **makers: Callable[..., Any]) -> An
 
 
 TAPE_FIELDS = ("_id", "_shape_tuple", "dtype")
-"""What tapes ask of a tensor; of its `dtype` they ask for `_type_enum`."""
+"""Fields that tapes read of a tensor; of its `dtype` they read `_type_enum`."""
 
 HANDLE_FIELDS = ("_id", "dtype")
-"""What TensorFlow's C++ asks of a handle at every op."""
+"""Fields that TensorFlow's C++ reads of a handle at every op."""
 
 
 class _TapeType:
@@ -219,7 +216,6 @@ def stand_for(handle: Any, cell: Any, dtype: tf.DType) -> None:
 
 
 def tape_forget(cell: Any) -> None:
-    """Takes a cell off all tapes."""
     tfe.TFE_Py_TapeSetDeleteTrace(cell._id)
 
 
@@ -283,39 +279,36 @@ def become(handle: Any, kind: type) -> None:
     handle.__class__ = kind
 
 
-@dataclass(frozen=True, slots=True)
-class Replacements:
-    """Functions that stand for TensorFlow's own, with the same arguments.
+def replace(
+    undo: ExitStack,
+    *,
+    fast: Callable[..., Any],
+    slow: Callable[..., Any],
+    cancellable: Callable[..., Any],
+    must_record: Callable[[], bool],
+    shape_slice: Callable[[Any, int], Any],
+    gradients: Callable[..., Any],
+    vector_space: Any,
+) -> None:
+    """Puts functions in the place of TensorFlow's, with the same arguments; `undo` puts these back.
 
-    Attributes:
+    Args:
       fast, slow, cancellable: Run an op.
       must_record: Whether the slow path is to record.
       shape_slice: Sizes of tensors along an axis.
       gradients: Asks a tape for gradients.
       vector_space: How tapes add gradients up.
     """
-
-    fast: Callable[..., Any]
-    slow: Callable[..., Any]
-    cancellable: Callable[..., Any]
-    must_record: Callable[[], bool]
-    shape_slice: Callable[[Any, int], Any]
-    gradients: Callable[..., Any]
-    vector_space: Any
-
-
-def replace(functions: Replacements, undo: ExitStack) -> None:
-    """Puts `functions` in the place of TensorFlow's functions; `undo` puts these back."""
     places: Sequence[tuple[Any, str, Any]] = (
-        (tfe, "TFE_Py_FastPathExecute", functions.fast),
-        (tfe, "TFE_Py_TensorShapeSlice", functions.shape_slice),
-        (execute, "execute", functions.slow),
-        (execute, "execute_with_cancellation", functions.cancellable),
-        (execute, "must_record_gradient", functions.must_record),
-        (imperative_grad, "imperative_grad", functions.gradients),
+        (tfe, "TFE_Py_FastPathExecute", fast),
+        (tfe, "TFE_Py_TensorShapeSlice", shape_slice),
+        (execute, "execute", slow),
+        (execute, "execute_with_cancellation", cancellable),
+        (execute, "must_record_gradient", must_record),
+        (imperative_grad, "imperative_grad", gradients),
     )
     for owner, name, function in places:
         undo.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, function)
     undo.callback(tfe.TFE_Py_RegisterVSpace, default_vspace)
-    tfe.TFE_Py_RegisterVSpace(functions.vector_space)
+    tfe.TFE_Py_RegisterVSpace(vector_space)

@@ -194,7 +194,6 @@ def _type_number(argument: Any) -> int:
 
 
 def flat(result: Any) -> list[Any]:
-    """The outputs of an op in one list."""
     if type(result) is not list:
         return [] if result is None else [result]
     outputs = []
