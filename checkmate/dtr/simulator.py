@@ -144,7 +144,7 @@ def simulate(
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions
     are those of the authors' simulator where it is deterministic, except for views made of several
     tensors, whose neighbourhoods are kept exact here, and for banishing within a finite budget. No
-    guarantee on the overhead; for a chain see `checkmate.dtr.theory`.
+    guarantee on the overhead, except for chains (theorem 3.1).
     """
     program = as_program(log)
     chosen = make_heuristic(heuristic)

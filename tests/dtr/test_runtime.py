@@ -26,23 +26,6 @@ def call(rt, *inputs, size=1, cost=1):
     return rt.call("op", inputs, [size], [FRESH], cost)[0]
 
 
-def test_the_least_recently_read_goes_and_comes_back():
-    rt = runtime(2)
-    a = call(rt)
-    b = call(rt, a)
-    c = call(rt, b)
-    assert (a.defined, b.defined, c.defined) == (False, True, True)
-    rt.materialize(a)
-    assert (a.defined, b.defined, c.defined) == (True, False, True)
-    assert (
-        rt.clock,
-        rt.evictions,
-        rt.rematerializations,
-        rt.recomputed_cost,
-        rt.backend.in_use,
-    ) == (5, 2, 1, 1, 2)
-
-
 def test_inputs_are_locked_while_missing_ones_come_back():
     rt = runtime(3)
     a = call(rt)
@@ -75,35 +58,6 @@ def test_a_view_goes_with_its_storage_and_is_made_again_by_its_own_call():
     assert a.defined
     assert rt.recomputed_cost == 11
     assert rt.backend.in_use == 4
-
-
-def test_siblings_that_are_still_there_are_made_twice_for_a_moment():
-    rt = runtime()
-    a, b, c = rt.call("split", [], [2, 3, 5], [FRESH] * 3, 1)
-    rt.release(a)
-    rt.release(b)
-    assert rt.backend.in_use == 5
-    rt.materialize(a)
-    assert a.defined
-    assert b.defined
-    assert c.defined
-    assert (rt.backend.in_use, rt.backend.peak) == (10, 15)
-
-
-def test_room_for_the_duplicates_is_made_too():
-    rt = runtime(14)
-    a, *_ = rt.call("split", [], [2, 3, 5], [FRESH] * 3, 1)
-    rt.release(a)
-    rt.materialize(a)
-    assert rt.backend.peak <= 14
-
-
-def test_outputs_become_evictable_siblings_first():
-    rt = runtime()
-    a, b, c = rt.call("split", [], [1, 1, 1], [FRESH] * 3, 1)
-    assert list(rt.pool) == [b.storage, c.storage, a.storage]
-    d = call(rt, c, b, c)
-    assert list(rt.pool) == [a.storage, d.storage, b.storage, c.storage]
 
 
 def test_pinned_stays_until_unpinned():
