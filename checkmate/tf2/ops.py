@@ -10,9 +10,10 @@ op type where it does so.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
+
+import tensorflow as tf
 
 from checkmate.tf2 import flops
 from checkmate.tf2.op_rule import (
@@ -66,16 +67,19 @@ def add_row(op_types: str, base: OpRule = DEFAULT, /, **columns: Any) -> None:
         TABLE[op_type] = rule
 
 
+def _lengths(shape: tf.TensorShape) -> list[int] | None:
+    return shape.as_list() if shape.is_fully_defined() else None
+
+
 # Aliases, views and shapes.
 add_row("Identity PreventGradient StopGradient", role=Role.ALIAS, eager=Eager.VIEW)
 add_row("EnsureShape IdentityN", role=Role.ALIAS)
 add_row("Reshape", role=Role.VIEW, eager=Eager.VIEW, gradient_reads=_NOTHING)
 add_row("ExpandDims Squeeze", role=Role.VIEW, eager=Eager.VIEW)
 add_row("Bitcast", role=Role.VIEW)
-add_row("Rank", role=Role.SHAPE, size=Size.NUMBERS, of_shape=len)
-add_row("Shape", role=Role.SHAPE, size=Size.NUMBERS, of_shape=list)
-add_row("ShapeN", role=Role.SHAPE, size=Size.NUMBERS)
-add_row("Size", role=Role.SHAPE, size=Size.NUMBERS, of_shape=math.prod)
+add_row("Rank", role=Role.SHAPE, size=Size.NUMBERS, of_shape=lambda shape: shape.rank)
+add_row("Shape ShapeN", role=Role.SHAPE, size=Size.NUMBERS, of_shape=_lengths)
+add_row("Size", role=Role.SHAPE, size=Size.NUMBERS, of_shape=tf.TensorShape.num_elements)
 add_row("BroadcastGradientArgs TensorListElementShape TensorListLength", size=Size.NUMBERS)
 
 # Arguments, constants and variables.

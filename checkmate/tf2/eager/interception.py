@@ -190,7 +190,7 @@ def _static(kind: OpKind, tensor: LazyTensor, attrs: Any) -> Any:
     assert kind.of_shape is not None
     chosen = dict(zip((attrs or ())[::2], (attrs or ())[1::2], strict=True))
     dtype = tf.as_dtype(chosen.get("out_type", tf.int32))
-    return tf.constant(kind.of_shape(private_api.shape_of(tensor)), dtype)
+    return tf.constant(kind.of_shape(tensor.shape), dtype)
 
 
 def _shape_slice(tensors: Any, axis: int) -> Any:

@@ -55,7 +55,7 @@ class OpKind:
         definition = private_api.op_def(name)
         rule = rule_of(name)
         self.is_registered = definition is not None
-        self.refusal, self.of_shape = rule.eager_refusal, rule.of_shape
+        self.refusal = rule.eager_refusal
         self.passed_on = (
             definition is None or rule.eager is Eager.PASSED_ON or bool(rule.eager_refusal)
         )
@@ -68,6 +68,7 @@ class OpKind:
         self.count = len(self.inputs)
         self.is_list = [bool(number or types) for _, number, types in self.inputs]
         self.lists = any(self.is_list)
+        self.of_shape = None if self.lists else rule.of_shape
         self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)
         defaults = {attr.name: attr.default_value.type for attr in attrs}
         self.types = [
