@@ -1,5 +1,5 @@
-"""Eager workloads for `python -m benchmarks dtr-eager`: what each step does is decided by Python as it
-runs.
+"""Eager workloads for `python -m benchmarks dtr-eager`: Python decides as it runs what each
+step does.
 
 Each is a function without arguments that returns (the variables, a function that computes the loss,
 the variables with all state).

@@ -1,5 +1,5 @@
-"""`python -m benchmarks dtr-eager --ops`: what an op costs under `checkmate.tf2.dtr` where nothing is
-evicted.
+"""`python -m benchmarks dtr-eager --ops`: the cost of an op under `checkmate.tf2.dtr` where
+nothing is evicted.
 
 A chain of matrix products under a tape, forward and backward; the backward pass runs as many ops as
 the forward pass. In each round every kind takes a step in turn, on one thread, so that a slow

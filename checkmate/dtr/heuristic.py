@@ -36,7 +36,7 @@ class Heuristic:
     """A score of a storage that is in memory. Evicting the one with the lowest should hurt least.
 
     Args:
-      cost: What it would cost to have it back: "own", "ancestors" (and its evicted ancestors),
+      cost: Cost of having it back: "own", "ancestors" (and its evicted ancestors),
         "neighbourhood" (and its evicted descendants as well), "classes" (its evicted neighbourhood,
         approximately) or "none" (the same for all).
       size: Divide by its bytes.
@@ -64,7 +64,7 @@ class Heuristic:
             )
 
     def neighbourhood(self) -> Own:
-        """What counts the cost during one run."""
+        """The object that counts the cost during one run."""
         return _COSTS[self.cost]()
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Heuristic:
         return next((name for name, known in HEURISTICS.items() if known == self), repr(self))
 
     def divisor(self, count: Any, last_access: Any, clock: float, horizon: float = 0) -> Any:
-        """What the cost is divided by, for one storage (numbers) or for many (arrays).
+        """The divisor of the cost, for one storage (numbers) or for many (arrays).
 
         Args:
           count: Bytes.
@@ -87,7 +87,7 @@ class Heuristic:
         """The score of one storage.
 
         Args:
-          cost: What it would cost to have it back.
+          cost: Cost of having it back.
           storage: The storage.
           clock: The moment from which staleness is counted, in either direction.
           horizon: Added to the staleness. The larger, the less staleness decides.

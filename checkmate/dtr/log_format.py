@@ -1,4 +1,4 @@
-"""The text of an op log: JSON lines in the public format of the DTR authors' simulator.
+"""The instructions of an op log, and their text: JSON lines in the format of the DTR authors.
 
 One object per line. Numbers are written as text, as the authors' logger writes them; both text and
 numbers are read.
@@ -28,24 +28,80 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from checkmate.core.json_files import parse_json
-from checkmate.dtr.instructions import (
-    Annotate,
-    Call,
-    Constant,
-    Copy,
-    CopyFrom,
-    Instruction,
-    Mutate,
-    Release,
-)
 from checkmate.dtr.storage import FRESH
 from checkmate.errors import LogError
 
 TOO_LARGE = 2**63
 """Numbers of a log are smaller than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that is there from the start: a weight, an input."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op made new tensors. `bytes` and `aliases` have one entry per result; the bytes of a view
+    are not counted."""
+
+    results: tuple[str, ...]
+    op: str
+    args: tuple[str, ...]
+    time: int
+    bytes: tuple[int, ...]
+    aliases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutate:
+    """An op wrote into some of its arguments. It counts as making new tensors of the same size,
+    which take over their names."""
+
+    op: str
+    args: tuple[str, ...]
+    mutated: tuple[int, ...]
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A name and the name of the tensor that it is for."""
+
+    name: str
+    source: str
+
+
+class Copy(_Naming):
+    """`name` is a new name of the tensor called `source`."""
+
+
+class CopyFrom(_Naming):
+    """The existing name `name` means the tensor called `source` from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The program drops a name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Annotate:
+    """A remark: "START" or "BACKWARD"."""
+
+    text: str
+
+
+Instruction: TypeAlias = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
 
 
 def parsed(lines: Iterable[str]) -> list[tuple[int, Instruction]]:

@@ -1,4 +1,4 @@
-"""What else would have to run again: the evicted neighbourhood of a storage, exact or by classes.
+"""The evicted neighbourhood of a storage, which would have to run again: exact or by classes.
 
 The cost of evicting a storage is its own cost plus that of evicted storages around it, because
 bringing the storage back may need those, and bringing those back may need the storage. Three ways
@@ -10,8 +10,8 @@ to count, from cheap to expensive:
     Regions      all evicted ancestors and all evicted descendants that are reached through evicted
                  storages only, exactly (e*)
 
-What has never run counts as evicted: while a call waits for its inputs, its outputs are linked and
-not in memory.
+A storage whose call has never run counts as evicted: while a call waits for its inputs, its outputs
+are linked and not in memory.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4.1 and appendix C.
 """
@@ -29,23 +29,30 @@ class Own:
     """Counts the storage itself only.
 
     Attributes:
-      stale: Storages whose cost may have changed since the pool last asked. The pool empties it.
+      stale: Storages in the pool's arrays whose cost may have changed since the last search. The
+        pool empties it.
       table: The value of each class as an array, or None where there are no classes.
     """
 
     table: np.ndarray | None = None
+    counts_first_runs = False
+    """It has to be told also of storages that come into memory for the first time, unless these are
+    linked before."""
 
     def __init__(self) -> None:
         self.stale: dict[Storage, None] = {}
+
+    def mark(self, storages: Iterable[Storage]) -> None:
+        self.stale.update([(storage, None) for storage in storages if storage.slot >= 0])
 
     def restart(self, storages: Iterable[Storage]) -> None:
         """Works everything out from which of the `storages`, all that there are, are in memory."""
 
     def evicted(self, storage: Storage) -> None:
-        """Tells that `storage` has just been evicted."""
+        """Told that `storage` has just been evicted."""
 
     def rematerialized(self, storages: Iterable[Storage]) -> None:
-        """Tells that `storages` have just come into memory, together, for the first time or again,
+        """Told that `storages` have just come into memory, together, for the first time or again,
         or got new inputs."""
 
     def detach(self, storage: Storage) -> None:
@@ -54,27 +61,22 @@ class Own:
 
     def own(self, storage: Storage) -> float:
         """The part of the cost that no other storage shares."""
-        return storage.cost
+        return storage.cost * storage.weight
 
     def classes(self, storage: Storage) -> Sequence[int]:
         """The classes whose values (`Classes.values`) add to the cost."""
         return ()
 
-    def class_cost(self, storage: Storage) -> float:
-        """The rest of the cost: the values of its classes."""
-        return 0
-
     def cost(self, storage: Storage) -> float:
         """The cost of evicting a storage that is in memory."""
-        return self.own(storage) + self.class_cost(storage)
+        return self.own(storage)
 
 
 class Nothing(Own):
     """Every storage costs the same: for scores that do not depend on the cost."""
 
     def own(self, storage: Storage) -> float:
-        """One."""
-        return 1
+        return storage.weight
 
 
 class Classes(Own):
@@ -91,6 +93,9 @@ class Classes(Own):
 
     def __init__(self) -> None:
         super().__init__()
+        self._clear()
+
+    def _clear(self) -> None:
         self.values: list[float] = [0]
         self.table = np.zeros(1024)
         self._parent = [0]
@@ -98,7 +103,8 @@ class Classes(Own):
         self._near: list[dict[Storage, None]] = [{}]
 
     def restart(self, storages: Iterable[Storage]) -> None:
-        """Puts what is not in memory into classes, one after the other."""
+        self._clear()
+        self.mark(storages)
         gone = [storage for storage in storages if not storage.material]
         for storage in gone:
             storage.around = 0
@@ -115,8 +121,8 @@ class Classes(Own):
         for other in gone:
             if not other.around:
                 other.around = root  # it never ran; its neighbours touch the class from now on
-                self.stale.update(dict.fromkeys(other.neighbours()))
-        self.stale.update(dict.fromkeys(storage.neighbours()))
+                self.mark(other.neighbours())
+        self.mark(storage.neighbours())
 
     def rematerialized(self, storages: Iterable[Storage]) -> None:
         """Takes the storages' own costs out of their classes, which otherwise stay as they are."""
@@ -124,15 +130,15 @@ class Classes(Own):
             if storage.around:
                 self._add(self._root(storage.around), -storage.cost)
             storage.around = 0
-            self.stale.update(dict.fromkeys(storage.neighbours()))
+            self.mark(storage.neighbours())
 
     def detach(self, storage: Storage) -> None:
-        """Cuts it out of the graph and its cost out of its class."""
         self.rematerialized([storage])
         super().detach(storage)
 
     def classes(self, storage: Storage) -> Sequence[int]:
-        """The different classes among its evicted neighbours."""
+        if not storage.weight:
+            return ()
         roots = tuple(
             dict.fromkeys(
                 self._root(other.around)
@@ -144,9 +150,8 @@ class Classes(Own):
             self._near[root][storage] = None
         return roots
 
-    def class_cost(self, storage: Storage) -> float:
-        """The values of the classes it touches."""
-        return sum(self.values[root] for root in self.classes(storage))
+    def cost(self, storage: Storage) -> float:
+        return self.own(storage) + sum(self.values[root] for root in self.classes(storage))
 
     def _new(self) -> int:
         number = len(self.values)
@@ -168,7 +173,7 @@ class Classes(Own):
         for root in sorted(roots - {kept}):
             self._parent[root] = kept
             self._add(kept, self.values[root])
-            self.stale.update(self._near[root])
+            self.mark(self._near[root])
             self._near[kept].update(self._near[root])
             self._near[root] = {}
         return kept
@@ -211,12 +216,13 @@ class Regions(Own):
     Work grows with the size of the evicted neighbourhoods; `Classes` is the cheap stand-in.
     """
 
+    counts_first_runs = True
+
     def __init__(self, *, descendants: bool) -> None:
         super().__init__()
         self._descendants = descendants
 
     def restart(self, storages: Iterable[Storage]) -> None:
-        """Searches from each storage that is in memory."""
         self.rematerialized([storage for storage in storages if storage.material])
 
     def evicted(self, storage: Storage) -> None:
@@ -225,37 +231,35 @@ class Regions(Own):
         storage.around = None
         for other in up.frontier:
             other.around[1].absorb(storage, down, other)
-            self.stale[other] = None
         for other in down.frontier:
             other.around[0].absorb(storage, up, other)
-            self.stale[other] = None
+        self.mark(up.frontier)
+        self.mark(down.frontier)
 
     def rematerialized(self, storages: Iterable[Storage]) -> None:
-        """Works out again what these see, and what those that see them do."""
         above: dict[Storage, None] = {}
         below: dict[Storage, None] = {}
         for storage in storages:
             storage.around = (_searched(storage, up=True), _searched(storage, up=False))
             above.update(storage.around[0].frontier)
             below.update(storage.around[1].frontier)
-            self.stale[storage] = None
         for other in above:
             other.around = (other.around[0], _searched(other, up=False))
         for other in below:
             other.around = (_searched(other, up=True), other.around[1])
-        self.stale.update(above)
-        self.stale.update(below)
+        self.mark(above)
+        self.mark(below)
+        self.mark(storages)
 
     def detach(self, storage: Storage) -> None:
-        """Cuts it out of the graph and out of what others see."""
         seen = _searched(storage, up=True).frontier | _searched(storage, up=False).frontier
         super().detach(storage)
         self.rematerialized(seen)
 
     def own(self, storage: Storage) -> float:
-        """Its own cost and that of its evicted neighbourhood."""
         up, down = storage.around
-        return storage.cost + up.cost + (down.cost if self._descendants else 0)
+        around = up.cost + (down.cost if self._descendants else 0)
+        return (storage.cost + around) * storage.weight
 
 
 def _searched(base: Storage, *, up: bool) -> _Region:
@@ -264,7 +268,7 @@ def _searched(base: Storage, *, up: bool) -> _Region:
     stack = [base]
     while stack:
         storage = stack.pop()
-        for other in storage.before if up else storage.after:
+        for other in storage.deps if up else storage.users:
             if other.material:
                 frontier[other] = None
             elif other not in interior:

@@ -1,8 +1,9 @@
-"""The pool: what may be evicted now, in the order in which it became evictable, and the search for
-the lowest score.
+"""The pool of storages that may be evicted, in the order in which they became evictable, and the
+search for the lowest score.
 
 Scores change with every tick of the clock, so all are worked out at every eviction, as arrays. The
 costs in them change only where something was evicted or came back; the neighbourhood says where.
+Between two evictions most storages come and go: the arrays have those of the last search.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from checkmate.dtr.storage import Storage
 from checkmate.errors import CheckmateError
 
 WIDTH = 4
-"""Classes per storage that fit the array; the few storages that touch more are worked out one by
-one."""
+"""Classes per storage in the array; the few storages that touch more are worked out one by one."""
 
 EXACT = 2.0**53
 """Whole numbers up to here are exact in floating point."""
@@ -61,45 +61,39 @@ class Pool:
     Args:
       heuristic: The score; the lowest is evicted, of equal ones the latest in the pool, and the
         first that scores zero at once.
-      neighbourhood: What counts costs; told by the runtime what happens.
+      neighbourhood: Counts costs; told by the policy of evictions and rematerializations.
       search: Limits of the search.
     """
 
     def __init__(self, heuristic: Heuristic, neighbourhood: Own, search: Search):
         self._heuristic, self._neighbourhood, self._search = heuristic, neighbourhood, search
         self._random = random.Random(search.seed)
-        self._storages: list[Storage | None] = []
-        self._count = 0
+        self._slots: list[Storage | None] = []
+        self._filled = 0
+        self._added: dict[Storage, None] = {}  # since the last search
         self._allocate(64)
 
     def __len__(self) -> int:
-        return self._count
+        return self._filled + len(self._added)
 
     def __iter__(self) -> Iterator[Storage]:
-        return (storage for storage in self._storages if storage is not None)
+        yield from (storage for storage in self._slots if storage is not None)
+        yield from self._added
 
     def add(self, storage: Storage) -> None:
         """Puts a storage that is not in the pool at its end."""
-        slot = len(self._storages)
-        if slot == len(self._bytes):
-            self._compact()
-            slot = len(self._storages)
-        storage.slot = slot
-        self._storages.append(storage)
-        self._bytes[slot] = storage.bytes
-        self._last[slot] = storage.last_access
-        self._neighbourhood.stale[storage] = None
-        self._count += 1
+        self._added[storage] = None
 
     def discard(self, storage: Storage) -> None:
-        """Takes a storage out that is in the pool."""
-        self._storages[storage.slot] = None
+        if storage.slot < 0:
+            del self._added[storage]
+            return
+        self._slots[storage.slot] = None
         self._cost[storage.slot] = math.inf
         storage.slot = -1
-        self._count -= 1
+        self._filled -= 1
 
     def touched(self, storage: Storage) -> None:
-        """Tells that the storage was read."""
         if storage.slot >= 0:
             self._last[storage.slot] = storage.last_access
 
@@ -108,17 +102,17 @@ class Pool:
 
         Args:
           clock: The moment from which staleness is counted, in either direction.
-          horizon: What is added to the staleness of all. The larger, the less staleness decides.
+          horizon: Added to the staleness of all. The larger, the less staleness decides.
         """
         if self._heuristic.random:
             alive = list(self)
             return alive[self._random.randrange(len(alive))]
-        if self._count <= self._search.few and not (self._search.sample or self._search.smallest):
+        if len(self) <= self._search.few and not (self._search.sample or self._search.smallest):
             return self._lowest(list(self), clock, horizon)
         self._refresh()
         if self._search.sample or self._search.smallest:
             return self._lowest(self._searched(), clock, horizon)
-        end = len(self._storages)
+        end = len(self._slots)
         cost = self._cost[:end]
         if self._neighbourhood.table is not None:
             cost = cost + self._neighbourhood.table[self._classes[:, :end]].sum(axis=0)
@@ -131,7 +125,7 @@ class Pool:
             score = score[: zero[0] + 1]
         least = np.fmin.reduce(score)
         if not least < math.inf:  # nor where costs are so large that no score is a number
-            return next(storage for storage in reversed(self._storages) if storage is not None)
+            return next(storage for storage in reversed(self._slots) if storage is not None)
         if divisor.max() <= EXACT:
             return self._at(len(score) - 1 - int(score[::-1].argmin()))
         # The products are rounded: what is near the lowest score is worked out again in whole
@@ -164,12 +158,22 @@ class Pool:
         return chosen
 
     def _at(self, slot: int | np.integer) -> Storage:
-        storage = self._storages[slot]
+        storage = self._slots[slot]
         assert storage is not None
         return storage
 
     def _refresh(self) -> None:
+        """Moves added storages into the arrays, and works out the costs that have changed."""
         stale = self._neighbourhood.stale
+        for storage in self._added:
+            if len(self._slots) == len(self._bytes):
+                self._compact()
+            slot = storage.slot = len(self._slots)
+            self._slots.append(storage)
+            self._bytes[slot], self._last[slot] = storage.bytes, storage.last_access
+            stale[storage] = None
+        self._filled += len(self._added)
+        self._added.clear()
         wide = []
         for storage in stale:
             slot = storage.slot
@@ -191,15 +195,13 @@ class Pool:
 
     def _compact(self) -> None:
         """Closes the gaps, and doubles the capacity."""
-        kept = np.array(
-            [slot for slot, storage in enumerate(self._storages) if storage is not None],
-            dtype=np.int64,
-        )
-        columns, classes = [self._bytes, self._last, self._cost], self._classes
+        kept = [storage for storage in self._slots if storage is not None]
+        slots = [storage.slot for storage in kept]
+        columns, classes = (self._bytes, self._last, self._cost), self._classes
         self._allocate(max(64, 2 * len(kept)))
         for new, old in zip((self._bytes, self._last, self._cost), columns, strict=True):
-            new[: len(kept)] = old[kept]
-        self._classes[:, : len(kept)] = classes[:, kept]
-        self._storages = list(self)
-        for slot, storage in enumerate(self):
+            new[: len(kept)] = old[slots]
+        self._classes[:, : len(kept)] = classes[:, slots]
+        self._slots = [*kept]
+        for slot, storage in enumerate(kept):
             storage.slot = slot

@@ -1,5 +1,4 @@
-"""Program: what a runtime is to do, step by step, on numbered tensors. Op logs and dataflow graphs
-become one."""
+"""Program: the steps of a run, on numbered tensors. Op logs and dataflow graphs become one."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from typing import TypeAlias
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.dtr import instructions
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog, whole_costs
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.log_format import Call, Constant, Copy, CopyFrom, Instruction, Mutate, Release
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
 
@@ -41,19 +40,21 @@ class _Of:
 
 
 class Retain(_Of):
-    """Hold one more reference to a tensor."""
+    method = "retain"
 
 
 class Drop(_Of):
-    """Give back a reference to a tensor."""
+    method = "release"
 
 
 class Pin(_Of):
     """Keep a tensor in memory from here."""
 
+    method = "pin"
+
 
 class Unpin(_Of):
-    """Keep a pinned tensor no longer."""
+    method = "unpin"
 
 
 Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
@@ -74,7 +75,7 @@ class Program:
 
     @cached_property
     def cost(self) -> int:
-        """What running every op once costs."""
+        """Cost of running every op once."""
         return sum(step.cost for step in self.steps if isinstance(step, Run))
 
     @cached_property
@@ -83,19 +84,18 @@ class Program:
         it; of a graph, the peak that `replay` finds."""
         if self.graph is not None:
             return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
-        paper = Paper()
+        backend = CountingBackend()
         self.run(
             Runtime(
-                paper,
+                backend,
                 budget_bytes=math.inf,
                 heuristic=HEURISTICS["local"],
                 deallocation=Deallocation.BANISH,
             )
         )
-        return paper.peak
+        return backend.peak
 
     def run(self, runtime: Runtime) -> None:
-        """Has a runtime run all steps. Raises what the runtime raises."""
         tensors: list[Tensor] = []
         for step in self.steps:
             if isinstance(step, Run):
@@ -105,14 +105,8 @@ class Program:
                         step.op, inputs, step.sizes, step.aliases, step.cost, step.workspace_bytes
                     )
                 )
-            elif isinstance(step, Retain):
-                runtime.retain(tensors[step.tensor])
-            elif isinstance(step, Drop):
-                runtime.release(tensors[step.tensor])
-            elif isinstance(step, Pin):
-                runtime.pin(tensors[step.tensor])
             else:
-                runtime.unpin(tensors[step.tensor])
+                getattr(runtime, step.method)(tensors[step.tensor])
 
     @classmethod
     def from_log(cls, log: OpLog) -> Program:
@@ -147,12 +141,12 @@ class _LogSteps:
             if self.names[tensor] > 0:
                 yield Pin(tensor)
 
-    def _one(self, instruction: instructions.Instruction) -> Iterator[Step]:
+    def _one(self, instruction: Instruction) -> Iterator[Step]:
         match instruction:
-            case instructions.Constant(name=name):
+            case Constant(name=name):
                 yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
                 yield Pin(self._new(name, instruction.bytes))
-            case instructions.Call(aliases=aliases):
+            case Call(aliases=aliases):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(
                     size if alias == FRESH else 0
@@ -161,7 +155,7 @@ class _LogSteps:
                 yield Run(instruction.op, args, sizes, aliases, instruction.time)
                 for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
                     self._new(name, size if alias == FRESH else self.sizes[args[alias]])
-            case instructions.Mutate(mutated=mutated):
+            case Mutate(mutated=mutated):
                 args = tuple(self.tensors[name] for name in instruction.args)
                 sizes = tuple(self.sizes[args[k]] for k in mutated)
                 yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
@@ -169,16 +163,16 @@ class _LogSteps:
                     self._new(instruction.args[k], size)
                 for k in mutated:
                     yield self._drop(args[k])
-            case instructions.Copy(name=name, source=source):
+            case Copy(name=name, source=source):
                 yield self._retain(name, source)
-            case instructions.CopyFrom(name=name, source=source):
+            case CopyFrom(name=name, source=source):
                 old = self.tensors[name]
                 # Else nothing changes, and dropping first could be the end of it.
                 if old != self.tensors[source]:
                     retain = self._retain(name, source)
                     yield self._drop(old)
                     yield retain
-            case instructions.Release(name=name):
+            case Release(name=name):
                 if name in self.tensors:
                     yield self._drop(self.tensors[name])
 

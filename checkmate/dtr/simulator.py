@@ -1,4 +1,4 @@
-"""simulate(): run an op log or a graph under a budget on paper, and report what DTR would do."""
+"""simulate(): run an op log or a graph under a budget as a dry run of DTR."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkmate.core.json_files import open_file
 from checkmate.core.plan import Compute, Free, Plan
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
 from checkmate.dtr.runtime import Deallocation, Runtime
@@ -45,7 +45,7 @@ class DTRRun:
     Attributes:
       status: "ok", "thrashed" or "oom".
       heuristic: The name of the heuristic.
-      budget_bytes: What was allowed; constants count.
+      budget_bytes: The budget; constants count.
       peak_bytes: The peak of the bytes in use.
       plain_peak_bytes: The same without a budget, where everything is freed once nothing refers to
         it. A budget of "60%" is a share of this.
@@ -106,7 +106,7 @@ def simulate(
     search: Search | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> DTRRun:
-    """Runs a program under a budget with dynamic rematerialization, on paper.
+    """Runs a program under a budget with dynamic rematerialization, as a dry run.
 
     Counted are the bytes of storages, constants included, and the cost of calls; not what the
     decisions themselves cost. A peak is that of the log's sizes: what an allocator would add is not
@@ -144,7 +144,7 @@ def simulate(
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 4. Decisions
     are those of the authors' simulator where it is deterministic, except for views made of several
     tensors, whose neighbourhoods are kept exact here, and for banishing within a finite budget. No
-    guarantee on the overhead; for a chain see `checkmate.dtr.theory`.
+    guarantee on the overhead, except for chains (theorem 3.1).
     """
     program = as_program(log)
     chosen = make_heuristic(heuristic)
@@ -154,9 +154,9 @@ def simulate(
             " allows to double the cost."
         )
     budget_bytes = parse_bytes(budget, percent_of=program.plain_peak_bytes)
-    paper = _Recorder(out_of_time) if program.graph else Paper(out_of_time)
+    backend = _Recorder(out_of_time) if program.graph else CountingBackend(out_of_time)
     runtime = Runtime(
-        paper,
+        backend,
         budget_bytes=budget_bytes,
         heuristic=chosen,
         deallocation=_policy(deallocation),
@@ -167,7 +167,7 @@ def simulate(
     status, message, plan = DTRStatus.OK, "", None
     try:
         program.run(runtime)
-        plan = paper.plan() if isinstance(paper, _Recorder) else None
+        plan = backend.plan() if isinstance(backend, _Recorder) else None
     except ThrashingError as error:
         status, message = DTRStatus.THRASHED, str(error)
     except EvictionError as error:
@@ -176,12 +176,12 @@ def simulate(
         status,
         str(chosen),
         budget_bytes,
-        paper.peak,
+        backend.peak,
         program.plain_peak_bytes,
         program.cost + runtime.recomputed_cost,
         program.cost,
-        runtime.memory.evictions,
-        runtime.memory.eager_evictions,
+        runtime.evictions,
+        runtime.eager_evictions,
         runtime.rematerializations,
         time.perf_counter() - started,
         message,
@@ -237,7 +237,7 @@ def _policy(deallocation: Deallocation | str) -> Deallocation:
         ) from None
 
 
-class _Recorder(Paper):
+class _Recorder(CountingBackend):
     """Counts, and writes down the run of a graph as the steps of a plan. Call 0 is what is resident
     all the time."""
 

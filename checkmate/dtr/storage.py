@@ -1,12 +1,11 @@
-"""What DTR evicts and runs again: storages, the tensors that view them, and the calls that make
-those.
+"""Storages, which DTR evicts, the tensors that view them, and the calls that make those.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021), section 2 and appendix C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,9 +19,9 @@ class Call:
 
     Attributes:
       number: Calls are numbered in the order in which they first run.
-      bytes: What its outputs need; a view of an input needs nothing.
+      bytes: Bytes of its outputs; a view of an input needs none.
       workspace_bytes: Scratch memory that it needs in addition while it runs.
-      cost: What running it once costs.
+      cost: Cost of one run.
     """
 
     __slots__ = ("bytes", "cost", "inputs", "name", "number", "outputs", "workspace_bytes")
@@ -40,8 +39,7 @@ class Tensor:
     """One output of a call: a view of a storage, which may be another tensor's.
 
     Attributes:
-      bytes: What it adds to memory: the storage's bytes for the tensor that brought the storage in,
-        zero for other views.
+      bytes: Bytes that it adds to memory: the storage's for its first view, zero for others.
       refs: How many references the program holds to it.
       defined: Its call has run since the storage was last evicted. Evicting a storage undefines
         every view of it.
@@ -65,27 +63,18 @@ class Storage:
         if it is pinned.
       refs: References of the program to any of its views.
       last_access: The clock when a call last read it.
-      before, after: The storages its views were made of, and those made of its views (dicts, as
-        sets that keep their order).
+      deps, users: The storages its views were made of, and those made of its views (dicts, as sets
+        that keep their order).
       around: Data of the neighbourhood in use.
-      slot: Its place in the pool, or -1.
+      slot: Its place in the pool's arrays, or -1.
+      weight: Factor of its cost in scores; 0 has it evicted first.
     """
 
     __slots__ = (
-        "after",
-        "around",
-        "banished",
-        "before",
-        "bytes",
-        "cost",
-        "last_access",
-        "locks",
-        "material",
-        "pinned",
-        "refs",
-        "slot",
-        "tensors",
+        *("around", "banished", "bytes", "cost", "deps", "last_access", "locks"),
+        *("material", "pinned", "refs", "slot", "tensors", "users"),
     )
+    weight: float = 1
 
     def __init__(self, count: int):
         self.bytes = count
@@ -94,22 +83,30 @@ class Storage:
         self.material = self.pinned = self.banished = False
         self.locks = self.refs = 0
         self.last_access: float = 0
-        self.before: dict[Storage, None] = {}
-        self.after: dict[Storage, None] = {}
+        self.deps: dict[Storage, None] = {}
+        self.users: dict[Storage, None] = {}
         self.around: Any = None
         self.slot = -1
 
     def neighbours(self) -> Iterator[Storage]:
         """The storages one call away, in either direction."""
-        return chain(self.before, self.after)
+        return chain(self.deps, self.users)
+
+    def link(self, inputs: Iterable[Tensor]) -> None:
+        """Adds the storages of a view's inputs to `deps`."""
+        for tensor in inputs:
+            source = tensor.storage
+            if source is not self:
+                source.users[self] = None
+                self.deps[source] = None
 
     def detach(self) -> None:
         """Cuts it out of the graph: nothing is recomputed through it any more."""
-        for other in self.before:
-            del other.after[self]
-        for other in self.after:
-            del other.before[self]
-        self.before, self.after = {}, {}
+        for other in self.deps:
+            del other.users[self]
+        for other in self.users:
+            del other.deps[self]
+        self.deps, self.users = {}, {}
 
 
 def apply(
@@ -140,8 +137,5 @@ def apply(
         outputs.append(tensor)
     call.outputs = tuple(outputs)
     for tensor in outputs:
-        for source in inputs:
-            if source.storage is not tensor.storage:
-                source.storage.after[tensor.storage] = None
-                tensor.storage.before[source.storage] = None
+        tensor.storage.link(inputs)
     return call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from checkmate.dtr.instructions import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.log_format import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
 
 
 @st.composite

@@ -1,14 +1,14 @@
-"""`checkmate simulate` and `checkmate bench dtr`."""
+"""`checkmate simulate`, and the theorems of `benchmarks.dtr`."""
 
 import json
 import re
 
 import pytest
-from checkmate.bench import dtr as benchmark
-from checkmate.bench.recurrent import lstm, tree_lstm
 from click.testing import CliRunner
 from strategies import training_chain
 
+from benchmarks import dtr as benchmark
+from benchmarks.recurrent import lstm, tree_lstm
 from checkmate.cli import main
 from checkmate.commands.simulate import overhead_curve
 from checkmate.core.plan import Plan
@@ -120,27 +120,6 @@ def test_the_picture_shows_every_run():
         len(line.get_xdata()) for line in axis.lines if line.get_markerfacecolor() == "none"
     )
     assert hollow == sum(run.status != "ok" for run in runs) > 0
-
-
-def test_bench_of_heuristics(tmp_path):
-    rows = list(
-        benchmark.measure(
-            ["lstm2"],
-            [90, 60],
-            ["dtr_eq", "size"],
-            time_limit_s=2,
-            picture=str(tmp_path / "lines.svg"),
-        )
-    )
-    assert b"<svg" in (tmp_path / "lines.svg").read_bytes()
-    assert [row["heuristic"] for row in rows] == ["dtr_eq", "size", "best", "bound"]
-    assert all(len(benchmark.cells(row)) == len(benchmark.columns([90, 60])) for row in rows)
-    found, _, best, bound = (row["overhead"] for row in rows)
-    for budget in ("90%", "60%"):
-        assert (
-            found[budget] in ("thrashed", "oom")
-            or found[budget] >= best[budget] >= bound[budget] - 1e-9
-        )
 
 
 def test_bench_of_theorems(tmp_path):

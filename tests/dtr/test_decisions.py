@@ -11,7 +11,7 @@ from logs import op_logs
 from reference import GaveUp, Reference
 
 from checkmate.dtr.heuristic import HEURISTICS
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.pool import Pool, Search
 from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
 from checkmate.dtr.runtime import Runtime
@@ -42,7 +42,7 @@ def run_reference(program, budget, heuristic, limit, eager):
     return status, reference
 
 
-class Witness(Paper):
+class Witness(CountingBackend):
     """Writes down which storages are freed, numbered in the order in which they were first made."""
 
     def __init__(self):

@@ -8,8 +8,8 @@ from logs import chain, op_logs
 from strategies import training_chain
 
 from checkmate import DFGraph, LogError, Op, simulate
-from checkmate.dtr.instructions import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.log_format import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
 from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
 
 LINES = """

@@ -9,7 +9,7 @@ from logs import op_logs
 
 from checkmate import EvictionError
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.program import Program, Run
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH
@@ -17,28 +17,13 @@ from checkmate.errors import ThrashingError
 
 
 def runtime(budget=math.inf, heuristic="lru", **options):
-    return Runtime(Paper(), budget_bytes=budget, heuristic=HEURISTICS[heuristic], **options)
+    return Runtime(
+        CountingBackend(), budget_bytes=budget, heuristic=HEURISTICS[heuristic], **options
+    )
 
 
 def call(rt, *inputs, size=1, cost=1):
     return rt.call("op", inputs, [size], [FRESH], cost)[0]
-
-
-def test_the_least_recently_read_goes_and_comes_back():
-    rt = runtime(2)
-    a = call(rt)
-    b = call(rt, a)
-    c = call(rt, b)
-    assert (a.defined, b.defined, c.defined) == (False, True, True)
-    rt.materialize(a)
-    assert (a.defined, b.defined, c.defined) == (True, False, True)
-    assert (
-        rt.clock,
-        rt.memory.evictions,
-        rt.rematerializations,
-        rt.recomputed_cost,
-        rt.memory.backend.in_use,
-    ) == (5, 2, 1, 1, 2)
 
 
 def test_inputs_are_locked_while_missing_ones_come_back():
@@ -54,7 +39,7 @@ def test_inputs_are_locked_while_missing_ones_come_back():
     ):
         call(rt, e, a, b)
     assert all(not tensor.storage.locks for tensor in (a, b, c, d, e))
-    assert len(rt.memory.pool) == rt.memory.backend.in_use == 3
+    assert len(rt.pool) == rt.backend.in_use == 3
 
 
 def test_a_view_goes_with_its_storage_and_is_made_again_by_its_own_call():
@@ -63,7 +48,7 @@ def test_a_view_goes_with_its_storage_and_is_made_again_by_its_own_call():
     (v,) = rt.call("view", [a], [4], [0], 1)
     assert v.storage is a.storage
     assert v.storage.cost == 11
-    assert rt.memory.backend.in_use == 4
+    assert rt.backend.in_use == 4
     rt.release(a)
     assert v.defined
     rt.release(v)
@@ -72,36 +57,7 @@ def test_a_view_goes_with_its_storage_and_is_made_again_by_its_own_call():
     rt.materialize(v)
     assert a.defined
     assert rt.recomputed_cost == 11
-    assert rt.memory.backend.in_use == 4
-
-
-def test_siblings_that_are_still_there_are_made_twice_for_a_moment():
-    rt = runtime()
-    a, b, c = rt.call("split", [], [2, 3, 5], [FRESH] * 3, 1)
-    rt.release(a)
-    rt.release(b)
-    assert rt.memory.backend.in_use == 5
-    rt.materialize(a)
-    assert a.defined
-    assert b.defined
-    assert c.defined
-    assert (rt.memory.backend.in_use, rt.memory.backend.peak) == (10, 15)
-
-
-def test_room_for_the_duplicates_is_made_too():
-    rt = runtime(14)
-    a, *_ = rt.call("split", [], [2, 3, 5], [FRESH] * 3, 1)
-    rt.release(a)
-    rt.materialize(a)
-    assert rt.memory.backend.peak <= 14
-
-
-def test_outputs_become_evictable_siblings_first():
-    rt = runtime()
-    a, b, c = rt.call("split", [], [1, 1, 1], [FRESH] * 3, 1)
-    assert list(rt.memory.pool) == [b.storage, c.storage, a.storage]
-    d = call(rt, c, b, c)
-    assert list(rt.memory.pool) == [a.storage, d.storage, b.storage, c.storage]
+    assert rt.backend.in_use == 4
 
 
 def test_pinned_stays_until_unpinned():
@@ -135,7 +91,7 @@ def test_policies(policy, in_use):
     a = call(rt)
     b = call(rt, a, size=4)
     rt.release(a)
-    assert rt.memory.backend.in_use == in_use
+    assert rt.backend.in_use == in_use
     assert b.storage.pinned == (policy == "banish")
 
 
@@ -180,7 +136,7 @@ def test_chains_longer_than_pythons_stack():
     assert rt.rematerializations == 4999
 
 
-class Failing(Paper):
+class Failing(CountingBackend):
     """Breaks when it runs one op again."""
 
     def __init__(self):
@@ -202,11 +158,7 @@ def test_an_op_that_breaks_while_others_wait_leaves_no_locks():
     with pytest.raises(ZeroDivisionError):
         rt.materialize(chain[2])
     assert all(not tensor.storage.locks for tensor in chain)
-    assert (
-        len(rt.memory.pool)
-        == sum(tensor.storage.material for tensor in chain)
-        == rt.memory.backend.in_use
-    )
+    assert len(rt.pool) == sum(tensor.storage.material for tensor in chain) == rt.backend.in_use
     rt.materialize(chain[0])
     assert chain[0].defined
 
@@ -215,14 +167,12 @@ class Checked(Runtime):
     """Compares, before each op, every cost in the pool with the definition."""
 
     def call(self, *arguments):
-        for storage in self.memory.pool:
-            assert self.memory.neighbourhood.cost(storage) == pytest.approx(
-                self.defined_cost(storage)
-            )
+        for storage in self.pool:
+            assert self.neighbourhood.cost(storage) == pytest.approx(self.defined_cost(storage))
         return super().call(*arguments)
 
     def defined_cost(self, storage):
-        ways = {"ancestors": ("before",), "neighbourhood": ("before", "after")}[self.counted]
+        ways = {"ancestors": ("deps",), "neighbourhood": ("deps", "users")}[self.counted]
         total = storage.cost
         for way in ways:
             found, waiting = set(), [storage]
@@ -242,7 +192,7 @@ class Checked(Runtime):
 def test_neighbourhoods_are_exact(counted, policy, log):
     program = Program.from_log(log)
     rt = Checked(
-        Paper(),
+        CountingBackend(),
         budget_bytes=max(1, program.plain_peak_bytes * 7 // 10),
         heuristic=Heuristic(counted),
         deallocation=policy,
@@ -259,11 +209,11 @@ def test_nothing_is_recomputed_without_a_budget(policy, log):
     program = Program.from_log(log)
     rt = runtime(heuristic="dtr_eq", deallocation=policy)
     program.run(rt)
-    assert rt.memory.evictions == rt.memory.eager_evictions
+    assert rt.evictions == rt.eager_evictions
     assert rt.clock == 1 + program.cost + rt.recomputed_cost
     if policy != "eager":  # there a view can outlive what it was made of and be asked for again
         assert rt.rematerializations == 0
     if policy == "ignore":
-        assert rt.memory.backend.in_use == sum(
+        assert rt.backend.in_use == sum(
             sum(step.sizes) for step in program.steps if isinstance(step, Run)
         )

@@ -22,8 +22,8 @@ from checkmate import (
     simulate,
 )
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
-from checkmate.dtr.instructions import Call, Constant, Copy, CopyFrom, Release
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.log_format import Call, Constant, Copy, CopyFrom, Release
 from checkmate.dtr.pool import Search
 from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRStatus

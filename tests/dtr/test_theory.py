@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 from checkmate import simulate
 from checkmate.dtr.heuristic import HEURISTICS
-from checkmate.dtr.theory import E_STAR, adversary, linear_network, square_root_budget
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 64, 1000])
@@ -53,8 +53,8 @@ def test_the_adversary_beats_every_rule(name, budget):
 
 def test_which_another_order_would_not_need():
     """The same chains one after the other, within three values, recompute nothing."""
-    from checkmate.dtr.instructions import Call, Release
     from checkmate.dtr.log import OpLog
+    from checkmate.dtr.log_format import Call, Release
 
     calls = [Call(("root",), "f", (), 1, (1,), (-1,))]
     for chain in range(4):

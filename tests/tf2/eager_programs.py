@@ -32,8 +32,8 @@ def managed(kind=None, **options):
     """A runtime that catches the ops of the program; `options` are those of `EagerOptions`."""
     import tensorflow as tf
 
+    from checkmate.tf2.eager.budget import EagerOptions
     from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.options import EagerOptions
     from checkmate.tf2.eager.runtime import EagerRuntime
 
     tf.config.experimental.reset_memory_stats("CPU:0")  # as `dtr` does

@@ -162,7 +162,7 @@ def test_the_description_names_the_gpu_and_its_arithmetic(monkeypatch):
 
 
 def test_dtr_with_a_budget_in_bytes_asks_no_driver(monkeypatch):
-    from checkmate.tf2.eager import entry
+    from checkmate.tf2.eager import context
 
     monkeypatch.setitem(sys.modules, "pynvml", None)
     visible(monkeypatch, growth=True)
@@ -170,7 +170,7 @@ def test_dtr_with_a_budget_in_bytes_asks_no_driver(monkeypatch):
 
     forgotten = []
     monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", forgotten.append)
-    entry.reserve("GPU:0", GIB)
+    context.reserve("GPU:0", GIB)
     assert forgotten == ["GPU:0"]
 
 

@@ -30,13 +30,14 @@ class Allocator:
       counts: Whether to ask the allocator of `device`; not needed without a budget.
 
     Attributes:
+      managed_bytes: Bytes of all storages in memory.
       peak_bytes: The most bytes in use since the beginning, as of the last question.
       recent_peak: The same, since `forget_peak`.
     """
 
     def __init__(self, device: str, counts: bool):
         self.device, self._counts = device, counts
-        self.peak_bytes = self.recent_peak = 0
+        self.managed_bytes = self.peak_bytes = self.recent_peak = 0
 
     @property
     def in_use(self) -> int:
@@ -51,21 +52,21 @@ class Allocator:
         return info
 
     def forget_peak(self) -> None:
-        """Has the allocator count its peak afresh."""
         self._ask()
         tf.config.experimental.reset_memory_stats(self.device)
         self.recent_peak = 0
 
     def compute(self, call: Call, duplicates: Sequence[Tensor]) -> None:
-        """Runs a call again and takes over the outputs that are not in memory."""
+        """Runs a call again and keeps the outputs that are not in memory."""
         assert isinstance(call, EagerCall)
-        made = call.run_again()
+        values = call.run_again()
         for cell in call.outputs:
             if not cell.defined:
-                cell.value = made[cell.index]
+                cell.value = values[cell.index]
+                self.managed_bytes += cell.bytes
 
     def free(self, storage: Storage) -> None:
-        """Drops the values."""
+        self.managed_bytes -= storage.bytes
         for cell in storage.tensors:
             assert isinstance(cell, Cell)
             cell.value = None

@@ -1,5 +1,5 @@
-"""What a tape records in place of tensors: a function that computes the gradient of one op when the
-tape asks for it.
+"""Backward functions, which a tape records in place of tensors: each computes the gradient of one
+op when the tape asks for it.
 
 TensorFlow's own backward functions refer to tensors, which then cannot be evicted. These refer to
 cells. The gradient's ops are caught like all others, so that gradients can be evicted, and recorded
@@ -14,7 +14,7 @@ from typing import Any, Protocol, overload
 import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
-from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.references import References
 from checkmate.tf2.eager.storage import Cell, EagerCall
@@ -22,13 +22,13 @@ from checkmate.tf2.eager.tensors import LazyTensor, Values
 
 
 class Program(Values, Protocol):
-    """What backward functions need of the runtime.
+    """The part of the runtime that backward functions use.
 
     Attributes:
       calls: How many calls can be run again; the next one gets this number.
       reading: Where a gradient function notes the ids of the cells and tensors that it reads, while
         one runs whose reads are not known.
-      error: What went wrong where TensorFlow could not be told; raised at the next chance.
+      error: An error of which TensorFlow could not be told; raised at the next chance.
       closed: The context has been left.
     """
 
@@ -44,7 +44,7 @@ class Backward:
     """The backward function of one call.
 
     It refers to the cells that gradients of this op type have been seen to read, and to all of them
-    before the first was. The others stay known (`EagerStorage.anchors`), so that a gradient that
+    before the first was. The others stay known (`EagerStorage.weak_refs`), so that a gradient that
     reads one after all gets it, recomputed.
     """
 
@@ -64,10 +64,10 @@ class Backward:
                         cell.refs += 1
                         storage.refs += 1
                     else:
-                        storage.anchors += 1
+                        storage.weak_refs += 1
 
     def __del__(self) -> None:
-        self._runtime.references.soon(
+        self._runtime.references.defer(
             _release, self._runtime.policy, self._call.arguments, self._outputs, self._reads
         )
 
@@ -83,9 +83,8 @@ class Backward:
         if function is None:
             return [None] * len(call.arguments)
         before, runtime.reading = runtime.reading, set() if call.kind.reads is None else None
-        position = runtime.policy.position
-        if position.returning:
-            position.place = call.place
+        if runtime.policy.in_backward:
+            runtime.policy.clock = call.clock
         try:
             result = function(_Operation(runtime, call, self._outputs, self._skip), *gradients)
             if runtime.reading is not None:
@@ -101,7 +100,7 @@ class Backward:
                 " GradientTape.jacobian and tf.vectorized_map do. The tape recorded eager ops that"
                 " may be evicted, and a graph cannot recompute them. Ask for the gradient eagerly."
             )
-        if self._runtime.closed and tapes.is_recording():
+        if self._runtime.closed and private_api.is_recording():
             raise UnsupportedError(
                 "A gradient of what was recorded under dtr() was asked for after the context was"
                 " left, while another tape records: that tape would not see it. Ask for the"
@@ -109,18 +108,11 @@ class Backward:
             )
 
     def _learn(self, read: set[int]) -> None:
-        if self._runtime.closed:
-            return
-        kind = self._call.kind
-        inputs, outputs = kind.reads or (frozenset(), frozenset())
-        more_inputs = [
-            k for k, each in enumerate(self._call.arguments) if k not in inputs and id(each) in read
-        ]
-        more_outputs = [
-            k for k, each in enumerate(self._outputs) if k not in outputs and id(each) in read
-        ]
-        if kind.reads is None or more_inputs or more_outputs:
-            kind.reads = (inputs.union(more_inputs), outputs.union(more_outputs))
+        if not self._runtime.closed:
+            known = self._call.kind.reads or (frozenset[int](), frozenset[int]())
+            inputs = {k for k, each in enumerate(self._call.arguments) if id(each) in read}
+            outputs = {k for k, each in enumerate(self._outputs) if id(each) in read}
+            self._call.kind.reads = (known[0] | inputs, known[1] | outputs)
 
 
 def _release(
@@ -132,7 +124,7 @@ def _release(
                 if reads is None or k in reads[known]:
                     policy.release(cell)
                 else:
-                    policy.raise_anchor(cell)
+                    policy.release_weak(cell)
 
 
 class _Operation(private_api.MockOp):
@@ -229,7 +221,7 @@ def gradients_through(runtime: Program) -> Callable[..., Any]:
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         first, result = runtime.calls, None
-        began = runtime.policy.position.begin_gradients(recorded=tapes.is_recording())
+        began = runtime.policy.begin_gradients(recorded=private_api.is_recording())
         try:
             result = private_api.real_imperative_grad(*args, **kwargs)
             if runtime.error is not None:
@@ -242,7 +234,7 @@ def gradients_through(runtime: Program) -> Callable[..., Any]:
             raise
         finally:
             runtime.error = None
-            runtime.policy.position.end_gradients(began=began)
+            runtime.policy.end_gradients(began=began)
         return result
 
     return gradients

@@ -1,4 +1,5 @@
-"""How much of the budget is used, by the allocator's count, and whether an op fits.
+"""The budget of eager mode: its options, how much of it is used by the allocator's count, whether
+an op fits, and the errors where it cannot be kept.
 
 An op needs what the allocator reported of ops like it, with a margin for what the allocator loses
 in holes.
@@ -6,11 +7,66 @@ in holes.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from checkmate.dtr.heuristic import HEURISTICS, Heuristic
+from checkmate.dtr.pool import Search
+from checkmate.errors import EvictionError, ThrashingError
 from checkmate.tf2.eager.allocator import Allocator
-from checkmate.tf2.eager.eviction_errors import went_over
-from checkmate.tf2.eager.needs import Needs
-from checkmate.tf2.eager.options import EagerOptions
+from checkmate.tf2.eager.op_kinds import Needs
+from checkmate.tf2.eager.private_api import passing_through_keras
+from checkmate.tf2.eager.storage import EagerStorage
 from checkmate.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers that change how fast the policy is and what it evicts, and never what ops compute.
+
+    Args:
+      small_share: Share of the budget that stays free for small tensors that programs make between
+        ops, if `EagerOptions.strict`.
+      margin_share: Share of the budget that stays free for what the allocator loses on an op, until
+        a larger loss is seen, if not `EagerOptions.strict`.
+      horizon_share: Share of the distance since the last backward pass that is added to every
+        staleness: what is near in the program may be far in time.
+      most_classes: Evictions leave classes that never go. Beyond this number they are made anew.
+    """
+
+    small_share: float = 1 / 1024
+    margin_share: float = 1 / 32
+    horizon_share: float = 1 / 8
+    most_classes: int = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOptions:
+    """How a context keeps its budget.
+
+    Args:
+      budget_bytes: The most bytes in use by the allocator's count, everything included; infinite
+        for no limit.
+      heuristic: The score by which tensors are evicted.
+      overhead_limit: The run is given up when recomputation has cost more than (overhead_limit - 1)
+        times what ran first.
+      strict: Memory above the budget is an error.
+      smallest_bytes: Outputs below are left to TensorFlow and never evicted.
+      search: Which candidates an eviction compares.
+    """
+
+    budget_bytes: float = math.inf
+    heuristic: Heuristic = HEURISTICS["dtr_eq"]
+    overhead_limit: float = math.inf
+    strict: bool = False
+    smallest_bytes: int = 4096
+    search: Search = field(default_factory=Search)
+    tuning: Tuning = field(default_factory=Tuning)
+
+    @property
+    def limited(self) -> bool:
+        return not math.isinf(self.budget_bytes)
 
 
 class Budget:
@@ -18,21 +74,19 @@ class Budget:
 
     Attributes:
       promised_bytes: The budget that the user gave.
-      usable_bytes: What of it the allocator can give; less after it refused.
+      usable_bytes: The part of it that the allocator can give; less after it refused.
       limited: There is a budget.
       before_bytes: Bytes in use before the op that runs.
-      calm: Memory has never come above a small share of the budget (`Tuning.calm_share`).
-      overshoots: How often memory went above the budget: by an op that took more than was foreseen,
-        or by what no op was seen to take.
+      overshoots: How often memory went above the budget: by an op that needed more than predicted,
+        or by memory that was not an op's.
     """
 
     def __init__(self, allocator: Allocator, options: EagerOptions):
         self._allocator, self._tuning, self._strict = allocator, options.tuning, options.strict
         self.promised_bytes = self.usable_bytes = options.budget_bytes
-        self.limited = self.calm = options.limited
+        self.limited = options.limited
         self._margin_bytes = options.tuning.margin_share * options.budget_bytes
-        self.before_bytes = self._foreseen_bytes = self._unasked = 0
-        self.overshoots = 0
+        self.before_bytes = self.overshoots = 0
 
     @property
     def over_bytes(self) -> float:
@@ -41,17 +95,17 @@ class Budget:
         return self._allocator.recent_peak - self.promised_bytes
 
     def fits_now(self, needs: Needs, name: str) -> bool:
-        """Whether an op fits without an eviction."""
+        """Whether an op fits without an eviction. Counts memory above the budget that was not an
+        op's."""
         in_use = self.before_bytes = self._allocator.in_use
         self.check_peak(f"before {name!r}")
-        self._foresee(in_use, needs)
         return self.fits(in_use, needs)
 
     def fits(self, in_use: int, needs: Needs) -> bool:
         """Whether an op fits with `in_use` bytes in use, and a margin: the allocator gives out a
         hole whole if it is less than twice what was asked for, and counts it whole.
 
-        A margin as large as what the op takes always suffices. Where the budget need not be kept to
+        A margin as large as the op's needs always suffices. Where the budget need not be kept to
         the byte, the margin is the largest loss that was seen.
         """
         margin = (
@@ -61,45 +115,14 @@ class Budget:
         )
         return in_use + needs.bytes + margin <= self.usable_bytes
 
-    def begin(self, in_use: int, needs: Needs) -> None:
-        """An op runs, with `in_use` bytes in use before it."""
-        self.before_bytes, self._foreseen_bytes = in_use, in_use + needs.bytes
-
-    def is_calm(self, needs: Needs) -> bool:
-        """Whether memory has been far below the budget all the time, and stays there with this op,
-        and the hole it may be given."""
-        self._unasked -= 1
-        if (
-            self._unasked < 0
-            or self._foreseen_bytes + 2 * needs.bytes > self._tuning.calm_share * self.usable_bytes
-        ):
-            self._unasked = self._tuning.calm_ops
-            self._foresee(self._allocator.in_use, needs)
-        else:
-            self._foreseen_bytes += needs.bytes
-        return self.calm
-
-    def _foresee(self, in_use: int, needs: Needs) -> None:
-        self._foreseen_bytes = in_use + needs.bytes
-        if (
-            self._foreseen_bytes + needs.bytes > self._tuning.calm_share * self.usable_bytes
-            or self.over_bytes > 0
-        ):
-            self.calm = False
-
-    def has_plenty(self) -> bool:
-        """Whether the allocator need not be asked after the op that ran."""
-        plenty = self._tuning.plenty_share * self.usable_bytes
-        return self._foreseen_bytes <= plenty and self.over_bytes <= 0
-
     def learn_loss(self, needs: Needs, held_bytes: int) -> None:
         """An op's outputs were given holes of `held_bytes` together."""
-        if needs.made is not None:
+        if needs.outputs is not None:
             self._margin_bytes = max(self._margin_bytes, held_bytes - needs.least_bytes)
 
     def check_peak(self, when: str) -> None:
-        """Counts memory above the budget that no op was seen to take, as of the last question to
-        the allocator."""
+        """Counts memory above the budget that was not an op's, as of the last question to the
+        allocator."""
         if self.over_bytes > 0:
             self.overshoot(
                 f"{when}, by data, variables, a function that met new shapes, or an op whose"
@@ -116,18 +139,77 @@ class Budget:
             raise went_over(over, self.promised_bytes, why)
 
     def count_overshoot(self) -> None:
-        """Counts, and has the allocator count its peak afresh."""
         self._allocator.forget_peak()
         self.overshoots += 1
 
-    def explain(self, name: str, took: int, foreseen: int) -> str:
-        """Why an op took more than was foreseen."""
+    def explain(self, name: str, used: int, predicted: int) -> str:
         return (
-            f"{name!r} took {format_bytes(took)} where {format_bytes(foreseen)} were foreseen,"
+            f"{name!r} took {format_bytes(used)} where {format_bytes(predicted)} were foreseen,"
             f" in addition to {format_bytes(self.before_bytes)}. Allocators give out whole holes,"
             " and the scratch memory of an op is known once it ran"
         )
 
     def close(self) -> None:
-        """No budget any more."""
-        self.limited, self.usable_bytes = False, float("inf")
+        self.limited, self.usable_bytes = False, math.inf
+
+
+def does_not_fit(
+    name: str, in_use: int, needed: int, budget_bytes: float, live: Iterable[EagerStorage]
+) -> EvictionError:
+    """An op needs more than can be evicted.
+
+    Args:
+      name: The op's type.
+      in_use: Bytes in use, none of which can be evicted.
+      needed: Bytes that the op needs.
+      live: All storages; the error lists those that are locked.
+    """
+    locked = sorted(
+        (storage for storage in live if storage.locks and storage.material),
+        key=lambda storage: -storage.bytes,
+    )
+    listed = ", ".join(
+        f"{storage.tensors[0].call.name} {format_bytes(storage.bytes)}" for storage in locked[:5]
+    )
+    inputs = sum(storage.bytes for storage in locked)
+    error = EvictionError(
+        f"{name!r} needs {format_bytes(needed)} in addition to {format_bytes(in_use)} that cannot"
+        f" be evicted: together {format_bytes(in_use + needed)},"
+        f" {format_bytes(in_use + needed - budget_bytes)} more than the budget of"
+        f" {format_bytes(budget_bytes)}. Of it, {format_bytes(inputs)} are inputs of running ops"
+        + (f" ({listed}{', ...' if len(locked) > 5 else ''})" if locked else "")
+        + f", {format_bytes(max(0, in_use - inputs))} are variables, data and other tensors that"
+        f" cannot be recomputed. The budget must be at least {format_bytes(in_use + needed)}; or"
+        " make the batch smaller.",
+        budget_bytes=budget_bytes,
+        needed_bytes=in_use + needed,
+    )
+    return passing_through_keras(error)
+
+
+def went_over(over: float, budget_bytes: float, why: str) -> EvictionError:
+    error = EvictionError(
+        f"Memory went {format_bytes(over)} above the budget of {format_bytes(budget_bytes)}: {why}."
+        f" The budget must be at least {format_bytes(budget_bytes + over)} for what ran so far;"
+        " strict=False goes on, and `stats.overshoots` counts.",
+        budget_bytes=budget_bytes,
+        needed_bytes=int(budget_bytes + over),
+    )
+    return passing_through_keras(error)
+
+
+def thrashing(
+    ratio: float, overhead_limit: float, budget_bytes: float, demand_bytes: int
+) -> ThrashingError:
+    """Recomputation has cost `ratio` times what ran first; `demand_bytes` would have been in use
+    without eviction."""
+    error = ThrashingError(
+        f"Recomputation has cost {ratio:.1f} times what ran first, more than the overhead limit of"
+        f" {overhead_limit:g} allows, within {format_bytes(budget_bytes)}. With"
+        f" {format_bytes(demand_bytes)} nothing would have been recomputed so far; the smallest"
+        " budget that works is between the two. Try"
+        f" {format_bytes((budget_bytes + demand_bytes) / 2)}, or raise the overhead limit.",
+        budget_bytes=budget_bytes,
+        enough_bytes=demand_bytes,
+    )
+    return passing_through_keras(error)

@@ -1,4 +1,4 @@
-"""`dtr`, the context manager: its options, and its report."""
+"""`dtr`, the context manager: its options, its report, and the checks before it opens."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from checkmate.dtr.heuristic import Heuristic, make_heuristic
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.pool import Search
-from checkmate.errors import CheckmateError
-from checkmate.tf2.eager.entry import checked_device, enter, leave, reserve
-from checkmate.tf2.eager.options import EagerOptions
+from checkmate.errors import CheckmateError, EvictionError, UnsupportedError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.eager import private_api, selftest
+from checkmate.tf2.eager.budget import EagerOptions
+from checkmate.tf2.eager.interception import Interception
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.tf2.memory.available import free_bytes
 from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
+
+_open: tuple[object, Interception] | None = None
+"""The context that is open in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class DTRStats:
-    """What a context did so far.
+    """The figures of a context so far.
 
     Attributes:
       ops: Ops that the program ran.
@@ -82,7 +90,7 @@ class dtr:
 
     Args:
       budget: A number of bytes or "6GiB"; None for no limit.
-      heuristic: What to evict: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
+      heuristic: The score: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
         paper's h_DTR^eq by default. Staleness is counted along the program, back in a backward
         pass, and reads for the recomputation of other tensors do not count.
       overhead_limit: Recomputation may cost (overhead_limit - 1) times what ran first, before it is
@@ -113,7 +121,7 @@ class dtr:
 
     Where the guarantee ends:
 
-    * With `strict`, memory for twice what an op takes is free before the op runs: TensorFlow's
+    * With `strict`, memory for twice an op's needs is free before the op runs: TensorFlow's
       allocator gives out a hole whole if it is less than twice what was asked for, and counts it
       whole. Other allocators may lose more.
     * The first op of its type, attributes and shapes is sized by shape inference and a guess of its
@@ -129,12 +137,9 @@ class dtr:
       gradients are added in another order; in second-order gradients with a `smallest_bytes` of 1
       sums of three were seen to be, too.
 
-    Every op costs Python time in addition to its kernel. By `checkmate bench dtr-eager --ops`, on
-    one core of a 2.5 GHz server, a matrix product of 1 ms on a tape took 53 us more forward and 41
-    us more backward, 5 % in all; programs of short ops become much slower. Until memory first comes
-    above an eighth of the budget it is 12 and 25 us, 2 %: ops that have run before with the same
-    shapes are then TensorFlow's own, and what they make cannot be evicted. Without a budget all ops
-    are managed from the start.
+    Every op costs Python time in addition to its kernel, however far away the budget is. On one
+    core of a 2.5 GHz server, a matrix product of 1.2 ms on a tape took 85 us more forward and 50 us
+    more backward, 5 % in all; programs of short ops become much slower.
     """
 
     def __init__(
@@ -166,22 +171,22 @@ class dtr:
         self._runtime: EagerRuntime | None = None
 
     def __enter__(self) -> dtr:
-        device = checked_device(self._budget_bytes)
+        device = _checked_device(self._budget_bytes)
         if self._budget_bytes is not None:
             reserve(device, self._budget_bytes)
         self._runtime = EagerRuntime(device, self._options)
-        enter(self, self._runtime)
+        _enter(self, self._runtime)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         runtime = self._runtime
-        leave(self)
+        _leave(self)
         if kind is None and runtime is not None and not runtime.policy.budget.overshoots:
             runtime.policy.budget.check_peak("before the context was left")
 
     @property
     def stats(self) -> DTRStats:
-        """What it did so far. Raises `CheckmateError` before the context was entered."""
+        """The figures so far. Raises `CheckmateError` before the context was entered."""
         runtime = self._runtime
         if runtime is None:
             raise CheckmateError(
@@ -191,10 +196,10 @@ class dtr:
         policy = runtime.policy
         if not runtime.closed:
             _ = policy.allocator.in_use
-        first_cost = policy.position.first_cost
+        first_cost = policy.first_cost
         return DTRStats(
             runtime.ops,
-            policy.memory.evictions,
+            policy.evictions,
             policy.rematerializations,
             1 + policy.recomputed_cost / first_cost if first_cost else 1.0,
             policy.allocator.peak_bytes,
@@ -233,10 +238,82 @@ class Recording:
         self.log: OpLog | None = None
 
     def __enter__(self) -> Recording:
-        device = checked_device(None)
-        enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
+        device = _checked_device(None)
+        _enter(self, EagerRuntime(device, EagerOptions(smallest_bytes=0), self._recorder))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.log = self._recorder.log(self._name)
-        leave(self)
+        _leave(self)
+
+
+def _enter(context: object, runtime: EagerRuntime) -> None:
+    global _open
+    interception = Interception(runtime)
+    interception.__enter__()
+    _open = context, interception
+
+
+def _leave(context: object) -> None:
+    global _open
+    if _open is None or _open[0] is not context:
+        raise UnsupportedError("This context is not open.")
+    (_, interception), _open = _open, None
+    interception.__exit__()
+
+
+def _checked_device(budget_bytes: int | None) -> str:
+    """The device whose memory counts. Refuses to open a context that cannot work."""
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "dtr() was entered while a graph is traced (inside of tf.function, or of fit() without"
+            " run_eagerly=True). It works on eager ops: enter it outside and run eagerly, or plan"
+            " the traced step with checkmate.tf2.compile."
+        )
+    if _open is not None:
+        raise UnsupportedError(
+            "dtr() was entered while another dtr() or record() is open. There is one budget at a"
+            " time: leave the other first."
+        )
+    if tf.distribute.has_strategy():
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise UnsupportedError(
+            f"dtr() was entered under {strategy}, which trains in several threads. Use one device,"
+            " without a strategy."
+        )
+    if not private_api.tape_is_empty() and private_api.is_accumulating():
+        raise UnsupportedError(
+            "dtr() was entered under a tf.autodiff.ForwardAccumulator, which would miss all ops."
+            " Use GradientTape.gradient."
+        )
+    device = devices.training_device()
+    if budget_bytes is not None:
+        _check_budget(device, budget_bytes)
+    selftest.check(device)
+    return device
+
+
+def _check_budget(device: str, budget_bytes: int) -> None:
+    if not devices.allocator_reports(device):
+        raise UnsupportedError(
+            f"A budget needs an allocator that counts, and that of {device} does not. Set"
+            " TF_CPU_ALLOCATOR_USE_BFC=true in the environment before TensorFlow is imported."
+        )
+    in_use = devices.bytes_in_use(device)
+    if in_use > budget_bytes:
+        raise EvictionError(
+            f"The budget of {format_bytes(budget_bytes)} is used up before dtr() begins:"
+            f" variables, data and other tensors take {format_bytes(in_use)},"
+            f" {format_bytes(in_use - budget_bytes)} more. Raise the budget, or delete what is"
+            " not needed.",
+            budget_bytes=budget_bytes,
+            needed_bytes=in_use,
+        )
+
+
+def reserve(device: str, budget_bytes: int) -> None:
+    """Has the allocator take the rest of the budget in one piece, where it can: pieces of many
+    sizes waste up to half of themselves."""
+    if devices.may_fetch(device) and budget_bytes <= free_bytes(device):
+        devices.fetch_region(device, budget_bytes - devices.bytes_in_use(device))
+    tf.config.experimental.reset_memory_stats(device)

@@ -1,23 +1,17 @@
-"""What the runtime needs to know of each TensorFlow op type: the constants at the top, and what
-TensorFlow's registry says."""
+"""TensorFlow's op types, by its registry and the table of op types; what one op needs at certain
+input shapes: memory, cost, and the shapes and types of its outputs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from checkmate.tf2.eager import private_api
-from checkmate.tf2.ops.rule import Eager, State
-from checkmate.tf2.ops.table import rule_of
+import tensorflow as tf
 
-SHAPE_OPS: dict[str, Callable[[tuple[int, ...]], Any]] = {
-    "Shape": list,
-    "Size": math.prod,
-    "Rank": len,
-}
-"""Ops whose output follows from the input's shape, and how."""
+from checkmate.tf2.eager import private_api
+from checkmate.tf2.ops.rule import Eager, Source, State
+from checkmate.tf2.ops.table import rule_of
 
 _UNTYPED = 0
 _PLAIN = frozenset({"bool", "float", "int", "string", "type"})
@@ -27,9 +21,12 @@ class OpKind:
     """One op type.
 
     Attributes:
-      passed_on: Left to TensorFlow: it is no registered op (a function, which is one opaque op), or
-        makes nothing to evict.
-      stateful: It runs exactly once; what it makes cannot be recomputed.
+      is_registered: It is no function of the program, which is one opaque op.
+      passed_on: Left to TensorFlow: it is not registered, or makes nothing to evict.
+      refusal: Why it cannot run under the runtime, or "".
+      of_shape: Computes its output from its input's shape, where that suffices.
+      is_constant, reads_variable: It makes a constant, or reads a variable.
+      stateful: It runs exactly once; its outputs cannot be recomputed.
       tries_algorithms: Its first run at some shapes may take much more memory than later runs, and
         the op can run twice.
       is_view: Its first output shares the memory of its first input.
@@ -48,30 +45,22 @@ class OpKind:
     """
 
     __slots__ = (
-        "count",
-        "inputs",
-        "is_list",
-        "is_reduction",
-        "is_view",
-        "lists",
-        "name",
-        "one_each",
-        "passed_on",
-        "plain_attrs",
-        "reads",
-        "stateful",
-        "tries_algorithms",
-        "types",
+        *("count", "inputs", "is_constant", "is_list", "is_reduction", "is_registered", "is_view"),
+        *("lists", "name", "of_shape", "one_each", "passed_on", "plain_attrs", "reads"),
+        *("reads_variable", "refusal", "stateful", "tries_algorithms", "types"),
     )
 
     def __init__(self, name: str):
         self.name = name
         definition = private_api.op_def(name)
         rule = rule_of(name)
+        self.is_registered = definition is not None
+        self.refusal = rule.eager_refusal
         self.passed_on = (
             definition is None or rule.eager is Eager.PASSED_ON or bool(rule.eager_refusal)
         )
         arguments = definition.input_arg if definition is not None else ()
+        attrs = definition.attr if definition is not None else ()
         self.inputs = [
             (argument.type_attr, argument.number_attr, argument.type_list_attr)
             for argument in arguments
@@ -79,21 +68,19 @@ class OpKind:
         self.count = len(self.inputs)
         self.is_list = [bool(number or types) for _, number, types in self.inputs]
         self.lists = any(self.is_list)
+        self.of_shape = None if self.lists else rule.of_shape
         self.one_each: tuple[int | None, ...] = (None,) * len(self.inputs)
-        defaults = (
-            {attr.name: attr.default_value.type for attr in definition.attr}
-            if definition is not None
-            else {}
-        )
+        defaults = {attr.name: attr.default_value.type for attr in attrs}
         self.types = [
             argument.type or defaults.get(argument.type_attr, _UNTYPED) for argument in arguments
         ]
         self.stateful = definition is not None and (
             definition.is_stateful or rule.state is State.DRAWS
         )
-        attrs = definition.attr if definition is not None else ()
         self.plain_attrs = all(attr.type in _PLAIN for attr in attrs)
         self.tries_algorithms = rule.tries_algorithms and not self.stateful
+        self.is_constant = rule.source is Source.CONSTANT
+        self.reads_variable = rule.source is Source.VARIABLE
         self.is_view = rule.eager is Eager.VIEW
         self.is_reduction = rule.eager is Eager.REDUCTION
         self.reads: tuple[frozenset[int], frozenset[int]] | None = rule.gradient_reads
@@ -112,3 +99,80 @@ class OpKind:
 
 kind_of = cache(OpKind)
 """The `OpKind` of an op type's name."""
+
+
+class OutputSpec:
+    """Shape and type of an output. There is one object for each shape and type.
+
+    Attributes:
+      bytes: Bytes that the allocator hands out for it; 0 for a type that is no number.
+      signature: Shape and number of the type, as `private_api.signature_of` a real tensor.
+      on_tapes: The same, as tapes ask for it.
+    """
+
+    __slots__ = ("bytes", "dtype", "on_tapes", "shape", "signature")
+
+    def __init__(self, count: int, shape: tuple[int, ...], dtype: tf.DType):
+        self.bytes, self.shape, self.dtype = count, shape, dtype
+        self.signature = (shape, dtype.as_datatype_enum)
+        self.on_tapes = private_api.on_tapes(shape, dtype)
+
+
+class Needs:
+    """Memory and cost of one op type at certain input shapes.
+
+    Attributes:
+      cost: Seconds, by a roofline.
+      least_bytes: Its outputs.
+      bytes: Outputs and scratch memory: a guess on the high side until `measured`, then the
+        allocator's figure.
+      outputs: Its outputs, or None where their shapes are not known before the op runs.
+      steady: They are the same whenever it runs.
+      is_view: Its first output shares the memory of its first input.
+      measured: It has run so often (`runs`) that the allocator's report of the last run counts.
+    """
+
+    __slots__ = (
+        "_runs",
+        "bytes",
+        "cost",
+        "is_view",
+        "least_bytes",
+        "measured",
+        "outputs",
+        "steady",
+    )
+
+    def __init__(
+        self,
+        cost: float,
+        least_bytes: int,
+        guess_bytes: int,
+        outputs: list[OutputSpec] | None = None,
+        *,
+        steady: bool = False,
+        is_view: bool = False,
+        runs: int = 1,
+    ):
+        self.cost, self.least_bytes, self.bytes = cost, least_bytes, guess_bytes
+        self.outputs = outputs
+        self.steady, self.is_view = steady or outputs is not None, is_view
+        self.measured, self._runs = False, runs
+
+    def learn(self, used_bytes: int, held_bytes: int) -> None:
+        """The allocator reported a peak of `used_bytes`, and `held_bytes` in use after the op: its
+        outputs, and what the holes they were given are larger."""
+        self.bytes = (
+            used_bytes
+            if self.outputs is None
+            else self.least_bytes + max(0, used_bytes - max(held_bytes, self.least_bytes))
+        )
+        self._runs -= 1
+        self.measured = self._runs <= 0
+
+    def raise_to(self, used_bytes: int) -> None:
+        self.bytes = max(self.bytes, used_bytes)
+
+
+Signature = tuple[Any, ...]
+"""Shape and type of an input, and of a variable which one it is."""

@@ -1,5 +1,4 @@
-"""How much memory an op needs, before it runs, and what it costs: asked of TensorFlow's shape
-inference, then measured.
+"""Memory and cost of an op before it runs: asked of TensorFlow's shape inference, then measured.
 
 In eager TensorFlow the outputs of an op are known after it ran; a budget needs them before. When an
 op type meets shapes for the first time, it is put into a scratch graph, where TensorFlow infers its
@@ -20,8 +19,8 @@ import tensorflow as tf
 from checkmate.core.allocator import rounded_up
 from checkmate.tf2.costs.roofline import LAUNCH_S, rates_of, roofline_s
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.needs import Made, Needs, Signature
-from checkmate.tf2.eager.storage import Cell, EagerCall, OpRequest
+from checkmate.tf2.eager.op_kinds import Needs, OutputSpec, Signature
+from checkmate.tf2.eager.storage import Cell, EagerCall
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.ops.table import rule_of
 
@@ -38,17 +37,16 @@ class NeedsTable:
         self._rates = rates_of(device)
         self._known: dict[Any, Needs | _ByValue] = {}
         self._opaque: dict[Any, Needs] = {}
-        self._made: dict[Any, Made] = {}
+        self._specs: dict[Any, OutputSpec] = {}
 
-    def made(self, shape: tuple[int, ...], dtype: tf.DType) -> Made:
-        """What is known of a tensor of this shape and type."""
+    def spec(self, shape: tuple[int, ...], dtype: tf.DType) -> OutputSpec:
         key = (shape, dtype)
-        found = self._made.get(key)
+        found = self._specs.get(key)
         if found is None:
             # TensorFlow asks for values of shapes inside of functions, where nothing can come back.
             stays = _may_be_shape(shape) and dtype == tf.int32
             number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
-            found = self._made[key] = Made(
+            found = self._specs[key] = OutputSpec(
                 rounded_up(math.prod(shape) * dtype.size) if number and not stays else 0,
                 shape,
                 dtype,
@@ -56,8 +54,8 @@ class NeedsTable:
         return found
 
     def of(self, call: EagerCall, signatures: Sequence[Signature]) -> Needs:
-        """The needs of running a call, whose arguments have these signatures."""
-        key = _key(call, signatures)
+        attrs = call.attrs if call.kind.plain_attrs else repr(call.attrs)
+        key: tuple[Any, ...] = (call.kind, call.lengths, attrs, *signatures)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._asked(call)
@@ -69,17 +67,6 @@ class NeedsTable:
             needs = self._known[key] = self._sized(call, found.which)
         assert isinstance(needs, Needs)
         return needs
-
-    def known(
-        self, asked: OpRequest, tensors: Sequence[Any], signatures: Sequence[Signature]
-    ) -> Needs | None:
-        """The needs of a call that has been asked for before, or None."""
-        key = _key(asked, signatures)
-        found = self._known.get(key)
-        if type(found) is _ByValue:
-            found = self._known.get((key, found.values(tensors)))
-        assert found is None or isinstance(found, Needs)
-        return found
 
     def of_opaque(self, op: str, values: Sequence[Any]) -> Needs:
         """The needs of a function, of which only its inputs are known before it first ran."""
@@ -106,7 +93,7 @@ class NeedsTable:
         return _ByValue(deciding)
 
     def _sized(self, call: EagerCall, by_value: Sequence[int]) -> Needs:
-        """What is inferred from shapes and types, and the values of some inputs."""
+        """The needs inferred from shapes and types, and the values of some inputs."""
         read = sum(_bytes(argument) for argument in call.arguments)
         reads_variable = any(
             type(each) is private_api.EagerTensor and each.dtype == tf.resource
@@ -116,7 +103,7 @@ class NeedsTable:
             with _scratch(call, by_value) as operation:
                 made = [tensor_bytes(tensor) for tensor in operation.outputs]
                 known = (
-                    [self.made(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs]
+                    [self.spec(tuple(tensor.shape), tensor.dtype) for tensor in operation.outputs]
                     if None not in made
                     else None
                 )
@@ -159,11 +146,6 @@ class _ByValue:
         )
 
 
-def _key(asked: EagerCall | OpRequest, signatures: Sequence[Signature]) -> tuple[Any, ...]:
-    kind, attrs = asked.kind, asked.attrs or ()
-    return (kind, asked.lengths, attrs if kind.plain_attrs else repr(attrs), *signatures)
-
-
 def _may_decide(argument: Any) -> bool:
     """Whether it is a small numeric tensor, which may be a shape, an axis or a limit."""
     small = type(argument) is private_api.EagerTensor and _may_be_shape(
@@ -174,7 +156,7 @@ def _may_decide(argument: Any) -> bool:
 
 def _bytes(argument: Any) -> int:
     if type(argument) is Cell:
-        return argument.made.bytes
+        return argument.spec.bytes
     return rounded_up(math.prod(private_api.shape_of(argument)) * max(1, argument.dtype.size))
 
 
@@ -217,5 +199,5 @@ def _scratch(call: EagerCall, by_value: Sequence[int]) -> Iterator[tf.Operation]
 def _stand_in(argument: Any, by_value: bool) -> tf.Tensor:
     if by_value and _may_decide(argument):
         return tf.constant(private_api.numpy_of(argument), argument.dtype)
-    known = argument.made if type(argument) is Cell else argument
+    known = argument.spec if type(argument) is Cell else argument
     return tf.compat.v1.placeholder(known.dtype, known.shape)

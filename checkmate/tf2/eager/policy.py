@@ -1,38 +1,32 @@
-"""Which real tensors stay in memory: the policy of `checkmate.dtr.runtime`, with the allocator's
-count.
+"""The policy of eager mode: `checkmate.dtr.policy` with TensorFlow's allocator as its backend.
 
-What differs from paper: the program's references are Python's, given back at any moment; a storage
-that nothing can ask for any more is forgotten, so that a training loop does not grow;
-staleness is a distance in the program, which a backward pass goes back, and what comes back for
-another tensor is no fresher for it; of an op's missing inputs the latest comes back first; and what
-an op needs is known from ops like it.
+It differs from the simulator's in these points. The program's references are Python's, given back
+at any moment. A storage that nothing can ask for any more is forgotten, so that a training loop
+does not grow. Staleness is a distance in the program, which a backward pass goes back, and a read
+for a recomputation makes no storage fresher. Of a call's missing inputs the latest is computed
+first: to lock inputs in order would lock an activation per layer on the long way back of a
+gradient. The memory that an op needs is known from ops like it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from functools import partial
 from typing import Any, cast
 
-from checkmate.dtr.memory import Memory
-from checkmate.dtr.neighbourhood import Classes
-from checkmate.dtr.pool import Pool
-from checkmate.dtr.recomputation import Frame, frames
-from checkmate.dtr.storage import Storage
+from checkmate.dtr.neighbourhood import Classes, Own
+from checkmate.dtr.policy import Policy
+from checkmate.dtr.storage import Call, Storage, Tensor
+from checkmate.errors import ThrashingError
 from checkmate.tf2.eager.allocator import REFUSALS, Allocator, is_refusal
-from checkmate.tf2.eager.budget import Budget
-from checkmate.tf2.eager.eviction_errors import does_not_fit, thrashing
-from checkmate.tf2.eager.locking import next_missing, number
-from checkmate.tf2.eager.needs import Needs
-from checkmate.tf2.eager.options import EagerOptions
-from checkmate.tf2.eager.position import Position
-from checkmate.tf2.eager.ranks import Asleep, Ranked, Unsorted, ranked
+from checkmate.tf2.eager.budget import Budget, EagerOptions, does_not_fit, thrashing
+from checkmate.tf2.eager.op_kinds import Needs
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage
 
 
-class EagerPolicy:
+class EagerPolicy(Policy):
     """Keeps the allocator's count within the budget.
 
     Args:
@@ -40,88 +34,111 @@ class EagerPolicy:
       recorder: Told of each cell that the program gives back, if there is one.
 
     Attributes:
-      memory: What is in memory, and what may be evicted.
-      budget: What is known of the bytes in use.
-      position: Where the program is; the runtime moves it.
+      clock: The place in the program, in seconds of what its ops cost when they first ran. In a
+        backward pass that no tape records it is the place at which the op first ran whose gradient
+        is next, since tapes read last what was made first.
+      first_cost: Cost of the program's ops, without recomputation.
+      pass_ended: The clock at the end of the last backward pass.
+      in_backward: A backward pass that no tape records is running.
+      gradients: How many tapes are being asked for gradients, one inside of another.
       live: All storages that something can still ask for.
-      rematerializations: How often a call ran again; `recomputed_cost` is what that cost.
       demand_bytes: The most memory that would have been in use without eviction.
     """
+
+    latest_first = True
+    counts_recomputation_reads = False
 
     def __init__(
         self, allocator: Allocator, options: EagerOptions, recorder: Recorder | None = None
     ):
-        self.allocator, self._options, self._recorder = allocator, options, recorder
-        self.budget, self.position = Budget(allocator, options), Position()
-        self.neighbourhood: Ranked = Asleep()
-        self.memory = Memory(allocator, Unsorted(), self.neighbourhood)
-        self.live: dict[EagerStorage, None] = {}
+        super().__init__(allocator, options.heuristic, options.search)
+        # No cost is needed before the first eviction by score, and none is counted.
+        self.neighbourhood, self._costs = Own(), self.neighbourhood
+        self.allocator, self._tuning, self._recorder = allocator, options.tuning, recorder
+        self.budget = Budget(allocator, options)
         self._overhead_limit = options.overhead_limit
-        self.rematerializations = 0
-        self.recomputed_cost = 0.0
-        self.demand_bytes = 0
-        self._away_bytes = self._passing_bytes = 0
+        self.first_cost = self.pass_ended = 0.0
+        self.in_backward, self.gradients = False, 0
+        self.live: dict[EagerStorage, None] = {}
+        self.demand_bytes = self._referenced_bytes = 0
+
+    def advance(self, cost: float) -> None:
+        """An op of the program ran for the first time."""
+        self.first_cost += cost
+        self.recompute_limit = (self._overhead_limit - 1) * self.first_cost
+        if not self.in_backward:
+            self.clock = self.first_cost
+
+    def begin_gradients(self, *, recorded: bool) -> bool:
+        """A tape is asked for gradients. Returns whether this begins a pass that goes back."""
+        self.gradients += 1
+        begins = not self.in_backward and not recorded
+        self.in_backward = self.in_backward or begins
+        return begins
+
+    def end_gradients(self, *, began: bool) -> None:
+        """A tape has been asked for gradients; `began` is what `begin_gradients` returned."""
+        self.gradients -= 1
+        if began:
+            self.in_backward = False
+            self.clock = self.pass_ended = self.first_cost
+
+    def choose(self) -> Storage:
+        if self.neighbourhood is not self._costs:
+            self.neighbourhood = self._costs
+            self.neighbourhood.restart(self.live)
+        horizon = self._tuning.horizon_share * abs(self.clock - self.pass_ended)
+        return self.pool.choose(self.clock, horizon)
 
     def adopt(self, storage: EagerStorage) -> None:
-        """A new storage is in memory."""
         self.live[storage] = None
-        self.memory.pool.add(storage)
+        self.pool.add(storage)
+        self.allocator.managed_bytes += storage.bytes
 
     def retain(self, cell: Cell) -> None:
-        """The program holds one more reference."""
         storage = cell.storage
         cell.refs += 1
         storage.refs += 1
         if storage.refs == 1:
-            if storage.passing:
-                self._passed(storage)
-            if not storage.material:
-                self._away_bytes += storage.bytes
-            elif storage.slot >= 0:
+            self._referenced_bytes += storage.bytes
+            if storage.slot >= 0:  # its weight has changed
                 self.neighbourhood.stale[storage] = None
 
     def release(self, cell: Cell) -> None:
-        """The program gives back a reference."""
         storage = cell.storage
         cell.refs -= 1
         storage.refs -= 1
         if self._recorder and not cell.refs:
             self._recorder.released(cell)
         if not storage.refs:
-            if not storage.material:
-                self._away_bytes -= storage.bytes
-            self._retire(storage)
+            self._referenced_bytes -= storage.bytes
+            self._release_if_unreferenced(storage)
 
-    def raise_anchor(self, cell: Cell) -> None:
-        """One backward function less may ask for the cell."""
-        cell.storage.anchors -= 1
+    def release_weak(self, cell: Cell) -> None:
+        """A backward function that is not known to read the cell is gone."""
+        cell.storage.weak_refs -= 1
         if not cell.storage.refs:
-            self._retire(cell.storage)
+            self._release_if_unreferenced(cell.storage)
 
-    def _retire(self, storage: EagerStorage) -> None:
-        """Evicts what nothing refers to; forgets it for good if nothing was made of it that is
-        still known."""
+    def _release_if_unreferenced(self, storage: EagerStorage) -> None:
+        """Evicts a storage that nothing refers to, and frees it for good if nothing was made of it
+        that is still known; then perhaps its inputs."""
         waiting = [storage]
         while waiting:
             storage = waiting.pop()
             if storage.banished or storage.refs or storage.locks:
                 continue
-            if storage.after or storage.anchors:
+            if storage.users or storage.weak_refs:
                 if storage.material:
                     self.evict(storage)
                 continue
-            waiting.extend(cast("Iterable[EagerStorage]", storage.before))
-            self._bury(storage)
+            waiting.extend(cast("Iterable[EagerStorage]", storage.deps))
+            self._free(storage)
 
-    def _passed(self, storage: EagerStorage) -> None:
-        if storage.passing:
-            storage.passing = False
-            self._passing_bytes -= storage.bytes
-
-    def _bury(self, storage: EagerStorage) -> None:
-        self._passed(storage)
+    def _free(self, storage: EagerStorage) -> None:
         if storage.material:
-            self.memory.pool.discard(storage)
+            self.pool.discard(storage)
+            self.allocator.free(storage)
         self.neighbourhood.detach(storage)
         storage.banished, storage.material = True, False
         self.live.pop(storage, None)
@@ -134,105 +151,76 @@ class EagerPolicy:
             cell.forget()
         storage.tensors.clear()
 
-    def bring(self, cells: Sequence[Cell], locked: list[Storage]) -> None:
-        """Locks the inputs of an op, and adds them to `locked`. The latest of the missing ones has
-        the longest way back, and comes back before any is locked."""
-        gone = [cell for cell in cells if not cell.defined]
-        if gone:
-            self.materialize(max(gone, key=number))
+    def evict(self, storage: Storage) -> None:
+        super().evict(storage)
+        classes = self.neighbourhood
+        if isinstance(classes, Classes) and len(classes.values) > self._tuning.most_classes:
+            classes.restart(self.live)
+
+    def evict_all(self) -> None:
+        for storage in list(self.pool):
+            self.evict(storage)
+
+    def ensure_resident(self, cells: Sequence[Cell], locked: list[Storage]) -> None:
+        """Computes the missing inputs of an op, locks all of them and adds them to `locked`. The
+        latest of the missing ones comes back before any is locked."""
+        missing = self.missing(cells)
+        if missing:
+            self.materialize(missing[-1])
         for cell in sorted(cells, key=lambda cell: not cell.defined):
             self.materialize(cell)
-            self.memory.lock(cell.storage)
+            self.lock(cell.storage)
             locked.append(cell.storage)
 
-    def unlock(self, locked: Iterable[Storage]) -> None:
-        """Takes the locks of `bring` back."""
-        for storage in locked:
-            self.memory.unlock(storage)
-
-    def touch(self, storage: Storage) -> None:
-        """The program reads a storage. That it is read to bring another back says nothing about
-        when the program will."""
-        storage.last_access = self.position.place
-        self.memory.pool.touched(storage)
-
-    def materialize(self, cell: Cell) -> None:
-        """Brings a cell back into memory, if it is not there."""
-        if cell.defined:
-            return
-        with closing(frames(cell, self.memory, next_missing)) as calls:
-            for frame in calls:
-                self._run_again(frame)
-
-    def _run_again(self, frame: Frame) -> None:
-        call = cast("EagerCall", frame.tensor.call)
-        away = {
-            cell.storage: None
-            for cell in call.outputs
-            if not cell.storage.material and cell.storage.refs
-        }
-        try:
-            self._compute(call, frame)
-        finally:
-            self._away_bytes -= sum(storage.bytes for storage in away if storage.material)
-        for cell in call.outputs:
-            if cell.storage.material and not cell.storage.refs and not cell.storage.passing:
-                cell.storage.passing = True
-                self._passing_bytes += cell.storage.bytes
+    def make_room(self, call: Call) -> None:
         if self.budget.limited:
-            self.learn(call.needs, call.name)
+            assert isinstance(call, EagerCall)
+            self.reserve(call.needs, call.name)
 
-    def _compute(self, call: EagerCall, frame: Frame) -> None:
-        if self.budget.limited:
-            self.make_room(call.needs, call.name)
-        run = lambda: self.memory.compute(call, frame.tensor)  # noqa: E731
-        try:
-            fresh = run()
-        except REFUSALS as error:
-            fresh = self.after_refusal(call, error, run)
-        if fresh:
-            self.neighbourhood.rematerialized(fresh)
-        frame.unlock(self.memory)
-        self.rematerializations += 1
-        self.recomputed_cost += call.cost
-        first_cost, limit = self.position.first_cost, self._overhead_limit
-        if self.recomputed_cost > (limit - 1) * first_cost:
-            ratio = self.recomputed_cost / first_cost
-            raise thrashing(ratio, limit, self.budget.promised_bytes, self.demand_bytes)
-
-    def make_room(self, needs: Needs, name: str) -> None:
-        """Evicts until an op fits."""
-        budget, in_use = self.budget, self.allocator.in_use
-        demand = in_use - self._passing_bytes + self._away_bytes + needs.bytes
+    def reserve(self, needs: Needs, name: str) -> None:
+        budget = self.budget
+        unmanaged = self.allocator.in_use - self.allocator.managed_bytes
+        demand = unmanaged + self._referenced_bytes + needs.bytes
         self.demand_bytes = max(self.demand_bytes, demand)
-        tuning, position = self._options.tuning, self.position
-        while not budget.fits(in_use, needs) and len(self.memory.pool):
-            if len(self.neighbourhood.stale) > tuning.most_stale or not self._is_sorted():
-                self.tidy()
-            horizon = tuning.horizon_share * abs(position.place - position.pass_began)
-            self.evict(self.memory.pool.choose(position.place, horizon))
-            in_use = self.allocator.in_use
-        budget.begin(in_use, needs)
+        in_use = budget.before_bytes = self.evict_until(lambda in_use: budget.fits(in_use, needs))
         certain = needs.bytes if needs.measured else needs.least_bytes
         if in_use + certain > budget.promised_bytes:
             raise does_not_fit(name, in_use, certain, budget.promised_bytes, self.live)
 
+    def ran(self, call: Call) -> None:
+        if self.budget.limited:
+            assert isinstance(call, EagerCall)
+            self.learn(call.needs, call.name)
+
+    def measure(self, needs: Needs, run: Callable[[], Any], *, rehearse: bool = False) -> Any:
+        """Runs an op and learns its needs from the allocator's report; see `Allocator.watched`."""
+        result, used, held = self.allocator.watched(run, rehearse=rehearse)
+        needs.learn(used, held)
+        self.budget.learn_loss(needs, held)
+        return result
+
     def learn(self, needs: Needs, name: str) -> None:
-        """Learns from an op that has run what the allocator lost on it, and what the op took more
-        than was foreseen."""
+        """Learns from an op that has run what the allocator lost on it, and what the op needed
+        beyond the prediction."""
         budget = self.budget
-        if budget.has_plenty():
-            return
         in_use, over = self.allocator.in_use, budget.over_bytes
         budget.learn_loss(needs, in_use - budget.before_bytes)
         if over <= 0:
             return
-        foreseen, took = needs.bytes, int(budget.promised_bytes + over) - budget.before_bytes
-        needs.raise_to(foreseen + int(over))
-        if not len(self.memory.pool):
+        predicted, used = needs.bytes, int(budget.promised_bytes + over) - budget.before_bytes
+        needs.raise_to(predicted + int(over))
+        if not len(self.pool):
             budget.count_overshoot()
-            raise does_not_fit(name, budget.before_bytes, took, budget.promised_bytes, self.live)
-        budget.overshoot(budget.explain(name, took, foreseen))
+            raise does_not_fit(name, budget.before_bytes, used, budget.promised_bytes, self.live)
+        budget.overshoot(budget.explain(name, used, predicted))
+
+    def compute(self, call: Call, wanted: Tensor) -> list[Storage]:
+        run = partial(super().compute, call, wanted)
+        try:
+            return run()
+        except REFUSALS as error:
+            assert isinstance(call, EagerCall)
+            return self.after_refusal(call, error, run)
 
     def after_refusal(self, call: EagerCall, error: Exception, run: Callable[[], Any]) -> Any:
         """The allocator has no hole that is large enough, though enough bytes are free: evicts more
@@ -241,60 +229,21 @@ class EagerPolicy:
         TensorFlow waits ten seconds before it refuses.
         """
         budget = self.budget
-        while (
-            is_refusal(error)
-            and budget.limited
-            and not call.kind.stateful
-            and len(self.memory.pool)
-        ):
-            pool = self.memory.pool
-            stays = self.allocator.in_use - sum(storage.bytes for storage in pool)
+        while is_refusal(error) and budget.limited and not call.kind.stateful and len(self.pool):
+            stays = self.allocator.in_use - sum(storage.bytes for storage in self.pool)
             budget.usable_bytes -= max(call.needs.bytes, (budget.usable_bytes - stays) / 16)
-            self.make_room(call.needs, call.name)
+            self.reserve(call.needs, call.name)
             try:
                 return run()
             except REFUSALS as again:
                 error = again
         raise error
 
-    def evict(self, storage: Storage) -> None:
-        """Drops the values of a storage that is in the pool."""
-        self.memory.evict(storage)
-        assert isinstance(storage, EagerStorage)
-        self._passed(storage)
-        if storage.refs:
-            self._away_bytes += storage.bytes
-
-    def evict_all(self) -> None:
-        """Evicts all that can be evicted."""
-        for storage in list(self.memory.pool):
-            self.evict(storage)
-
-    def _is_sorted(self) -> bool:
-        return type(self.memory.pool) is Pool
-
-    def tidy(self) -> None:
-        """Forgets the dead among the stale; at the first eviction, and after many, works everything
-        out afresh."""
-        classes = self.neighbourhood.plain
-        if self._is_sorted() and not (
-            isinstance(classes, Classes) and len(classes.values) > self._options.tuning.most_classes
-        ):
-            self.neighbourhood.forget_dead()
-            return
-        inside = list(self.memory.pool)
-        for storage in self.live:
-            storage.around, storage.slot = None, -1
-        self.neighbourhood = self.memory.neighbourhood = ranked(self._options.heuristic)
-        self.neighbourhood.restart(self.live)
-        pool = self.memory.pool = Pool(
-            self._options.heuristic, self.neighbourhood, self._options.search
-        )
-        for each in inside:
-            pool.add(each)
+    def thrashing(self) -> ThrashingError:
+        ratio = self.recomputed_cost / self.first_cost
+        return thrashing(ratio, self._overhead_limit, self.budget.promised_bytes, self.demand_bytes)
 
     def close(self) -> None:
-        """No budget and no overhead limit any more."""
         _ = self.allocator.in_use
         self.budget.close()
-        self._overhead_limit = math.inf
+        self._overhead_limit = self.recompute_limit = math.inf

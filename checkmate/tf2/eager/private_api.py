@@ -1,4 +1,4 @@
-"""The fence: every name of TensorFlow and Keras that is not public and that this package uses.
+"""The adapter module: all private names of TensorFlow and Keras that this package uses.
 
 The names are listed in `PRIVATE`, `TENSOR_METHODS`, `FIELDS` and `KERAS_PRIVATE`; a test reads the
 other files of this package and finds none of them there. Importing this file refuses a TensorFlow
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -87,7 +86,7 @@ def missing() -> list[str]:
 
 
 def refuse(what: str) -> UnsupportedError:
-    """The error for a TensorFlow that the fence was not made for."""
+    """The error for a TensorFlow that this module was not made for."""
     return UnsupportedError(
         "checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow"
         f" {tf.__version__} {what}. It is known to work with 2.16 and 2.21. Everything else in"
@@ -128,6 +127,22 @@ gradient_function: Callable[[str], Any] = ops._gradient_registry.lookup
 """The function that makes an op type's gradient, or None; LookupError if none is registered."""
 
 
+def is_recording() -> bool:
+    return not tape_is_empty() and not tape_is_stopped()
+
+
+@contextmanager
+def tapes_stopped() -> Iterator[None]:
+    was_recording = is_recording()
+    if was_recording:
+        tape_stop()
+    try:
+        yield
+    finally:
+        if was_recording:
+            tape_restart()
+
+
 def thread_state() -> Any:
     """The context's state of this thread; its `device_name` is what the program asks for, or ""."""
     return context._context._thread_local_data
@@ -143,7 +158,10 @@ def raw_context() -> Any:
     return context._context
 
 
-def passing_through_keras(error: EvictionError) -> EvictionError:
+_Error = TypeVar("_Error", bound=EvictionError)
+
+
+def passing_through_keras(error: _Error) -> _Error:
     """The same error, which Keras's layers pass on unchanged."""
     for name in KERAS_PRIVATE:
         setattr(error, name, True)
@@ -167,10 +185,10 @@ def vector_space(adding: Callable[..., Any], **makers: Callable[..., Any]) -> An
 
 
 TAPE_FIELDS = ("_id", "_shape_tuple", "dtype")
-"""What tapes ask of a tensor; of its `dtype` they ask for `_type_enum`."""
+"""Fields that tapes read of a tensor; of its `dtype` they read `_type_enum`."""
 
 HANDLE_FIELDS = ("_id", "dtype")
-"""What TensorFlow's C++ asks of a handle at every op."""
+"""Fields that TensorFlow's C++ reads of a handle at every op."""
 
 
 class _TapeType:
@@ -198,7 +216,6 @@ def stand_for(handle: Any, cell: Any, dtype: tf.DType) -> None:
 
 
 def tape_forget(cell: Any) -> None:
-    """Takes a cell off all tapes."""
     tfe.TFE_Py_TapeSetDeleteTrace(cell._id)
 
 
@@ -262,39 +279,36 @@ def become(handle: Any, kind: type) -> None:
     handle.__class__ = kind
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """Functions that stand for TensorFlow's own, with the same arguments.
+def replace(
+    undo: ExitStack,
+    *,
+    fast: Callable[..., Any],
+    slow: Callable[..., Any],
+    cancellable: Callable[..., Any],
+    must_record: Callable[[], bool],
+    shape_slice: Callable[[Any, int], Any],
+    gradients: Callable[..., Any],
+    vector_space: Any,
+) -> None:
+    """Puts functions in the place of TensorFlow's, with the same arguments; `undo` puts these back.
 
-    Attributes:
+    Args:
       fast, slow, cancellable: Run an op.
       must_record: Whether the slow path is to record.
       shape_slice: Sizes of tensors along an axis.
       gradients: Asks a tape for gradients.
       vector_space: How tapes add gradients up.
     """
-
-    fast: Callable[..., Any]
-    slow: Callable[..., Any]
-    cancellable: Callable[..., Any]
-    must_record: Callable[[], bool]
-    shape_slice: Callable[[Any, int], Any]
-    gradients: Callable[..., Any]
-    vector_space: Any
-
-
-def replace(doors: Doors, undo: ExitStack) -> None:
-    """Puts `doors` in the place of TensorFlow's functions; `undo` puts these back."""
     places: Sequence[tuple[Any, str, Any]] = (
-        (tfe, "TFE_Py_FastPathExecute", doors.fast),
-        (tfe, "TFE_Py_TensorShapeSlice", doors.shape_slice),
-        (execute, "execute", doors.slow),
-        (execute, "execute_with_cancellation", doors.cancellable),
-        (execute, "must_record_gradient", doors.must_record),
-        (imperative_grad, "imperative_grad", doors.gradients),
+        (tfe, "TFE_Py_FastPathExecute", fast),
+        (tfe, "TFE_Py_TensorShapeSlice", shape_slice),
+        (execute, "execute", slow),
+        (execute, "execute_with_cancellation", cancellable),
+        (execute, "must_record_gradient", must_record),
+        (imperative_grad, "imperative_grad", gradients),
     )
-    for owner, name, door in places:
+    for owner, name, function in places:
         undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, door)
+        setattr(owner, name, function)
     undo.callback(tfe.TFE_Py_RegisterVSpace, default_vspace)
-    tfe.TFE_Py_RegisterVSpace(doors.vector_space)
+    tfe.TFE_Py_RegisterVSpace(vector_space)

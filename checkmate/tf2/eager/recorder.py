@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate.dtr.instructions import Call, Constant, Instruction, Release
 from checkmate.dtr.log import OpLog
+from checkmate.dtr.log_format import Call, Constant, Instruction, Release
 from checkmate.dtr.storage import FRESH
 from checkmate.tf2.device import value_bytes
 from checkmate.tf2.eager import private_api
@@ -25,7 +25,6 @@ class Recorder:
         self._done = False
 
     def log(self, name: str) -> OpLog:
-        """The log so far; nothing is recorded after this."""
         self._done = True
         return OpLog(tuple(self._instructions), name)
 
@@ -35,7 +34,7 @@ class Recorder:
             return
         args = [self._name_of(argument) for argument in call.arguments]
         aliases = tuple(0 if call.needs.is_view and k == 0 else FRESH for k in range(len(outputs)))
-        results = tuple(self._new(each, "t") for each in outputs)
+        results = tuple(self._keep(each, self._name("t")) for each in outputs)
         sizes = tuple(
             0 if alias != FRESH else _bytes(each)
             for each, alias in zip(outputs, aliases, strict=True)
@@ -55,7 +54,6 @@ class Recorder:
         weakref.finalize(value, self._names.pop, id(value), None)
 
     def released(self, tensor: Cell) -> None:
-        """The program holds no reference to a cell any more."""
         self._release(id(tensor))
 
     def _release(self, key: int) -> None:
@@ -66,29 +64,24 @@ class Recorder:
     def _name_of(self, argument: Any) -> str:
         name = self._names.get(id(argument))
         if name is None:
-            name = self._constant("c", _bytes(argument))
-            self._keep(argument, name)
+            name = self._keep(argument, self._constant("c", _bytes(argument)))
         return name
 
     def _constant(self, letter: str, count: int) -> str:
-        self._count += 1
-        name = f"{letter}{self._count}"
+        name = self._name(letter)
         self._instructions.append(Constant(name, count))
         return name
 
-    def _new(self, made: Any, letter: str) -> str:
+    def _name(self, letter: str) -> str:
         self._count += 1
-        name = f"{letter}{self._count}"
-        self._keep(made, name)
-        return name
+        return f"{letter}{self._count}"
 
-    def _keep(self, tensor: Any, name: str) -> None:
+    def _keep(self, tensor: Any, name: str) -> str:
         self._names[id(tensor)] = name
         if not isinstance(tensor, Cell):
             weakref.finalize(tensor, self._release, id(tensor)).atexit = False
+        return name
 
 
 def _bytes(tensor: Any) -> int:
-    if isinstance(tensor, Cell):
-        return tensor.storage.bytes
-    return value_bytes(tensor)
+    return tensor.storage.bytes if isinstance(tensor, Cell) else value_bytes(tensor)

@@ -27,30 +27,29 @@ class References:
         self._policy = policy
         self.thread = get_ident()
         self.depth = 0
-        self._later: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._handles: dict[int, ref[Handle]] = {}
 
-    def hold(self, handle: Handle, cell: Cell) -> None:
-        """A handle has been made."""
+    def register(self, handle: Handle, cell: Cell) -> None:
         self._handles[id(handle)] = ref(handle)
         self._policy.retain(cell)
 
-    def let_go(self, handle: Handle, cell: Cell) -> None:
+    def unregister(self, handle: Handle, cell: Cell) -> None:
         """A handle is dying. The one that came out of its op takes the tensor off all tapes, as an
         EagerTensor does."""
         self._handles.pop(id(handle), None)
-        self.soon(self._forget if handle.is_owner else self._policy.release, cell)
+        self.defer(self._forget if handle.is_owner else self._policy.release, cell)
 
     def abandon(self, first: int) -> None:
-        """Lets go of all handles of calls from number `first` on, which a gradient that failed has
+        """Releases all handles of calls from number `first` on, which a gradient that failed has
         left in TensorFlow's C++."""
         for reference in list(self._handles.values()):
             handle = reference()
             if handle is not None and handle.cell.call.number >= first:
-                self.let_go(handle, handle.cell)
+                self.unregister(handle, handle.cell)
                 handle.abandon()
 
-    def outlive(self) -> None:
+    def settle(self) -> None:
         """Makes all handles that are still alive convertible: no `tf.Tensor`s any more, which
         TensorFlow converts when they are used."""
         for reference in list(self._handles.values()):
@@ -62,33 +61,31 @@ class References:
         private_api.tape_forget(cell)
         self._policy.release(cell)
 
-    def soon(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Does something as soon as no op is running."""
+    def defer(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Acts once no op is running, in the thread of the context."""
         if self.depth or get_ident() != self.thread:
-            self._later.append((act, arguments))
+            self._deferred.append((act, arguments))
             return
         self.depth = 1
         try:
             act(*arguments)
         finally:
             self.depth = 0
-        if self._later:
-            self.catch_up()
+        if self._deferred:
+            self.run_deferred()
 
-    def op_ends(self) -> None:
-        """An op of those counted by `depth` is done."""
+    def end_op(self) -> None:
         self.depth -= 1
-        if self._later and not self.depth:
-            self.catch_up()
+        if self._deferred and not self.depth:
+            self.run_deferred()
 
-    def catch_up(self) -> None:
-        """Does what waits, unless an op is running."""
+    def run_deferred(self) -> None:
         if self.depth:
             return
         self.depth = 1
         try:
-            while self._later:
-                act, arguments = self._later.popleft()
+            while self._deferred:
+                act, arguments = self._deferred.popleft()
                 act(*arguments)
         finally:
             self.depth = 0

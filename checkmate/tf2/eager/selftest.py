@@ -1,4 +1,4 @@
-"""Whether TensorFlow's private parts behave as the fence expects."""
+"""Whether TensorFlow's private parts behave as `private_api` expects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from checkmate.tf2.eager.budget import EagerOptions
 from checkmate.tf2.eager.interception import Interception
-from checkmate.tf2.eager.options import EagerOptions
 from checkmate.tf2.eager.private_api import refuse
 from checkmate.tf2.eager.runtime import EagerRuntime
 

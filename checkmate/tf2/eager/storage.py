@@ -1,5 +1,4 @@
-"""What may be evicted and run again: storages, outputs of ops that view them, and the calls that
-make those."""
+"""Storages of real tensors, the outputs of ops that view them, and the calls that make those."""
 
 from __future__ import annotations
 
@@ -9,9 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.dtr.storage import Call, Storage, Tensor
-from checkmate.tf2.eager import private_api, tapes
-from checkmate.tf2.eager.needs import Made, Needs, Signature
-from checkmate.tf2.eager.op_kinds import OpKind
+from checkmate.tf2.eager import private_api
+from checkmate.tf2.eager.op_kinds import Needs, OpKind, OutputSpec
+
+GRADIENT_WEIGHT = 1e9
+"""Factor of a gradient's cost in its score: to have one back takes the whole backward pass up to
+it."""
 
 
 class EagerStorage(Storage):
@@ -19,22 +21,27 @@ class EagerStorage(Storage):
 
     Attributes:
       is_gradient: No tape records it, and having it back takes the whole backward pass.
-      anchors: How many backward functions may ask for it although they are not known to read it.
-      passing: It came back only so that another could.
+      weak_refs: How many backward functions may ask for it although they are not known to read it.
     """
 
-    __slots__ = ("anchors", "is_gradient", "passing")
+    __slots__ = ("is_gradient", "weak_refs")
 
     def __init__(self, count: int, cost: float, last_access: float, is_gradient: bool):
         # All fields of `Storage`, written out: one object is made for every op that runs.
         self.bytes, self.cost, self.last_access = count, cost, last_access
         self.is_gradient = is_gradient
         self.tensors = []
-        self.material, self.pinned, self.banished, self.passing = True, False, False, False
-        self.locks = self.refs = self.anchors = 0
-        self.before, self.after = {}, {}
+        self.material, self.pinned, self.banished = True, False, False
+        self.locks = self.refs = self.weak_refs = 0
+        self.deps, self.users = {}, {}
         self.around = None
         self.slot = -1
+
+    @property
+    def weight(self) -> float:  # type: ignore[override]
+        """Storages without references are evicted first: a value that was recomputed only for
+        another, or that no tape and no handle asks for. Gradients are evicted last."""
+        return (GRADIENT_WEIGHT if self.is_gradient else 1) if self.refs else 0
 
 
 class Cell(Tensor):
@@ -46,23 +53,29 @@ class Cell(Tensor):
     Attributes:
       value: The real tensor while it is in memory.
       index: Which output of its call it is.
-      made: Its shape and type.
+      spec: Its shape and type.
     """
 
-    __slots__ = (*private_api.TAPE_FIELDS, "index", "made", "value")
+    __slots__ = (*private_api.TAPE_FIELDS, "index", "spec", "value")
     call: EagerCall
     storage: EagerStorage
     value: Any
     index: int
-    made: Made
+    spec: OutputSpec
 
     def __init__(
-        self, call: EagerCall, storage: EagerStorage, count: int, value: Any, index: int, made: Made
+        self,
+        call: EagerCall,
+        storage: EagerStorage,
+        count: int,
+        value: Any,
+        index: int,
+        spec: OutputSpec,
     ):
         self.call, self.storage, self.bytes = call, storage, count
         self.refs, self.defined = 0, True
-        self.value, self.index, self.made = value, index, made
-        private_api.show_to_tapes(self, made.on_tapes)
+        self.value, self.index, self.spec = value, index, spec
+        private_api.show_to_tapes(self, spec.on_tapes)
         storage.tensors.append(self)
 
     def forget(self) -> None:
@@ -89,53 +102,36 @@ class OpRequest:
     name: Any = None
 
 
-@dataclass(slots=True)
-class Arguments:
-    """The inputs of an op in one row.
-
-    Attributes:
-      row: Cells and real tensors.
-      cells: The cells among them.
-      values: Real tensors only; None where some cell is not in memory.
-      signatures: Shape and type of each.
-    """
-
-    row: list[Any]
-    cells: list[Cell]
-    values: list[Any] | None
-    signatures: list[Signature]
-
-
 class EagerCall(Call):
     """A call of a TensorFlow op.
 
     Attributes:
       arguments: All its inputs in one row, cells and real tensors; `inputs` are the cells among
         them.
-      lengths: For each input argument how many of those it is, None for one that is no list.
-      attrs: Names and values, as TensorFlow's own callers give them.
-      results: Number of outputs where the op came by the slow path, else None.
+      lengths, attrs, results: See `OpRequest`.
       device: The device that the program asked for, or "".
       needs: Its memory and cost.
-      place: Where in the program it first ran (`Position.place`).
+      clock: The clock when it first ran (`EagerPolicy.clock`).
     """
 
-    __slots__ = ("arguments", "attrs", "device", "kind", "lengths", "needs", "place", "results")
+    __slots__ = ("arguments", "attrs", "clock", "device", "kind", "lengths", "needs", "results")
     inputs: tuple[Cell, ...]
     outputs: tuple[Cell, ...]
     needs: Needs
 
-    def __init__(self, number: int, asked: OpRequest, arguments: Arguments, device: str):
+    def __init__(
+        self, number: int, asked: OpRequest, row: list[Any], cells: list[Cell], device: str
+    ):
         kind, attrs = asked.kind, asked.attrs
         if attrs and not kind.plain_attrs:
             attrs = tuple([_copied(each) for each in attrs])
         self.number, self.name, self.kind = number, kind.name, kind
-        self.arguments, self.inputs = tuple(arguments.row), tuple(arguments.cells)
+        self.arguments, self.inputs = tuple(row), tuple(cells)
         self.lengths, self.attrs, self.results = asked.lengths, attrs or (), asked.results
         self.device = device
         self.outputs = ()
         self.bytes = self.workspace_bytes = 0
-        self.cost = self.place = 0.0
+        self.cost = self.clock = 0.0
 
     def run(self, values: list[Any], name: str | None = None) -> Any:
         """Runs the op on real tensors. Returns what TensorFlow does: a tensor, a list (of lists),
@@ -159,7 +155,7 @@ class EagerCall(Call):
         ran on. Returns its outputs in one list."""
         values = [each.value if type(each) is Cell else each for each in self.arguments]
         try:
-            with tapes.stopped():
+            with private_api.tapes_stopped():
                 if self.device == private_api.thread_state().device_name:
                     return flat(self.run(values))
                 with tf.device(self.device):
@@ -194,11 +190,10 @@ def _copied(attr: Any) -> Any:
 
 
 def _type_number(argument: Any) -> int:
-    return (argument.made if type(argument) is Cell else argument).dtype.as_datatype_enum
+    return (argument.spec if type(argument) is Cell else argument).dtype.as_datatype_enum
 
 
 def flat(result: Any) -> list[Any]:
-    """The outputs of an op in one list."""
     if type(result) is not list:
         return [] if result is None else [result]
     outputs = []

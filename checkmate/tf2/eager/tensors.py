@@ -1,7 +1,5 @@
-"""What the program gets in place of tensors: handles, which know shape and type and find the value
+"""Handles, which the program gets in place of tensors: they know shape and type, and find the value
 when it is asked for, recomputed if need be."""
-
-# ruff: noqa: D102 -- the methods of a handle are those of tf.Tensor
 
 from __future__ import annotations
 
@@ -12,23 +10,21 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import CheckmateError
-from checkmate.tf2.eager import private_api, tapes
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.storage import Cell
 
 
 class Values(Protocol):
-    """What handles need of the runtime."""
+    """The part of the runtime that handles use."""
 
     device_name: str
 
     def value(self, cell: Cell) -> Any:
-        """The real tensor, brought back if it was evicted."""
+        """The real tensor, recomputed if it was evicted."""
 
-    def hold(self, handle: Handle, cell: Cell) -> None:
-        """A handle has been made."""
+    def register(self, handle: Handle, cell: Cell) -> None: ...
 
-    def let_go(self, handle: Handle, cell: Cell) -> None:
-        """A handle is dying."""
+    def unregister(self, handle: Handle, cell: Cell) -> None: ...
 
 
 class _Abandoned(Cell):
@@ -46,9 +42,34 @@ class _Abandoned(Cell):
         )
 
 
-class Handle(private_api.TensorMethods):
-    """What stands for a tensor, and finds its value, recomputed if need be, when it is asked
-    for."""
+def _in_graphs_only(fact: str) -> property:
+    def get(self: Any) -> Any:
+        raise AttributeError(f"A tensor has {fact} in a graph only; ops run at once here.")
+
+    return property(get)
+
+
+def _of_value(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.real(), name)(*args, **kwargs)
+
+    return call
+
+
+def _methods(make: Callable[[str], Callable[..., Any]], *names: str) -> Any:
+    """A base class with these methods."""
+    return type("_Methods", (), {"__slots__": (), **{name: make(name) for name in names}})
+
+
+_OfValue: Any = _methods(
+    _of_value,
+    *("numpy", "cpu", "gpu", "__dlpack__", "__dlpack_device__", "__bool__", "__int__"),
+    *("__float__", "__complex__", "__index__", "__format__", "__repr__", "__str__"),
+)
+
+
+class Handle(private_api.TensorMethods, _OfValue):
+    """Stands for a tensor, and finds its value, recomputed if need be, when it is asked for."""
 
     __slots__ = (*private_api.HANDLE_FIELDS, "cell", "is_owner", "runtime")
     cell: Cell
@@ -56,18 +77,18 @@ class Handle(private_api.TensorMethods):
 
     def __init__(self, runtime: Values, cell: Cell, *, owner: bool = False):
         self.runtime, self.cell, self.is_owner = runtime, cell, owner
-        private_api.stand_for(self, cell, cell.made.dtype)
-        runtime.hold(self, cell)
+        private_api.stand_for(self, cell, cell.spec.dtype)
+        runtime.register(self, cell)
 
     def __del__(self) -> None:
         try:
             runtime, cell = self.runtime, self.cell
         except AttributeError:  # it was never made
             return
-        runtime.let_go(self, cell)
+        runtime.unregister(self, cell)
 
     def real(self) -> Any:
-        """The real tensor, brought back if it was evicted."""
+        """The real tensor, recomputed if it was evicted."""
         return self.runtime.value(self.cell)
 
     def abandon(self) -> None:
@@ -77,8 +98,7 @@ class Handle(private_api.TensorMethods):
 
     @property
     def static_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The shape as a tuple."""
-        return self.cell.made.shape
+        return self.cell.spec.shape
 
     @property
     def shape(self):
@@ -92,10 +112,7 @@ class Handle(private_api.TensorMethods):
     def device(self):
         return self.runtime.device_name
 
-    @property
-    def backing_device(self):
-        return self.runtime.device_name
-
+    backing_device = device
     is_packed = False
 
     def get_shape(self):
@@ -107,34 +124,11 @@ class Handle(private_api.TensorMethods):
                 f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}"
             )
 
-    def numpy(self):
-        return self.real().numpy()
-
     def __array__(self, dtype=None, copy=None):
         return np.array(self.real().numpy(), dtype=dtype, copy=copy)
 
-    def __dlpack__(self, *args, **kwargs):
-        return self.real().__dlpack__(*args, **kwargs)
-
-    def __dlpack_device__(self):
-        return self.real().__dlpack_device__()
-
-    def __bool__(self):
-        return bool(self.real())
-
-    __nonzero__ = __bool__
-
-    def __int__(self):
-        return int(self.real())
-
-    def __float__(self):
-        return float(self.real())
-
-    def __complex__(self):
-        return complex(self.real())
-
-    def __index__(self):
-        return self.real().__index__()
+    def __nonzero__(self):
+        return bool(self)
 
     def __len__(self):
         if not self.static_shape:
@@ -146,15 +140,6 @@ class Handle(private_api.TensorMethods):
             raise TypeError("Cannot iterate over a scalar tensor.")
         return (self[k] for k in range(self.static_shape[0]))
 
-    def __format__(self, spec):
-        return format(self.real(), spec)
-
-    def __repr__(self):
-        return repr(self.real())
-
-    def __str__(self):
-        return str(self.real())
-
     def __reduce__(self):
         return tf.constant, (self.numpy(),)
 
@@ -164,34 +149,17 @@ class Handle(private_api.TensorMethods):
     def __deepcopy__(self, memo):
         return self
 
-    def cpu(self):
-        return self.real().cpu()
-
-    def gpu(self, gpu_index=0):
-        return self.real().gpu(gpu_index)
-
     def consumers(self):
         raise NotImplementedError("A tensor has consumers in a graph only; ops run at once here.")
 
-    @property
-    def op(self):
-        raise AttributeError("A tensor has an op in a graph only; ops run at once here.")
+    op, name = _in_graphs_only("an op"), _in_graphs_only("a name")
+    value_index = _in_graphs_only("a place among an op's outputs")
 
     @property
     def graph(self):
         if private_api.executing_eagerly():
             raise AttributeError("An op that runs at once makes no graph.")
         return None  # a function that captures a handle asks whether the handle is one of its own
-
-    @property
-    def name(self):
-        raise AttributeError("A tensor has a name in a graph only; ops run at once here.")
-
-    @property
-    def value_index(self):
-        raise AttributeError(
-            "A tensor has a place among an op's outputs in a graph only; ops run at once here."
-        )
 
 
 class LazyTensor(Handle, private_api.Tensor, private_api.Value):
@@ -206,17 +174,22 @@ def _converted(operator: str) -> Callable[..., Any]:
 
 
 _BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"]
-_OPERATORS = (
-    *_BINARY,
-    *(f"r{name}" for name in _BINARY),
-    *["neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"],
-)
-_Operators: Any = type(
-    "_Operators",
-    (),
-    {"__slots__": (), **{f"__{name}__": _converted(f"__{name}__") for name in _OPERATORS}},
+_UNARY = ["neg", "abs", "invert", "getitem", "lt", "le", "gt", "ge", "eq", "ne"]
+_Operators: Any = _methods(
+    _converted, *(f"__{name}__" for name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_UNARY))
 )
 """A tensor's operators, on the value."""
+
+
+def _linked(handle: Any, value: Any) -> Any:
+    """A copy of a real tensor that tapes take for the result of `handle`; the tensor itself where
+    no tape records the handle."""
+    if not private_api.is_recording() or not private_api.tape_records([handle]):
+        return value
+    with private_api.tapes_stopped():
+        copy = tf.identity(value)
+    private_api.tape_record("Identity", [copy], [handle], lambda gradient: [gradient], None)
+    return copy
 
 
 class SettledTensor(Handle, _Operators):
@@ -228,7 +201,7 @@ class SettledTensor(Handle, _Operators):
     __array_priority__ = private_api.Tensor.__array_priority__
 
     def __tf_tensor__(self, dtype=None, name=None):
-        return tapes.linked(self, self.real()).__tf_tensor__(dtype, name)
+        return _linked(self, self.real()).__tf_tensor__(dtype, name)
 
     def __tf_tracing_type__(self, context):
         return self.real().__tf_tracing_type__(context)

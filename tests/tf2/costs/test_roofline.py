@@ -37,8 +37,8 @@ def test_eager_mode_counts_by_the_same_rates(monkeypatch):
     import tensorflow as tf
     from eager_programs import normal
 
+    from checkmate.tf2.eager.budget import EagerOptions
     from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.options import EagerOptions
     from checkmate.tf2.eager.runtime import EagerRuntime
 
     x, w = normal(2048, 256), normal(256, 256)
@@ -50,4 +50,4 @@ def test_eager_mode_counts_by_the_same_rates(monkeypatch):
         with Interception(runtime):
             tf.matmul(x, w)
         expected = roofline.roofline_s(product, roofline.GPUS[capability][0])
-        assert runtime.policy.position.first_cost == pytest.approx(expected)
+        assert runtime.policy.first_cost == pytest.approx(expected)

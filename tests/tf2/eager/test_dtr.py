@@ -145,7 +145,7 @@ def persistent(w, x):
 
 def workload(name, **sizes):
     def build():
-        from checkmate.bench import eager_models
+        from benchmarks import eager_models
 
         return eager_models.workload(name, **sizes)
 

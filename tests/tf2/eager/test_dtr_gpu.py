@@ -65,7 +65,7 @@ def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatc
     """Nor is it counted as memory above the budget."""
     import tensorflow as tf
 
-    from checkmate.tf2.eager.needs import Needs
+    from checkmate.tf2.eager.op_kinds import Needs
 
     x, w = normal(8, 128, 128, 8), weights(3, 3, 8, 8)  # 4 MiB
 

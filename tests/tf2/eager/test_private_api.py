@@ -98,10 +98,10 @@ def test_everything_private_in_the_fence_is_listed():
 @pytest.mark.usefixtures("tensorflow")
 def test_loading_changes_no_class():
     from checkmate.errors import EvictionError
-    from checkmate.tf2.eager import eviction_errors, private_api
+    from checkmate.tf2.eager import budget, private_api
 
     assert not any(hasattr(EvictionError, name) for name in private_api.KERAS_PRIVATE)
-    error = eviction_errors.went_over(1.0, 2.0, "why")
+    error = budget.went_over(1.0, 2.0, "why")
     assert all(hasattr(error, name) for name in private_api.KERAS_PRIVATE)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkmate.dtr.heuristic import Heuristic
-from checkmate.dtr.memory import Paper
+from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.program import Drop, Pin, Program, Run, Step
 from checkmate.dtr.runtime import Deallocation, Runtime
 from checkmate.dtr.storage import FRESH, Tensor
@@ -80,7 +80,10 @@ def adversary(heuristic: Heuristic, ops: int, budget: int) -> Duel:
       budget: Memory in units of one value; at least 3.
     """
     runtime = Runtime(
-        Paper(), budget_bytes=budget, heuristic=heuristic, deallocation=Deallocation.IGNORE
+        CountingBackend(),
+        budget_bytes=budget,
+        heuristic=heuristic,
+        deallocation=Deallocation.IGNORE,
     )
 
     def grow(tensor: Tensor | None) -> Tensor:
