@@ -199,7 +199,6 @@ class OpRule:
       eager: How dynamic rematerialization treats it.
       eager_refusal: Why it cannot run under dynamic rematerialization.
       gradient_reads: Indices of the (inputs, outputs) that its gradient reads; None if not known.
-      of_shape: Its output's value from the shape of its input, or None if that does not tell.
     """
 
     role: Role = Role.KERNEL
@@ -239,7 +238,6 @@ class OpRule:
     eager: Eager | None = None
     eager_refusal: str = ""
     gradient_reads: tuple[Indices, Indices] | None = None
-    of_shape: Callable[[tf.TensorShape], Any] | None = None
 
     @property
     def is_elementwise(self) -> bool:
