@@ -160,6 +160,9 @@ def test_the_lowest_score_of_equal_ones_the_last(
             if score == 0:
                 break
         assert pool.choose(now, horizon) is expected
+        read = chance.choice(storages)
+        read.last_access = clock - chance.randrange(1, 2**40)
+        pool.touched(read)
         gone = chance.choice(storages)
         storages.remove(gone)
         pool.discard(gone)
