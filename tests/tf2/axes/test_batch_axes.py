@@ -21,7 +21,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     with programs.double():
         step, batch = getattr(programs, name)()
@@ -36,7 +36,7 @@ def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
 @pytest.mark.parametrize("name", [*NAMES[:-1], "bidirectional"])
 def test_slices_of_any_size_are_right_or_refused(programs, name, examples):
     """Along an axis of one example an op may broadcast, and sums over it are left out."""
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     from checkmate.errors import TraceError
 
@@ -160,7 +160,7 @@ def test_a_moving_average_is_written_after_the_slices(tensorflow):
 
 
 def test_draws_of_one_generator_are_parts_of_those_of_the_whole(programs):
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     with programs.double():
         step, batch = programs.one_generator()

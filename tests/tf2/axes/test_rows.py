@@ -78,7 +78,7 @@ FAST = ("sgd", "momentum", "clipnorm")
 )
 def test_rows_are_kept_for_updates_by_index_only(programs, name):
     """Sums are handed on where an optimizer reads the gradient in the shape of the variable."""
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     with programs.double():
         found = in_slices(*language_step(programs, optimizers()[name]), 2)
@@ -89,7 +89,7 @@ def test_rows_are_kept_for_updates_by_index_only(programs, name):
 def test_the_gradient_of_a_tied_embedding_is_summed(programs):
     import keras
     import tensorflow as tf
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     class Tied(keras.Model):
         def __init__(self):
@@ -112,7 +112,7 @@ def test_the_gradient_of_a_tied_embedding_is_summed(programs):
 def test_rows_of_two_texts_share_an_embedding(programs):
     """Their gradients are joined, in parts of unequal length."""
     import keras
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     with programs.double():
         embedding = keras.layers.Embedding(WORDS, WIDTH)
@@ -133,7 +133,7 @@ def test_rows_of_two_texts_share_an_embedding(programs):
 
 
 def binding_of(programs, middle):
-    from oracle import in_slices
+    from slices_oracle import in_slices
 
     with programs.double():
         return in_slices(*language_step(programs, "sgd", middle), 2).axes.binding

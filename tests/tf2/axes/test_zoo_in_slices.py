@@ -62,8 +62,8 @@ def marked(names):
 def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
     """In float64, as some gradients are zero but for rounding. An optimizer that takes signs or
     quotients of such a gradient has any result, so updates are not compared."""
-    from oracle import in_slices
     from programs import double
+    from slices_oracle import in_slices
     from zoo_steps import step_and_batch
 
     in_float32 = name in (
@@ -84,7 +84,7 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
 @pytest.mark.own_process  # the zoo's losses keep the type of numbers of the test that loads them
 @pytest.mark.parametrize("name", marked(BOUND))
 def test_a_model_names_what_binds_its_examples(tensorflow, name):
-    from oracle import in_slices
+    from slices_oracle import in_slices
     from zoo_steps import step_and_batch
 
     found = in_slices(*step_and_batch(name), 2)

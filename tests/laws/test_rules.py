@@ -64,7 +64,7 @@ def said(name, given_relations):
 @given(data=st.data())
 def test_what_a_rule_says_holds_for_numbers(name, data):
     import tensorflow as tf
-    from oracle import combined
+    from slices_oracle import combined
 
     from checkmate.tf2.ops.relation import Kind
 

@@ -1,0 +1,169 @@
+"""Every row of the table of op types says what TensorFlow does: each op is run, whole, and cut
+along each axis of each input."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+NO_EXAMPLE = (
+    *("PreventGradient", "Snapshot"),  # the identity in other words
+    # Of Grappler:
+    *("_FusedBatchNormEx", "_FusedConv2D", "_FusedConv3D", "_FusedDepthwiseConv2dNative"),
+    *("_FusedMatMul", "_MklFusedInstanceNorm", "_MklFusedMish", "_MklLayerNorm", "_MklSwish"),
+    "_UnaryOpsComposition",
+    # Functions of the graph, lists, and random numbers:
+    *("If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "StatelessWhile", "While"),
+    *("TensorListElementShape", "TensorListGetItem", "TensorListLength", "TensorListStack"),
+    *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"),
+    *("StatelessRandomNormalV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformV2"),
+    "StatelessTruncatedNormalV2",
+)
+"""Rows whose rule for axes is judged by whole steps (`tests/slices_oracle.py`)."""
+
+
+@pytest.fixture(scope="module")
+def calls(tensorflow):
+    """Op type -> an example, for each row that has a rule for axes."""
+    from calls_of_ops import by_hand, by_registry
+
+    from checkmate.tf2.ops.table import TABLE
+
+    written = by_hand()
+    found = {}
+    for op_type, row in TABLE.items():
+        if row.axes is not None and op_type not in NO_EXAMPLE:
+            found[op_type] = written.get(op_type) or by_registry(op_type)
+    assert [op_type for op_type, call in found.items() if call is None] == []
+    return found
+
+
+def traced(call, cut=None):
+    """The graph of a call, with its inputs as they are or each halved along its axis in `cut`."""
+    import tensorflow as tf
+
+    shapes, dtypes, function = call
+    specs = []
+    for k, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
+        axis = cut and cut[k]
+        size = [n // 2 if j == axis else n for j, n in enumerate(shape)] if cut else shape
+        specs.append(tf.TensorSpec(size, dtype))
+    return tf.function(lambda *x: tf.nest.flatten(function(*x))).get_concrete_function(*specs)
+
+
+UNCHECKED = ("ResizeBicubicGrad", "ResizeBilinearGrad")
+"""Kernels that do not refuse inputs with other numbers of examples: no graph has such an op."""
+
+
+def cuts(op_type, call):
+    """For each input the axis along which it is cut, or None: one input alone, and all along the
+    same."""
+    shapes = call[0]
+    axes = [[None, *range(len(shape))] for shape in shapes]
+    alone = (
+        [None] * k + [a] + [None] * (len(axes) - k - 1) for k in range(len(axes)) for a in axes[k]
+    )
+    together = ([a if a < len(shape) else None for shape in shapes] for a in range(4))
+    unique = {
+        tuple(cut) for cut in itertools.chain(alone, together) if any(a is not None for a in cut)
+    }
+    return sorted((cut for cut in unique if op_type not in UNCHECKED or None not in cut), key=str)
+
+
+def test_each_factor_of_each_row_holds_for_numbers(calls):
+    """A rule that says how outputs follow from those of the slices is right for numbers; and where
+    each row's op treats something alone, there is such a rule."""
+    import tensorflow as tf
+    from calls_of_ops import values
+    from slices_oracle import combined
+
+    from checkmate.tf2.axes.inside import inside
+    from checkmate.tf2.ops.relation import SAME, Kind, batched
+
+    never, wrong = [], []
+    for op_type, call in calls.items():
+        shapes, dtypes, _ = call
+        whole, judged = traced(call), 0
+        given = [
+            values(shape, dtype, k)
+            for k, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+        ]
+        for cut in cuts(op_type, call):
+            try:
+                part = traced(call, cut)
+            except (ValueError, tf.errors.InvalidArgumentError):
+                continue  # such slices do not go together
+            relations = [SAME if axis is None else batched(axis) for axis in cut]
+            found = inside(2, whole.graph, part.graph, relations)
+            if found is None or all(each.kind is Kind.WHOLE for each in found):
+                continue
+            halves = [
+                [x, x] if axis is None else tf.split(x, 2, axis)
+                for x, axis in zip(given, cut, strict=True)
+            ]
+            try:
+                results = [part(*each) for each in zip(*halves, strict=True)]
+            except tf.errors.OpError:
+                continue  # nor do these
+            for relation, result, *parts in zip(found, whole(*given), *results, strict=True):
+                if relation.kind is Kind.WHOLE:
+                    continue
+                if relation.kind is Kind.ZERO:
+                    parts = [tf.zeros_like(result)] * 2
+                together = combined(relation, [each.numpy() for each in parts])
+                judged += 1
+                if together.shape != result.shape or not np.allclose(
+                    together, result.numpy(), rtol=1e-3, atol=1e-4, equal_nan=True
+                ):
+                    wrong.append(f"{op_type} cut along {cut}: {relation}")
+        if not judged:
+            never.append(op_type)
+    assert not wrong, "\n".join(wrong)
+    assert not never, f"rules that never apply: {never}"
+
+
+def test_each_column_holds_for_numbers(calls):
+    """Sizes, shapes, numbers, order of inputs, and the work of each op, as its row says."""
+    from calls_of_ops import values
+
+    from checkmate.tf2.ops.rule import InPlace, Role
+    from checkmate.tf2.ops.table import rule_of
+
+    for op_type, call in calls.items():
+        row, graph = rule_of(op_type), traced(call)
+        operations = [o for o in graph.graph.get_operations() if o.type == op_type]
+        assert operations, op_type
+        operation = operations[0]
+        given = [
+            values(shape, dtype, k) for k, (shape, dtype) in enumerate(zip(*call[:2], strict=True))
+        ]
+        result = graph(*given)[0].numpy()
+        sizes = [tensor.shape.num_elements() for tensor in operation.inputs]
+        size = operation.outputs[0].shape.num_elements()
+        if row.in_place is InPlace.ANY_INPUT or row.role in (Role.ALIAS, Role.VIEW):
+            assert size in sizes, op_type
+        if row.flops is not None:
+            assert row.flops(operation) >= 2 * size, op_type
+        if row.fills_with is not None:
+            assert (result == row.fills_with).all(), op_type
+        if row.commutes:
+            assert np.array_equal(result, graph(*given[::-1])[0].numpy()), op_type
+        if row.repeats is not None:
+            names = [tensor.name for tensor in graph.inputs]
+            source = given[names.index(operation.inputs[row.repeats].name)]
+            assert set(result.flat) == set(source.numpy().flat), op_type
+
+
+def test_a_value_that_follows_from_a_shape(tensorflow):
+    from checkmate.tf2.ops.rule import Role
+    from checkmate.tf2.ops.table import TABLE
+
+    x = tensorflow.zeros((4, 6, 2))
+    for op_type, row in TABLE.items():
+        assert (row.of_shape is not None) == (row.role is Role.SHAPE), op_type
+        if row.of_shape is not None:
+            given = [x] if op_type == "ShapeN" else x
+            found = getattr(tensorflow.raw_ops, op_type)(input=given)
+            assert np.array_equal(np.squeeze(found), row.of_shape(x.shape))
