@@ -2,6 +2,8 @@
 along each axis of each input."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,9 +74,8 @@ def cuts(op_type, call):
     return sorted((cut for cut in unique if op_type not in UNCHECKED or None not in cut), key=str)
 
 
-def test_each_factor_of_each_row_holds_for_numbers(calls):
-    """A rule that says how outputs follow from those of the slices is right for numbers; and where
-    each row's op treats something alone, there is such a rule."""
+def judged(op_type, call):
+    """(how many relations were compared with numbers, those that do not hold, as texts)."""
     import tensorflow as tf
     from calls_of_ops import values
     from slices_oracle import combined
@@ -82,78 +83,113 @@ def test_each_factor_of_each_row_holds_for_numbers(calls):
     from checkmate.tf2.axes.inside import inside
     from checkmate.tf2.ops.relation import SAME, Kind, batched
 
-    never, wrong = [], []
-    for op_type, call in calls.items():
-        shapes, dtypes, _ = call
-        whole, judged = traced(call), 0
-        given = [
-            values(shape, dtype, k)
-            for k, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    count, wrong = 0, []
+    whole = traced(call)
+    given = [
+        values(shape, dtype, k) for k, (shape, dtype) in enumerate(zip(*call[:2], strict=True))
+    ]
+    for cut in cuts(op_type, call):
+        try:
+            part = traced(call, cut)
+        except (ValueError, tf.errors.OpError):
+            continue  # such slices do not go together
+        relations = [SAME if axis is None else batched(axis) for axis in cut]
+        found = inside(2, whole.graph, part.graph, relations)
+        if found is None or all(each.kind is Kind.WHOLE for each in found):
+            continue
+        halves = [
+            [x, x] if axis is None else tf.split(x, 2, axis)
+            for x, axis in zip(given, cut, strict=True)
         ]
-        for cut in cuts(op_type, call):
-            try:
-                part = traced(call, cut)
-            except (ValueError, tf.errors.InvalidArgumentError):
-                continue  # such slices do not go together
-            relations = [SAME if axis is None else batched(axis) for axis in cut]
-            found = inside(2, whole.graph, part.graph, relations)
-            if found is None or all(each.kind is Kind.WHOLE for each in found):
+        try:
+            results = [part(*each) for each in zip(*halves, strict=True)]
+        except tf.errors.OpError:
+            continue  # nor do these
+        for relation, result, *parts in zip(found, whole(*given), *results, strict=True):
+            if relation.kind is Kind.WHOLE:
                 continue
-            halves = [
-                [x, x] if axis is None else tf.split(x, 2, axis)
-                for x, axis in zip(given, cut, strict=True)
-            ]
-            try:
-                results = [part(*each) for each in zip(*halves, strict=True)]
-            except tf.errors.OpError:
-                continue  # nor do these
-            for relation, result, *parts in zip(found, whole(*given), *results, strict=True):
-                if relation.kind is Kind.WHOLE:
-                    continue
-                if relation.kind is Kind.ZERO:
-                    parts = [tf.zeros_like(result)] * 2
-                together = combined(relation, [each.numpy() for each in parts])
-                judged += 1
-                if together.shape != result.shape or not np.allclose(
-                    together, result.numpy(), rtol=1e-3, atol=1e-4, equal_nan=True
-                ):
-                    wrong.append(f"{op_type} cut along {cut}: {relation}")
-        if not judged:
-            never.append(op_type)
-    assert not wrong, "\n".join(wrong)
-    assert not never, f"rules that never apply: {never}"
+            if relation.kind is Kind.ZERO:
+                parts = [tf.zeros_like(result)] * 2
+            together, count = combined(relation, [each.numpy() for each in parts]), count + 1
+            if together.shape != result.shape or not np.allclose(
+                together, result.numpy(), rtol=1e-3, atol=1e-4, equal_nan=True
+            ):
+                wrong.append(f"{op_type} cut along {cut}: {relation}")
+    return count, wrong
 
 
-def test_each_column_holds_for_numbers(calls):
-    """Sizes, shapes, numbers, order of inputs, and the work of each op, as its row says."""
+def check_columns(op_type, call):
+    """Sizes, numbers, the order of inputs, and the work of an op are as its row says."""
     from calls_of_ops import values
 
     from checkmate.tf2.ops.rule import InPlace, Role
     from checkmate.tf2.ops.table import rule_of
 
+    row, graph = rule_of(op_type), traced(call)
+    operation = next(o for o in graph.graph.get_operations() if o.type == op_type)
+    given = [
+        values(shape, dtype, k) for k, (shape, dtype) in enumerate(zip(*call[:2], strict=True))
+    ]
+    result = graph(*given)[0].numpy()
+    sizes = [tensor.shape.num_elements() for tensor in operation.inputs]
+    size = operation.outputs[0].shape.num_elements()
+    if row.in_place is InPlace.ANY_INPUT or row.role in (Role.ALIAS, Role.VIEW):
+        assert size in sizes, op_type
+    if row.flops is not None:
+        assert row.flops(operation) >= 2 * size, op_type
+    if row.fills_with is not None:
+        assert (result == row.fills_with).all(), op_type
+    if row.commutes:
+        assert np.array_equal(result, graph(*given[::-1])[0].numpy()), op_type
+    if row.repeats is not None:
+        names = [tensor.name for tensor in graph.inputs]
+        source = given[names.index(operation.inputs[row.repeats].name)]
+        assert set(result.flat) == set(source.numpy().flat), op_type
+
+
+def test_each_factor_of_each_row_holds_for_numbers(calls):
+    """What a rule says of slices is right for numbers, and each rule applies to some slices."""
+    found = {op_type: judged(op_type, call) for op_type, call in calls.items()}
+    wrong = [text for _, texts in found.values() for text in texts]
+    assert not wrong, "\n".join(wrong)
+    never = [op_type for op_type, (count, _) in found.items() if not count]
+    assert not never, f"rules that never apply: {never}"
+
+
+def test_each_column_holds_for_numbers(calls):
     for op_type, call in calls.items():
-        row, graph = rule_of(op_type), traced(call)
-        operations = [o for o in graph.graph.get_operations() if o.type == op_type]
-        assert operations, op_type
-        operation = operations[0]
-        given = [
-            values(shape, dtype, k) for k, (shape, dtype) in enumerate(zip(*call[:2], strict=True))
-        ]
-        result = graph(*given)[0].numpy()
-        sizes = [tensor.shape.num_elements() for tensor in operation.inputs]
-        size = operation.outputs[0].shape.num_elements()
-        if row.in_place is InPlace.ANY_INPUT or row.role in (Role.ALIAS, Role.VIEW):
-            assert size in sizes, op_type
-        if row.flops is not None:
-            assert row.flops(operation) >= 2 * size, op_type
-        if row.fills_with is not None:
-            assert (result == row.fills_with).all(), op_type
-        if row.commutes:
-            assert np.array_equal(result, graph(*given[::-1])[0].numpy()), op_type
-        if row.repeats is not None:
-            names = [tensor.name for tensor in graph.inputs]
-            source = given[names.index(operation.inputs[row.repeats].name)]
-            assert set(result.flat) == set(source.numpy().flat), op_type
+        check_columns(op_type, call)
+
+
+def test_a_wrong_row_is_found(calls, monkeypatch):
+    from dataclasses import replace
+
+    from checkmate.tf2.ops import elementwise, table
+
+    softmax = replace(table.rule_of("Softmax"), axes=elementwise.elementwise())
+    monkeypatch.setitem(table.TABLE, "Softmax", softmax)
+    assert judged("Softmax", calls["Softmax"])[1]
+    monkeypatch.setitem(table.TABLE, "RealDiv", replace(table.rule_of("RealDiv"), commutes=True))
+    with pytest.raises(AssertionError, match="RealDiv"):
+        check_columns("RealDiv", calls["RealDiv"])
+
+
+def test_the_example_of_a_row_in_contributing(monkeypatch):
+    from calls_of_ops import by_registry
+
+    from checkmate.tf2.ops import table
+
+    monkeypatch.setattr(table, "TABLE", dict(table.TABLE))
+    text = (Path(__file__).parents[2] / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = re.search(r"<!-- example: op -->\n```python\n(.*?)```", text, re.DOTALL)[1]
+    (op_type,) = re.findall(r'row\("(\w+)"', code)
+    assert table.rule_of(op_type) == table.DEFAULT
+    exec(code, vars(table) | {"TABLE": table.TABLE})
+    call = by_registry(op_type)
+    count, wrong = judged(op_type, call)
+    assert count and not wrong
+    check_columns(op_type, call)
+    assert table.rule_of(op_type).is_elementwise
 
 
 def test_a_value_that_follows_from_a_shape(tensorflow):
