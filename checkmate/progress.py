@@ -42,8 +42,6 @@ class _Search(Protocol):
 
 @dataclass(slots=True)
 class _Phase:
-    """What runs now, since when, for how many seconds at most, and how far it is."""
-
     name: str
     limit_s: float
     detail: str = ""
@@ -90,7 +88,6 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
-        """Shows this name while the block runs, and the seconds that it may take."""
         number = self._phases.get(name)
         numbered = f"{number}/{max(self._phases.values())} {name}" if number else name
         phase = _Phase(numbered, limit_s)
@@ -103,17 +100,14 @@ class Progress:
             self._running.pop()
 
     def tell(self, detail: str) -> None:
-        """Shows a few words about the current phase."""
         if self._running:
             self._running[-1].detail = detail
 
     def advance(self, done: int, total: int) -> None:
-        """Shows how much of the current phase is done."""
         self.tell(f"{done} of {total}")
 
     def improved(self, search: _Search) -> None:
-        """Shows the cost of the best plan, relative to the plain step's, and how far it is above
-        the bound."""
+        """Shows the cost of the best plan over the plain step's, and its gap."""
         total, found, bound = search.graph.total_cost, search.timeline, search.bound
         if not total:
             return
@@ -137,7 +131,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """How long the current phase has run."""
         return sum(phase.seconds for phase in self._running[-1:])
 
 

@@ -106,7 +106,6 @@ def doctor_command(train: bool, as_json: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields the findings, one after the other."""
     yield Finding(
         "Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -119,7 +118,6 @@ def examine() -> Iterator[Finding]:
 
 
 def _trained() -> Iterator[Finding]:
-    """What a training on the device found."""
     try:
         checks = trial.run_trial().checks()
     except checkmate.CheckmateError as error:

@@ -24,7 +24,6 @@ class NumberFrom(click.FloatRange):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> float:
-        """Checks the number."""
         number = super().convert(value, parameter, context)
         if math.isnan(number):
             self.fail(f"{value!r} is no number.", parameter, context)
@@ -39,7 +38,6 @@ class CountOrAuto(click.ParamType):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> int | str:
-        """Checks the number."""
         if value == "auto":
             return "auto"
         try:
@@ -58,8 +56,8 @@ json_option = click.option(
 
 
 def readable_budgets(context: click.Context, parameter: click.Parameter, texts: Any) -> Any:
-    """Callback of options that take budgets, separated by commas or not: one that cannot be read is
-    refused before anything is loaded or traced."""
+    """Callback of options that take budgets: one that cannot be read is refused before anything is
+    loaded or traced."""
     if texts:
         for amount in _amounts((texts,) if isinstance(texts, str) else texts):
             check_budget(amount)
@@ -67,7 +65,6 @@ def readable_budgets(context: click.Context, parameter: click.Parameter, texts: 
 
 
 def _amounts(texts: Iterable[str]) -> list[str]:
-    """The budgets of texts that separate them by commas."""
     found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not found:
         raise click.UsageError(
@@ -115,8 +112,6 @@ reorder_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """The options of `search_options`, as `solve` takes them."""
-
     solver: str
     time_limit_s: float
     reorder: bool
@@ -158,7 +153,6 @@ optimizer_option = click.option(
 def output_option(
     text: str, *, default: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option --output, a folder."""
     folder: Any = click.Path(file_okay=False, path_type=Path)
     shown = default is not None
     return click.option(
@@ -169,7 +163,6 @@ def output_option(
 def steps_option(
     default: int, text: str, *, minimum: int = 1
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option --steps."""
     return click.option(
         "--steps", default=default, show_default=True, type=click.IntRange(minimum), help=text
     )
@@ -186,7 +179,6 @@ class FileToWrite(click.Path):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> Any:
-        """Checks the name."""
         path = Path(os.fsdecode(super().convert(value, parameter, context)))
         if path.suffix.lower() not in self.suffixes:
             self.fail(
@@ -201,22 +193,16 @@ PICTURE = FileToWrite(".png", ".svg", ".pdf")
 
 
 def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, int]]:
-    """Returns the text and the bytes of each budget, given with commas or by repeating the option.
-
-    All are parsed at once, so that a mistake in the last one is reported before the first is
-    solved.
-
-    Args:
-      percent_of: The bytes that 100% stands for.
-    """
+    """The text and bytes of each budget. All are parsed first, so that a mistake in the last is
+    reported before the first is solved. `percent_of` is what 100% stands for."""
     return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
 def numbers(
     kind: Callable[[str], Any],
 ) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Returns a callback for an option that is a comma-separated list of numbers; a percent sign
-    may follow each."""
+    """Callback of an option that is a comma-separated list of numbers, with or without percent
+    signs."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str) -> list[Any]:
         try:
@@ -230,11 +216,7 @@ def numbers(
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "") -> None:
-    """Raises `click.BadParameter` for a name that is not known, with those that are like it.
-
-    Args:
-      what: The kind of thing that has such names, for the message.
-    """
+    """Raises `click.BadParameter` for a name that is not known, with those that are like it."""
     for name in names:
         if name in known:
             continue
@@ -247,8 +229,6 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "")
 def named(
     known: Collection[str], what: str
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Returns a callback for an option or argument that is a name, or several."""
-
     def read(context: click.Context, parameter: click.Parameter, names: Any) -> Any:
         refuse_unknown((names,) if isinstance(names, str) else names, known, what)
         return names
@@ -259,12 +239,8 @@ def named(
 def listed(
     known: Collection[str], also: str = ""
 ) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
-    """Returns a callback for an option that is a comma-separated list of names.
-
-    Args:
-      known: The names; "all" stands for all of them.
-      also: A regular expression of other names that are allowed.
-    """
+    """Callback of an option that is a comma-separated list of known names, or "all". `also` is a
+    regular expression of other names that are allowed."""
 
     def read(
         context: click.Context, parameter: click.Parameter, text: str | None

@@ -55,14 +55,8 @@ WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result for one budget of one graph.
-
-    Attributes:
-      budget: The text of the option.
-      facts: The values of `KEYS`.
-      plan: None if there is none; then `message` says why.
-      file: The plan's file, if it was written.
-    """
+    """The result for one budget, as in the option's text, with the values of `KEYS`. Without a
+    plan, `message` tells why."""
 
     budget: str
     facts: dict[str, Any]
@@ -82,13 +76,8 @@ def solve_each(
     percent_of: int | None = None,
 ) -> list[Found]:
     """Solves `graph` for each budget. If there is a folder, each plan is written to it by
-    `save(plan, path, graph=, **facts)`.
-
-    Args:
-      percent_of: The bytes that 100% stands for; by default the plain step's peak.
-
-    Ctrl-C ends the search for a budget with the best plan so far; later budgets are left out.
-    """
+    `save(plan, path, graph=, **facts)`. `percent_of` is by default the plain step's peak. Ctrl-C
+    ends the search for a budget with the best plan so far; later budgets are left out."""
     found = []
     plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
     asked = each_budget(budgets, percent_of=percent_of or plain_peak)
@@ -112,7 +101,6 @@ def written(
     graph_file: str,
     save: Callable[..., None] = save_plan,
 ) -> Found:
-    """Writes a plan to a folder, if there is one; see `solve_each`."""
     if one.plan is None:
         return one
     amount = re.sub("[^0-9A-Za-z.]", "", one.budget.replace("%", "pct"))
@@ -145,7 +133,6 @@ def _solve_one(
 
 
 def facts_of(result: SolveResult, floor_bytes: int) -> dict[str, Any]:
-    """The values of `KEYS`."""
     values = (
         result.status.name,
         result.cost,
@@ -171,7 +158,6 @@ def _finite(value: Any) -> Any:
 def print_found(
     graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
 ) -> None:
-    """Prints the result for each budget; without `as_json` also the lines `more`."""
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     if as_json:
         for one in found:
@@ -191,7 +177,6 @@ def print_found(
 
 
 def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
-    """Prints a row per budget, and the range of budgets that make sense."""
     title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
     lowest = max(one.facts["floor_bytes"] for one in found)
@@ -214,7 +199,6 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
 
 
 def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
-    """A row of the table."""
     facts = one.facts
     budget = one.budget
     if facts["budget_bytes"] is not None:
@@ -244,7 +228,7 @@ def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
 
 
 def proof(facts: dict[str, Any]) -> str:
-    """Returns what is proven of the plan's cost, in a few words."""
+    """The proven quality of the plan, in a few words."""
     found = gap(facts)
     if not found:
         return "nothing"
@@ -257,14 +241,13 @@ def proof(facts: dict[str, Any]) -> str:
 
 
 def gap(facts: dict[str, Any]) -> str:
-    """Returns the gap as text: "none" for an optimal plan, "" if no bound is known."""
+    """ "none" for an optimal plan, "" if no bound is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
         return "none"
     return "" if facts["gap"] is None else gap_text(facts["gap"])
 
 
 def status_of(found: list[Found]) -> int:
-    """Returns the exit status: 130 after Ctrl-C, else 1 if a budget has no plan."""
     if any(one.facts["status"] == SolveStatus.INTERRUPTED.name for one in found):
         return INTERRUPTED
     return int(any(one.plan is None for one in found))

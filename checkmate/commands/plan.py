@@ -97,7 +97,6 @@ def plan_command(
 
 
 def _next(found: list[Found], micro_batches: Any) -> tuple[str, ...]:
-    """Commands that use the plan of the last budget."""
     more = f", micro_batches={micro_batches}" if micro_batches else ""
     files = [str(one.file) for one in found if one.file]
     if not files:

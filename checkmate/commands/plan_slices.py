@@ -41,16 +41,13 @@ class SliceGraph:
 
     @property
     def suffix(self) -> str:
-        """What the names of files have more than those of the whole batch."""
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
     @property
     def times(self) -> float:
-        """How often a slice runs."""
         return self.slices.examples / self.slices.size
 
     def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
-        """Writes a plan as a file for `compile`."""
         facts |= {"unchanged": False}
         if self.slices.count > 1:
             facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
@@ -71,13 +68,11 @@ class SliceGraphs:
 
     @property
     def whole(self) -> Slices:
-        """The batch in one slice."""
         return Slices.of(self.step.examples, 1)
 
     def at(
         self, slices: Slices, on_progress: Callable[[int, int], None] | None = None
     ) -> SliceGraph:
-        """Returns the graph for these slices."""
         if slices.size not in self._made:
             traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
             graph = with_costs(traced, self.costs, on_progress=on_progress)
@@ -137,5 +132,4 @@ class SliceGraphs:
 
 
 def is_interrupted(found: list[Found]) -> bool:
-    """Returns whether Ctrl-C ended the search for the last plan."""
     return found[-1].facts["status"] == SolveStatus.INTERRUPTED.name

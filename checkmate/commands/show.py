@@ -105,11 +105,8 @@ def show_command(
 
 
 def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
-    """Reads a graph file, or plan files and their graph: `graph_file`, or the one that they name.
-
-    Raises:
-      PlanFileError: A file is neither, the graph is not found, or a plan is of another graph.
-    """
+    """Reads a graph file, or plan files and their graph: `graph_file`, or the one that they
+    name."""
     contents = [read_json(file) for file in files]
     plans = [data.get("format") == PLAN_FORMAT for data in contents]
     if not all(plans):
@@ -133,7 +130,7 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
 
 
 def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -> Found:
-    """A plan with the facts in its file; those that `replay` returns are not taken from there."""
+    """A plan with the facts in its file, except for those that `replay` finds."""
     plan = load_plan(file, graph=graph)
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
@@ -149,7 +146,6 @@ def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -
 
 
 def draw(shown: Shown, picture: str) -> Any:
-    """Returns the picture of this name."""
     from checkmate import plot
 
     graph, first = shown.graph, shown.plans[0] if shown.plans else None
@@ -186,7 +182,6 @@ def _curve(shown: Shown) -> Any:
 
 
 def page(shown: Shown) -> str:
-    """Returns the interactive page of the graph or of the first plan."""
     from checkmate import plot
 
     if not shown.plans:

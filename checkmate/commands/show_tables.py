@@ -19,8 +19,6 @@ from checkmate.units import format_bytes
 
 
 def graph_facts(graph: DFGraph) -> dict[str, Any]:
-    """Returns the JSON object of a graph: name, ops, cost, fixed bytes, the bytes of the plain step
-    and those below which no plan exists."""
     lowest = floor(graph)
     return {
         "name": graph.name,
@@ -34,7 +32,6 @@ def graph_facts(graph: DFGraph) -> dict[str, Any]:
 
 
 def graph_rows(graph: DFGraph) -> list[tuple[str, str]]:
-    """Returns what is said of a graph, as pairs of texts."""
     facts = graph_facts(graph)
     binding = layer_names(graph)[graph.index(facts["binding_op"])]
     return [
@@ -46,7 +43,6 @@ def graph_rows(graph: DFGraph) -> list[tuple[str, str]]:
 
 
 def plan_rows(one: Found) -> list[tuple[str, str]]:
-    """Returns what is said of a plan, as pairs of texts."""
     facts, again = one.facts, one.plan.recomputed if one.plan else {}
     rows = [("budget", format_bytes(facts["budget_bytes"]))] if facts["budget_bytes"] else []
     extra = (
@@ -64,19 +60,16 @@ def plan_rows(one: Found) -> list[tuple[str, str]]:
 
 
 def print_graph(graph: DFGraph, most: int) -> None:
-    """Prints the facts of a graph, and its layers with the most memory."""
     _print_rows(f"Graph of {graph.name or 'a step'}", graph_rows(graph))
     _print_layers(graph, None, most)
 
 
 def print_plan(graph: DFGraph, one: Found, most: int) -> None:
-    """Prints the facts of a plan, and the layers that it changes most."""
     _print_rows(f"Plan of {graph.name or 'a step'}", [*graph_rows(graph), *plan_rows(one)])
     _print_layers(graph, one.plan, most)
 
 
 def print_plans(graph: DFGraph, plans: list[Found]) -> None:
-    """Prints a row per plan, largest budget first."""
     rows = []
     for one in sorted(
         plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])

@@ -146,7 +146,6 @@ def _runs(
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:
-    """Returns the fields of a `DTRRun` and its overhead, as JSON values."""
     facts = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "plan"}
     return {
         **facts,
@@ -182,7 +181,6 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
 
 
 def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
-    """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic."""
     from checkmate.plot.curves import online_curve
 
     lines: dict[str, list[DTRRun]] = {}

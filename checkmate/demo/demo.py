@@ -53,16 +53,13 @@ class Demo:
 
     @property
     def within_budget(self) -> bool:
-        """Whether the measured peak, resident bytes included, is within the budget."""
         return self.planned.peak_bytes <= self.budget_bytes
 
     @property
     def losses_agree(self) -> bool:
-        """Whether all losses equal those of the plain training, up to rounding."""
         return loss_difference(self.plain.losses, self.planned.losses) <= LOSS_TOLERANCE
 
     def sentence(self) -> str:
-        """Returns the outcome in one sentence."""
         share = self.planned.peak_bytes / self.plain.peak_bytes
         losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
         if self.moved is not None:

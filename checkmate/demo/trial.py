@@ -49,7 +49,6 @@ class Trial:
     differs: list[str]
 
     def checks(self) -> list[tuple[str, bool, str]]:
-        """Returns (what is checked, whether it is as it should be, what was found)."""
         return [self._budget(), self._values(), self._evaluations()]
 
     def _budget(self) -> tuple[str, bool, str]:
@@ -82,16 +81,11 @@ class Trial:
 
 
 def run_trial() -> Trial:
-    """Trains in a fresh process.
-
-    Raises:
-      CheckmateError: The process failed.
-    """
     return Trial(**fresh_process("checkmate.demo.trial", [], timeout_s=600))
 
 
 def train() -> dict[str, Any]:
-    """Trains in this process, and returns the fields of `Trial`."""
+    """Returns the fields of `Trial`."""
     import keras
     import tensorflow as tf
 

@@ -67,13 +67,12 @@ def tell_changes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """Arguments of a call: leaves of their nest, the tensors among them apart.
+    """Arguments of a call.
 
     Attributes:
       structure: (args, kwargs) with the number of each leaf in its place.
       leaves: The leaves, None in the place of a tensor.
       places: Numbers of the leaves that are tensors.
-      tensors: The tensors, in the order of `places`.
     """
 
     structure: Any
@@ -83,7 +82,6 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Returns the call with these arguments."""
         whole = (args, kwargs)
         leaves = tf.nest.flatten(whole)
         for leaf in leaves:
@@ -141,7 +139,6 @@ class Call:
         return Call(self.structure, self.leaves, self.places, [])
 
     def with_tensors(self, tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these tensors in their places."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -164,12 +161,8 @@ def _identity(leaf: Any) -> Any:
 def converted(
     step: Callable[..., Any], signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Returns the arguments of a call in the order and the dtypes of an `input_signature`, as a
-    `tf.function` converts them; specs stay as they are.
-
-    Raises:
-      TraceError: An argument does not fit.
-    """
+    """The arguments in the order and dtypes of an `input_signature`, as a `tf.function` converts
+    them; specs stay as they are."""
     try:
         given = inspect.signature(step).bind(*args, **kwargs).args
         if len(given) != len(signature):

@@ -151,8 +151,7 @@ class Rematerialize(EveryKerasCallback):
 
 
 class Training:
-    """The train function of one model, made anew when Keras asks for one because the model was
-    compiled again."""
+    """The train function of a model, made anew after it is compiled again."""
 
     def __init__(self, trainer: Trainer, options: PlanOptions):
         self._trainer, self._options = trainer, options

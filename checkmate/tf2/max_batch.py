@@ -39,8 +39,8 @@ HUNDREDTH = 0.01
 def largest_fitting(
     fits: Callable[[int], bool], largest: int, *, known: int = 0, share: float = HUNDREDTH
 ) -> int:
-    """Returns the largest number up to `largest` that fits, to about a share of it, when all below
-    it do; `known` fits or is 0."""
+    """The largest number up to `largest` that fits, to about a share of it, if fitting is
+    monotonic; `known` fits or is 0."""
     low, high = known, max(1, 2 * known)
     while high <= largest and fits(high):
         low, high = high, 2 * high
@@ -56,7 +56,7 @@ def largest_near(
     known: int,
     share: float = HUNDREDTH,
 ) -> int:
-    """Returns the same as `largest_fitting`, in few questions where it is near a guess."""
+    """As `largest_fitting`, with few calls of `fits` where the answer is near a guess."""
     step = max(1, guess // 64)
     if fits(guess):
         low, high = guess, guess + step
@@ -79,12 +79,8 @@ TENTH = 0.1
 def largest_in_slices(
     fits: Callable[[int], bool], whole: int, largest: int, count: int | str
 ) -> int:
-    """Returns the largest batch that fits in slices, to about a tenth; 0 for none.
-
-    Args:
-      whole: The largest that fits without.
-      count: How many slices; with "auto" any number.
-    """
+    """The largest batch that fits in `count` slices ("auto" for any number), to about a tenth; 0
+    for none. `whole` is the largest that fits in one."""
     if count == "auto":
         return largest_fitting(fits, largest, known=whole, share=TENTH)
     times = int(count)
@@ -97,7 +93,7 @@ def largest_in_slices(
 
 
 def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
-    """The largest number that fits, to about a share of it; `low` does and `high` does not."""
+    """The largest number that fits, to about a share of it; `low` fits and `high` does not."""
     while high - low > max(1, int(low * share)):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -111,15 +107,12 @@ much."""
 
 @dataclass(frozen=True, slots=True)
 class GraphGrowth:
-    """A step's graph at two batches, from which the graph at any other batch follows.
+    """The graphs of a step at two batches, from which its graph at any batch is extrapolated.
 
     Attributes:
-      small: The graph at `SMALL_BATCH`.
-      large: The graph at a larger batch.
-      large_batch: That batch.
       plain_order: The order of the ops in the trace.
-      other_bytes: What is in use on the device and not counted by the graph.
-      made: Returns the graph at a batch, traced and measured.
+      other_bytes: Bytes in use on the device that the graph does not count.
+      made: Traces and measures the graph at a batch.
     """
 
     small: DFGraph
@@ -133,7 +126,6 @@ class GraphGrowth:
     def of(
         cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel
     ) -> GraphGrowth:
-        """Traces a function for two small batches and measures both."""
         once, large_batch = tf.function(function), 2 * SMALL_BATCH
         # TensorFlow's graph optimizer may treat the two batches differently.
         for as_written in (False, True):
@@ -158,10 +150,9 @@ class GraphGrowth:
         )
 
     def remeasured(self, batch: int) -> GraphGrowth:
-        """Returns the growth through the graph at this batch, traced and measured: times that
-        starting an op takes, and workspaces, do not grow in proportion. The same growth where
-        nothing is to be learnt: the batch is no larger than those that were measured, or has other
-        ops."""
+        """The growth through the measured graph at this batch, since launch times and workspaces do
+        not grow in proportion. The same growth if the batch is no larger than the measured ones, or
+        has other ops."""
         if batch <= 2 * SMALL_BATCH or batch == self.large_batch:
             return self
         large = self.made(batch)
@@ -170,7 +161,7 @@ class GraphGrowth:
         return replace(self, large=large, large_batch=batch)
 
     def cost_model(self, batch: int) -> CostModel:
-        """Costs and workspaces at a batch, in the form that compiling for it takes."""
+        """Costs and workspaces at a batch, as the option `cost_model`."""
         ops = self.at(batch).ops
 
         def of_step(
@@ -183,8 +174,7 @@ class GraphGrowth:
         return of_step
 
     def scaled(self, batch: int, took_bytes: int, budget_bytes: int) -> int:
-        """The batch that would take the budget, when `batch` took more and what a step takes grows
-        with it in a straight line."""
+        """The batch expected to need the budget, where `batch` needed more, by linear growth."""
         empty = self.at(0).fixed_bytes
         return (
             int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
@@ -193,8 +183,7 @@ class GraphGrowth:
         )
 
     def at(self, batch: int) -> DFGraph:
-        """The graph for a batch: sizes and costs on the straight line through the two that are
-        known."""
+        """The graph at a batch, with sizes and costs extrapolated linearly."""
 
         times = (batch - SMALL_BATCH) / (self.large_batch - SMALL_BATCH)
 
@@ -227,8 +216,6 @@ def _same_ops(one: DFGraph, other: DFGraph) -> bool:
 
 
 def sized(spec: Any, batch: int) -> Any:
-    """Returns the specs with another first dimension."""
-
     def one(leaf: tf.TensorSpec) -> tf.TensorSpec:
         if not leaf.shape.rank:
             raise BudgetError(
@@ -363,11 +350,8 @@ def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
 
 
 class _BatchSearch:
-    """The search for the largest batch, on paper first.
-
-    Attributes:
-      tried: (batch, what was found) for each batch that was planned.
-    """
+    """The search for the largest batch, on paper first. `tried` has (batch, plan) of each one
+    planned."""
 
     def __init__(self, request: PlanRequest, growth: GraphGrowth, max_overhead: float | str | None):
         self._request, self._growth, self._max_overhead = request, growth, max_overhead
@@ -380,7 +364,6 @@ class _BatchSearch:
         self.tried: list[tuple[int, str]] = []
 
     def found(self, specs: Any, largest: int) -> MaxBatch:
-        """Returns the largest batch whose step can be planned."""
         plain, batch = self._on_paper(largest)
         count = self._request.options.micro_batches
         if count != 1:
@@ -399,8 +382,8 @@ class _BatchSearch:
         raise self._refusal()
 
     def _on_paper(self, largest: int) -> tuple[int, int]:
-        """The largest batches whose plain step, and whose planned step, are predicted to fit. What
-        was found is measured, and the search goes on from there by the growth up to it."""
+        """The largest batches whose plain step, and whose planned step, are predicted to fit, from
+        measurements repeated at the batch found."""
         plain = largest_fitting(self._plain_fits, largest)
         batch = largest_fitting(self._fits, largest, known=plain)
         for _ in range(MOST_ROUNDS):
@@ -415,15 +398,12 @@ class _BatchSearch:
         return plain, batch
 
     def _in_slices(self, specs: Any, whole: int, largest: int) -> int:
-        """The largest batch that trains in slices, each planned for real."""
-
         def fits(batch: int) -> bool:
             return self._planned(specs, batch)[0] is not None
 
         return largest_in_slices(fits, whole, largest, self._request.options.micro_batches)
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
-        """Whether a plan's cost over the plain step's is within the limit."""
         limit = self._max_overhead
         if limit is None or overhead is None:
             return True
@@ -438,7 +418,7 @@ class _BatchSearch:
         return replay(graph, plan).peak_bytes <= self._target(graph)
 
     def _target(self, graph: DFGraph) -> int:
-        """The bytes that ops may ask for: a reserve is left to the allocator."""
+        """The budget of ops, less a reserve for the allocator's overhead."""
         activations = max(0, self._step_bytes - graph.fixed_bytes)
         return self._step_bytes - int(self._reserve_share * activations)
 
@@ -459,7 +439,7 @@ class _BatchSearch:
         return self._allowed(graph, result.overhead)
 
     def _planned(self, specs: Any, batch: int) -> tuple[PlannedStep | None, int]:
-        """The planned step of a batch, None where it is refused; and a smaller batch to try
+        """The planned step of a batch, or None if it is refused, and the smaller batch to try
         then."""
         request, smaller = self._request, int(batch * (1 - STEP_DOWN))
         options = replace(

@@ -82,7 +82,7 @@ def step_on_paper(
 
 
 def _reads_a_value(error: BaseException | None) -> bool:
-    """True for an error that came of the read of a variable that has no value."""
+    """Whether an error comes of reading a variable that has no value."""
     while error is not None:
         if isinstance(error, NoValueError):
             return True
@@ -109,10 +109,8 @@ def plan_into(
     optimizer: str,
 ) -> PlannedStep:
     """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
-    `compile`, or where `fit` is set of `rematerialize`, with the same options.
-
-    Args: See `step_on_paper`.
-    """
+    `compile`, or with `fit` of `rematerialize`, with the same options. Arguments as
+    `step_on_paper`."""
     keras.backend.clear_session()
     work = workload(model, batch=batch, size=size)
     if not fit:
@@ -148,12 +146,8 @@ def application(name: str, size: int | None = None) -> keras.Model:
 
 
 def check_name(model: str) -> None:
-    """Refuses what can be no model before any is made. Whether a module has a function is seen when
-    it is called.
-
-    Raises:
-      TraceError: There is no such model, or no such file.
-    """
+    """Raises `TraceError` for a name of no model, or of no file, before any model is made. Whether
+    a module has a function is seen when it is called."""
     if model.endswith(".keras"):
         _check_file(model)
     elif ":" not in model:
@@ -161,7 +155,6 @@ def check_name(model: str) -> None:
 
 
 def _application_name(name: str) -> str:
-    """The name of a class of keras.applications, in its own case."""
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
@@ -178,8 +171,7 @@ def _application_name(name: str) -> str:
 
 
 def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:
-    """What `module:function` returns: a model, (model, loss), or (model, loss, inputs, labels)
-    where the batch is not to be guessed."""
+    """The result of `module:function`: a model, (model, loss), or (model, loss, inputs, labels)."""
     module, function = target.split(":", 1)
     sys.path.insert(0, os.getcwd())
     try:
@@ -222,8 +214,8 @@ def _loss(model: keras.Model, name: str | None) -> Any:
 
 
 def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> Workload:
-    """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole
-    numbers."""
+    """The model with a batch of its input and output shapes; labels of a sparse loss are
+    integers."""
     if not hasattr(model, "inputs") or not model.inputs:
         raise TraceError(
             f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels)"
@@ -249,8 +241,7 @@ def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> W
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 
     def tensors(side: str) -> Any:
-        """The symbolic inputs or outputs in their structure; a Sequential has one, and only in a
-        list."""
+        """The symbolic inputs or outputs in their structure; a Sequential has one, in a list."""
         return (
             getattr(model, f"{side}s")[0]
             if isinstance(model, keras.Sequential)

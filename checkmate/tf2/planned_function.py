@@ -187,7 +187,6 @@ class PlannedFunction:
         return self._steps[key]
 
     def _flat(self, call: Call) -> Callable:
-        """The step as a function of the call's tensors only."""
         step, on_lost = self._step, self._on_lost
         watched = step if on_lost else None
         template = call.without_tensors()

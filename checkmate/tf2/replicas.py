@@ -29,14 +29,12 @@ class ReplicatedPart:
 
     Args:
       step: The Python function of one replica.
-      optimizer: What updates the weights, once in a step.
-      calls: What the step of each local replica is called with.
+      optimizer: Updates the weights, once in a step.
+      calls: The arguments of each local replica.
 
     Attributes:
-      variables: What the optimizer updates.
-      concretes: The part as each local replica traced it for its call.
+      concretes: The part as traced by each local replica for its call.
       replicas: The part on each local replica, to be traced for other specs.
-      others: Those on all devices but the first.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class ReplicatedPart:
         )
 
     def trace(self, specs: Mapping[int, Sequence[tf.TensorSpec]]) -> dict[int, Any]:
-        """Returns a `ConcreteFunction` of each local replica whose number has specs."""
         found: dict[int, Any] = {}
 
         @tf.autograph.experimental.do_not_convert
@@ -86,13 +83,7 @@ class ReplicatedPart:
 
 
 class OnReplica:
-    """The part on one replica, which is traced once for any specs.
-
-    Args:
-      number: That of the local replica.
-      specs: What it was traced for.
-      concrete: The traced function.
-    """
+    """The part on one replica, traced once."""
 
     def __init__(
         self, part: ReplicatedPart, number: int, specs: Sequence[tf.TensorSpec], concrete: Any
@@ -108,7 +99,6 @@ class OnReplica:
         )
 
     def get_concrete_function(self, *specs: tf.TensorSpec) -> Any:
-        """Returns the traced function for some specs."""
         key = str(specs)
         if key not in self._traced:
             self._traced[key] = self._part.trace({self._number: specs})[self._number]
@@ -174,7 +164,6 @@ def _from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
 
 
 def local_number(strategy: tf.distribute.Strategy) -> int:
-    """Which of this process's replicas runs."""
     number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     return int(number) % len(strategy.extended.worker_devices)
 
@@ -203,8 +192,8 @@ def local_variables(strategy: tf.distribute.Strategy, variables: Any) -> list[tf
 
 
 def exchange_bytes(gradients: Any) -> int:
-    """Returns what the exchange of gradients between replicas takes on each device: they are packed
-    into one tensor, while each is in memory."""
+    """The bytes per device of the exchange of gradients: they are packed into one tensor while each
+    is in memory."""
     flat = tf.nest.flatten(gradients, expand_composites=True)
     return 2 * sum(tensor_bytes(each) or 0 for each in flat if each is not None)
 
@@ -246,7 +235,6 @@ class WholeStep:
             self._compare(start + replicas * exchange, "is expected to take")
 
     def __call__(self, *args: Any) -> Any:
-        """Runs a step on every replica."""
         self._calls += 1
         if self._calls != 2 or not self._counts:
             return self._run(*args)

@@ -189,7 +189,6 @@ class Report:
         )
 
     def _how(self) -> str:
-        """In which slices, and with how many layers recomputed."""
         if self.micro_batches is None:
             return ""
         count = f" in {self.micro_batches.count} micro-batches of {self.micro_batches.size}"
@@ -435,14 +434,13 @@ class Report:
         ]
 
     def _plain_kernels(self) -> str:
-        """What the predicted time is compared with."""
+        """The reference of the predicted time."""
         micro = self.micro_batches
         if micro and micro.plain_cost is None:
             return "those of the same slices without recomputation"
         return "the plain step's"
 
     def _tried(self, tried: TriedSlices) -> str:
-        """A number of micro-batches that was looked at, in a few words."""
         taken = self._taken()
         if taken is None:
             return f"{tried.count}: no plan found"
@@ -455,7 +453,6 @@ class Report:
         return f"{tried.count}: {tried.cost / least - 1:+.1%}"
 
     def _taken(self) -> TriedSlices | None:
-        """The number of micro-batches that the step runs in, where it was looked at."""
         count = self.micro_batches.count if self.micro_batches else 1
         found = (each for each in self.tried_slices if each.count == count and each.cost)
         return next(found, None)

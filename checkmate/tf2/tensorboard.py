@@ -97,8 +97,7 @@ def scalars(report: Report) -> dict[str, float]:
 
 
 def _write(tag: str, value: float) -> None:
-    """`tf.summary.scalar`, which newer TensorFlow has only where the package tensorboard is
-    installed."""
+    """`tf.summary.scalar`, which newer TensorFlow has only with the package tensorboard."""
     metadata = tf.compat.v1.SummaryMetadata(
         plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     )

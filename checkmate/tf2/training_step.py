@@ -66,7 +66,6 @@ def training_step(
 
 
 def as_spec(value: Any) -> Any:
-    """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
     if meant := spec_meant(value):
         raise TraceError(
             f"{value!r} is a shape, and a spec has a dtype, too. Did you mean {meant}?"
@@ -89,7 +88,7 @@ def as_spec(value: Any) -> Any:
 
 
 def _build(model: keras.Model, input_spec: Any) -> None:
-    """Creates the variables of a model that has none yet, by calling it on symbolic inputs."""
+    """Creates the variables of an unbuilt model by calling it on symbolic inputs."""
     if model.built:
         return
     try:
@@ -115,11 +114,7 @@ def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
 
 
 def known_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer of this name, or the object itself.
-
-    Raises:
-      TraceError: It is neither.
-    """
+    """The optimizer of this name, or the object itself; raises `TraceError` if it is neither."""
     return _known(keras.optimizers, optimizer, "optimizer")
 
 

@@ -59,14 +59,8 @@ class AllocatorEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A tensor's memory as the allocator gave it out.
-
-    Attributes:
-      op: The op that asked, by the name it has in the graph that ran.
-      requested_bytes: What it asked for.
-      chunk_bytes: What it was given: rounded up, and up to twice as much where a free chunk was not
-        worth splitting.
-    """
+    """A tensor's memory as allocated for an op of the graph that ran: up to twice the request where
+    a free chunk was not worth splitting."""
 
     op: str
     requested_bytes: int
@@ -99,8 +93,7 @@ class Observation:
 
     @property
     def in_use(self) -> tuple[tuple[float, int], ...]:
-        """(seconds since the first event, bytes in use from then on) for each event of the
-        allocator, by its own count."""
+        """(seconds since the first event, bytes in use from then on), by the allocator's count."""
         return tuple(
             ((each.picoseconds - self.events[0].picoseconds) / 1e12, each.in_use_bytes)
             for each in self.events
@@ -108,22 +101,19 @@ class Observation:
 
     @property
     def requested_bytes(self) -> int:
-        """What the call's ops had asked for of what was in use at the peak."""
+        """Requested by the call's ops and in use at the peak."""
         return sum(each.requested_bytes for each in self.at_peak)
 
     @property
     def lost_bytes(self) -> int:
-        """What the allocator had given out beyond that at the peak."""
+        """Allocated beyond that at the peak."""
         return sum(each.chunk_bytes - each.requested_bytes for each in self.at_peak)
 
 
 def observe(call: Callable[[], Any]) -> Observation:
-    """Runs `call` under TensorFlow's profiler, which slows it down somewhat.
-
-    Raises:
-      CheckmateError: Another profile is being taken, or this TensorFlow's profiler says nothing
-        that is understood here.
-    """
+    """Runs `call` under TensorFlow's profiler, which slows it down somewhat. Raises
+    `CheckmateError` where another profile is being taken, or where this TensorFlow's is not
+    understood."""
     result, planes = _profiled(call)
     ran: Counter[tuple[str, str]] = Counter()
     events: list[AllocatorEvent] = []
@@ -151,7 +141,7 @@ def observe(call: Callable[[], Any]) -> Observation:
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """What `call` returned, and what the profiler saw on the host."""
+    """The result of `call`, and the profiler's events on the host."""
     try:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
     except ImportError as error:

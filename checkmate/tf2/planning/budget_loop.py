@@ -64,16 +64,14 @@ TUNING = SearchTuning()
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A plan that the solver was asked for.
+    """A call of the solver for a plan.
 
     Attributes:
       target_bytes: The budget that the solver was given.
-      asked_bytes: What the plan's ops ask for at its peak; None where the solver found no plan.
-      peak_bytes: Its predicted or measured peak; None where memory runs out, or there is no plan.
-      recomputes: Whether the plan computes anything again. A plan that does not cannot become
-        cheaper.
-      reached_bytes: The lowest peak that the solver reached, where it found no plan: what its ops
-        ask for there.
+      asked_bytes: Bytes that the plan's ops ask for at its peak; None without a plan.
+      peak_bytes: Its predicted or measured peak; None where memory runs out, or without a plan.
+      recomputes: A plan without recomputation cannot become cheaper.
+      reached_bytes: The solver's lowest peak, where it found no plan.
     """
 
     target_bytes: int
@@ -83,7 +81,6 @@ class Tried:
     reached_bytes: int | None = None
 
     def within(self, limit_bytes: int) -> bool:
-        """True for a plan whose peak is at most that."""
         return self.peak_bytes is not None and self.peak_bytes <= limit_bytes
 
 
@@ -93,12 +90,11 @@ def next_target(
     tried: Sequence[Tried],
     tuning: SearchTuning = TUNING,
 ) -> int | None:
-    """Returns the budget for the solver's next call, or None where another plan is not worth it.
+    """The budget for the solver's next call, or None where another plan is not worth it.
 
     Args:
-      limit_bytes: The most that a plan may take by the allocator's count.
-      fixed_bytes: What of it every plan takes.
-      tried: The plans so far, in order.
+      limit_bytes: The highest peak of a plan by the allocator's count.
+      fixed_bytes: The part of it that every plan needs.
     """
     activation_bytes = max(0, limit_bytes - fixed_bytes)
     if not tried:
@@ -145,14 +141,13 @@ def could_save(
     saved_bytes: int,
     tuning: SearchTuning = TUNING,
 ) -> float:
-    """Returns how much less than a plan within the limit another one is expected to cost at most.
+    """How much less another plan is expected to cost at most than the cheapest within the limit,
+    whose cost is `cost`.
 
     Args:
-      cost: That of the cheapest plan within the limit.
-      plain_cost: That of the plain step.
-      costs_above: Those of plans above the limit. None within it is expected to be cheaper.
-      unused_bytes: What the plan leaves of the limit.
-      saved_bytes: What it takes less than the plain step.
+      costs_above: Of plans above the limit. None within it is expected to be cheaper.
+      unused_bytes: The difference of the plan's peak from the limit.
+      saved_bytes: The difference of its peak from the plain step's.
     """
     by_bytes = tuning.steepness * (cost - plain_cost) * unused_bytes / max(1, saved_bytes)
     return max(0.0, min(cost - min(costs_above, default=plain_cost), by_bytes))
@@ -161,8 +156,8 @@ def could_save(
 def _aimed(
     last: Tried, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
 ) -> int | None:
-    """The target at which a plan would just fit, by what the last plan took, with a margin; None
-    where there was none."""
+    """The target at which a plan would just fit, extrapolated from the last plan with a margin;
+    None without one."""
     if last.asked_bytes is None:
         return None
     if last.peak_bytes is None:

@@ -173,8 +173,7 @@ class Planner:
 
 
 def measured(task: PlanTask) -> tuple[Costs, int]:
-    """Returns the costs of a step, and the predicted peak of the plain step, with all else that is
-    in use."""
+    """The costs of a step, and the plain step's predicted peak with all else that is in use."""
     clock = task.clock
     with clock.phase("measuring ops"):
         costs = costs_of(
@@ -187,14 +186,13 @@ def measured(task: PlanTask) -> tuple[Costs, int]:
 
 
 def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
-    """Returns the same with its budget in bytes, which may be a share of the plain step's peak."""
+    """The task with its budget in bytes, which may be a share of the plain step's peak."""
     known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
     return task.within(known)
 
 
 def _new_plan(task: PlanTask) -> Planned:
-    """The step with the cheapest plan that is expected to be within the budget; unchanged where it
-    fits.
+    """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
 
     Raises:
       InfeasibleBudgetError: No plan fits the budget, which is proven.
@@ -223,8 +221,8 @@ def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
 
 
 def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
-    """The step under the plan that a search finds. Under budget="auto" it runs unchanged where none
-    is found: what trains without a plan must not stop."""
+    """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
+    trains without a plan must not stop."""
     found = search.run()
     if found is None:
         refusal = Refusal(search)  # has looked for the plan with the lowest peak

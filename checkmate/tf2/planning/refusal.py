@@ -30,13 +30,13 @@ from checkmate.units import format_bytes, shown_bytes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What must be in memory together while an op runs, whatever the plan.
+    """Bytes that must be in memory together while an op runs, whatever the plan.
 
     Attributes:
-      bytes: All of it, fixed bytes included.
+      bytes: All of them, fixed bytes included.
       op: Index of the op in the graph.
-      values: (bytes, name) of the op's inputs, its value and its workspace, and of values that may
-        not be recomputed and are still needed.
+      values: (bytes, name) of its inputs, value and workspace, and of values that may not be
+        recomputed and are still needed.
     """
 
     bytes: int
@@ -45,11 +45,7 @@ class Need:
 
 
 def needs_apart(traced: TracedStep, graph: DFGraph) -> list[Need]:
-    """Returns what each op of a step's graph needs, its TensorFlow ops run apart.
-
-    Args:
-      graph: The step's graph with costs.
-    """
+    """The need of each op of a step's graph with costs, its TensorFlow ops run apart."""
     planned = traced.numbers()
     return [_need(traced, graph, planned, floor) for floor in op_floors(graph)]
 
@@ -71,7 +67,7 @@ def _need(
 def _held(
     operation: tf.Operation, planned: dict[tf.Operation, int], seen_in_place: bool
 ) -> list[tuple[int, str]]:
-    """(bytes, name) of what one op reads and makes, as far as shapes tell."""
+    """(bytes, name) of the inputs and outputs of one TensorFlow op, as far as shapes tell."""
     buffers = {buffer.ref(): buffer for buffer in map(in_place.buffer_of, operation.inputs)}
     read = [
         (tensor_bytes(buffer) or 0, buffer.op.name)
@@ -125,8 +121,8 @@ class Refusal:
             self.smallest_bytes = shown_bytes(memory.smallest_limit_bytes(self.lowest_bytes))
 
     def error(self) -> InfeasibleBudgetError | NoPlanFoundError:
-        """Returns the refusal in the user's terms, with what would work: the smallest budget, and
-        the largest batch."""
+        """The refusal in the user's terms, with what would work: the smallest budget, the largest
+        batch."""
         search, memory = self.search, self.search.memory
         budget, lowest = memory.limit_bytes, self._binding()
         counted = floor(search.graph).bytes + memory.other_bytes
@@ -157,7 +153,6 @@ class Refusal:
         )
 
     def _binding(self) -> Need:
-        """The op that needs most by itself."""
         found = needs_apart(self.search.task.traced, self.search.graph)
         return max(found, key=lambda need: need.bytes)
 
@@ -205,8 +200,8 @@ class Refusal:
         )
 
     def _of_loops(self) -> str:
-        """Which loop runs more ops than the rest of the step, where one does: a plan takes it as it
-        is."""
+        """The loop that runs more ops than the rest of the step, if there is one: no plan changes
+        it."""
         graph_def = self.search.task.traced.function.graph.as_graph_def()
         sizes = {each.signature.name: len(each.node_def) for each in graph_def.library.function}
         most, name = 0, ""
@@ -222,7 +217,7 @@ class Refusal:
         )
 
     def _of_algorithms(self, lowest: Need) -> str:
-        """What limits the workspaces of convolutions on a GPU, where one binds."""
+        """The limit of convolutions' workspaces on a GPU, where one binds."""
         types = [operation.type for operation in self.search.task.traced.groups[lowest.op]]
         if not devices.training_device().startswith("GPU") or not any(
             rule_of(each).tries_algorithms for each in types
@@ -235,7 +230,6 @@ class Refusal:
         )
 
     def _values(self, lowest: Need) -> str:
-        """The largest values that must be in memory together while the op runs."""
         sized = sorted((each for each in lowest.values if each[0]), reverse=True)
         named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
         return (
@@ -268,9 +262,8 @@ class Refusal:
         )
 
     def _batch_that_fits(self, needed_bytes: int) -> int | None:
-        """The largest batch within the budget, what is needed taken to grow in a straight line from
-        the floor of one example; None where that is unknown.
-        """
+        """The largest batch within the budget, extrapolated linearly from the floor of one example;
+        None where that is unknown."""
         sizes = {
             spec.shape[0] for spec in tf.nest.flatten(self.search.task.specs) if spec.shape.rank
         }

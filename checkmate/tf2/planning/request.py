@@ -51,24 +51,19 @@ class Planned:
 
     @property
     def cost(self) -> float:
-        """Predicted seconds of the kernels; for a plan of slices, of one slice."""
         cost = self.result.cost if self.result else None
         return self.graph.total_cost if cost is None else cost
 
     @property
     def bound(self) -> float:
-        """Seconds that no plan takes less than."""
+        """Seconds of the kernels below which there is no plan."""
         bound = self.result.bound if self.result else None
         return self.graph.total_cost if bound is None else bound
 
 
 class Clock:
-    """Seconds per phase, and those of all CPU cores; the times of a repeated phase add up. Phases
-    are shown as they begin.
-
-    Args:
-      progress: Shows them; None for phases that are not shown.
-    """
+    """Wall-clock and CPU seconds per phase, shown by `progress` as they begin; a repeated phase
+    adds up."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("", {}, enabled=False)
@@ -77,7 +72,6 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
-        """Adds the time that the block takes."""
         started, cpu_started = time.perf_counter(), time.process_time()
         with self.progress.phase(name, limit_s=limit_s):
             yield
@@ -86,7 +80,6 @@ class Clock:
 
 
 def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
-    """Returns the step as it was traced, on flattened arguments."""
     return lambda *flat: traced.function(*tf.nest.pack_sequence_as(specs, flat))
 
 
@@ -121,8 +114,8 @@ class PlanRequest:
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
-        """Returns the budget in bytes. A share is one of what the step itself takes; the other
-        bytes are in use with any plan, and added."""
+        """The budget in bytes. A share is one of the step's own peak, to which the other bytes are
+        added."""
         budget = self.options.budget
         if budget == "auto":
             return auto_budget(devices.training_device())
@@ -167,11 +160,8 @@ class PlanTask:
         is_main: bool = True,
         budget_bytes: int = 0,
     ) -> PlanTask:
-        """Returns the planning of a traced step, whose variables are then in memory of their own.
-
-        Args:
-          values: Flattened values of the specs, where there are any.
-        """
+        """The task of a traced step, whose variables then share no buffers. `values` are flattened
+        values of the specs, if there are any."""
         give_own_memory(traced.variables)
         batch = in_memory(values, tf.nest.flatten(specs))
         gc.collect()  # deleted models keep their variables in reference cycles
@@ -183,12 +173,10 @@ class PlanTask:
         )
 
     def within(self, budget_bytes: int) -> PlanTask:
-        """Returns the same with a budget."""
         return replace(self, budget_bytes=budget_bytes)
 
     @property
     def memory(self) -> MemoryBudget:
-        """The kinds of bytes of the budget."""
         return replace(self.start, limit_bytes=self.budget_bytes)
 
     @property
@@ -198,16 +186,10 @@ class PlanTask:
 
     @property
     def reports(self) -> bool:
-        """True where the allocator reports what is in use."""
         return devices.allocator_reports(devices.training_device())
 
     def report(self, graph: DFGraph, plain_peak_bytes: int, **more: Any) -> Report:
-        """Returns the report of a step that runs unchanged, before steps ran, with more or other
-        fields.
-
-        Args:
-          graph: The step's graph with costs.
-        """
+        """The report of a step that runs unchanged, before steps ran, with more or other fields."""
         fields: dict[str, Any] = {
             "name": self.request.name,
             "memory": self.memory,
@@ -224,7 +206,6 @@ class PlanTask:
         return Report(**fields | more)
 
     def notes(self) -> tuple[str, ...]:
-        """Cautions about the device."""
         if self.reports:
             return ()
         return (
@@ -233,12 +214,9 @@ class PlanTask:
         )
 
     def fetch_region(self) -> int:
-        """Has the allocator fetch what the step will need in one piece, before the ops that are
-        measured cut its pool into small pieces.
-
-        Returns: The bytes that a step can have in one piece: half of the region where the allocator
-          has a limit of its own, which is all that it ever fetches; else `ANY_SIZE`.
-        """
+        """Has the allocator fetch the step's memory in one piece, before the ops that are measured
+        cut its pool. Returns the largest piece of a step: half of the region where the allocator
+        has a limit of its own, and so fetches no other; else `ANY_SIZE`."""
         if not self.reports:
             return ANY_SIZE
         device, other = devices.training_device(), self.other_bytes
@@ -253,8 +231,7 @@ class PlanTask:
 
 
 def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
-    """Returns the values where they are tensors of these specs in the memory that steps train in;
-    else None."""
+    """The values, if they are tensors of these specs in the memory that steps train in."""
     device = devices.training_device()
     eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
     if not values or not eager or len(values) != len(specs):

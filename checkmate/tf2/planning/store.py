@@ -46,9 +46,9 @@ SMALL_SHARE = 0.01
 
 
 def parts_of(traced: TracedStep) -> dict[str, str]:
-    """Returns a fingerprint of each part: of the types of its ops and the shapes of their values,
-    in any order. Small values are left out: whether they are planned depends on the whole step. So
-    are counters and averages, which the forward pass updates."""
+    """A fingerprint of each part: of the types of its ops and the shapes of their values, in any
+    order. Small values, whose planning depends on the whole step, are left out, and so are counters
+    and averages, which the forward pass updates."""
     found: dict[str, list[Any]] = {part: [] for part in PARTS}
     least = SMALL_SHARE * max(map(_bytes, chain.from_iterable(traced.groups)))
     needed = _before_gradients(traced)
@@ -68,7 +68,7 @@ def parts_of(traced: TracedStep) -> dict[str, str]:
 
 
 def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
-    """The ops that gradients or results are computed from. An update decays slots of the optimizer
+    """The ops from which gradients or results are computed. An update decays slots of the optimizer
     that no gradient has reached yet."""
     operations = chain.from_iterable(traced.groups)
     gradients = [o for o in operations if _is_gradient(o)]
@@ -83,8 +83,8 @@ def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
 
 
 def _is_gradient(operation: tf.Operation) -> bool:
-    """True for an op of the backward pass by its name, which begins with the tape's, or by its type
-    for sums of gradients; names of an update's ops begin with the optimizer's."""
+    """By the name, which begins with the tape's, or by the type for sums of gradients; names of an
+    update's ops begin with the optimizer's."""
     adds = rule_of(operation.type).shares is Shares.IDLE_SUM and "/" not in operation.name
     return operation.name.startswith("gradient_tape/") or adds
 
@@ -101,12 +101,10 @@ class StoredPlan:
     """The contents of a planned step's file.
 
     Attributes:
-      graph: The step's graph with the costs that the plan was made with.
-      plan: The plan, or None where the step runs unchanged.
-      budget_bytes: The budget that the plan was made for.
-      peak_bytes: Its predicted peak, and no less than the judge's count.
+      graph: With the costs that the plan was made with.
+      plan: None where the step runs unchanged.
+      peak_bytes: The predicted peak, and no less than the judge's count.
       plain_bytes: The plain step's predicted peak.
-      rise_bytes: As in `Planned`.
       is_named: The user named the file; False where it was found in a folder.
     """
 
@@ -120,8 +118,7 @@ class StoredPlan:
     is_named: bool = True
 
     def result(self, budget_bytes: int) -> SolveResult:
-        """Returns the plan as a solver's answer. The bound is the cost of every op once, which
-        needs no solver."""
+        """As a solver's answer. The bound is the cost of every op once, which needs no solver."""
         assert self.plan is not None
         return SolveResult(
             SolveStatus.FEASIBLE,
@@ -141,12 +138,8 @@ def write(
     plan: Plan,
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes a planned step; an older file is replaced whole or not at all.
-
-    Args:
-      facts: `unchanged` and `budget_bytes`, which `load` needs; the peaks of `StoredPlan`; and
-        anything else, for people.
-    """
+    """Writes a planned step; an older file is replaced whole or not at all. `facts` are `unchanged`
+    and `budget_bytes`, the peaks of `StoredPlan`, and anything else for people."""
     costs = [[op.cost, op.workspace_bytes, op.in_place] for op in graph.ops]
     save_plan(
         plan,
@@ -162,8 +155,7 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
     """Reads a planned step for this one.
 
     Raises:
-      PlanFileError: No such file, not JSON, of another version, or made for another graph, other
-        shapes or another kind of device.
+      PlanFileError: No such file, not JSON, another version, graph, shapes or kind of device.
       PlanError: Its steps are not legal for the graph.
     """
     data = read_plan(path)
@@ -200,7 +192,7 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
 
 
 def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
-    """The contents of a file; raises where they are not of the types that they must have."""
+    """Raises where the contents are not of the types that they must have."""
     graph = _with_costs(traced.graph, data["costs"])
     peak = replay(graph, plan).peak_bytes
     plain = replay(graph, traced.plain_plan()).peak_bytes
@@ -221,14 +213,8 @@ def find(
     key: Sequence[Any],
     accept: Callable[[StoredPlan], None],
 ) -> StoredPlan | None:
-    """Returns the plan of a file, which must be for this step and accepted; or that of a folder,
-    None where the folder has no such plan.
-
-    Args:
-      named: A .json file, or a folder.
-      key: `PlanOptions.key`, for the name of the file in a folder.
-      accept: Raises where the plan is not acceptable.
-    """
+    """The plan of a .json file, which must be for this step and accepted, or of a folder, None if
+    it has none. `accept` raises for a plan that is not acceptable; `key` is `PlanOptions.key`."""
     path = path_in(named, traced, key)
     try:
         stored = replace(load(path or named, traced), is_named=path is None)
@@ -242,17 +228,13 @@ def find(
 
 
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
-    """Returns where the folder of `PlanOptions.plan` has the plan of a step; None without one."""
     folder = request.options.plan
     return path_in(folder, traced, request.options.key) if folder else None
 
 
 def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) -> Path | None:
-    """Returns where a folder has the plan of this step; None where `named` is a file, whose name
-    ends in .json.
-
-    The name stands for all that a plan depends on: the graph, the options, device and versions.
-    """
+    """The file of this step's plan in a folder; None where `named` is a .json file. Its name stands
+    for all that a plan depends on: graph, options, device and versions."""
     if Path(named).suffix == ".json":
         return None
     here = _made_for(traced)
@@ -268,8 +250,7 @@ def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) ->
 
 
 def prepare(named: str | os.PathLike) -> None:
-    """Makes the folder for plans before any work is done for one; a file, whose name ends in .json,
-    must be one that holds a plan."""
+    """Makes the folder for plans before any work is done for one; a .json file must hold a plan."""
     if Path(named).suffix == ".json":
         read_plan(named)
         return
@@ -283,7 +264,6 @@ def prepare(named: str | os.PathLike) -> None:
 
 
 def refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
-    """Raises where a plan from a file takes more than the budget."""
     peak = stored.peak_bytes
     if peak > budget_bytes:
         raise PlanFileError(
@@ -325,12 +305,8 @@ def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlices:
-    """The slices of a batch that the plan of a file is for.
-
-    Attributes:
-      size: How many examples a slice has.
-      plain_bytes: What the step on the whole batch takes itself.
-    """
+    """The slices of a batch that a file's plan is for: `size` examples each. `plain_bytes` is the
+    plain peak of the step on the whole batch."""
 
     size: int
     plain_bytes: int
@@ -341,11 +317,7 @@ class StoredSlices:
 
 
 def slices_of(path: str | os.PathLike) -> StoredSlices | None:
-    """Returns the slices that the plan of a file is for; None where it is for a whole batch.
-
-    Raises:
-      PlanFileError: The file cannot be read, or holds no plan.
-    """
+    """The slices of a file's plan; None for a whole batch. Raises `PlanFileError` as `load`."""
     found = read_plan(path).get("slices")
     try:
         return None if found is None else StoredSlices(**found)
@@ -357,12 +329,8 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
-    """Returns the step under the plan of a file that is for it; None without one. Like any plan it
-    is confirmed by the first real steps.
-
-    Raises:
-      PlanFileError: The file that was named does not fit the step or the budget.
-    """
+    """The step under the plan of its file; None without one. Like any plan it is confirmed by the
+    first real steps. Raises `PlanFileError` where a named file does not fit step or budget."""
     request, traced = task.request, task.traced
     if not request.options.plan or not task.is_main:
         return None
@@ -394,7 +362,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
 
 
 def _budget(task: PlanTask, stored: StoredPlan) -> int:
-    """The budget in bytes for a plan from a file, which counts the bytes of the step alone."""
+    """In bytes, for a plan from a file, which counts the bytes of the step alone."""
     request, other = task.request, task.other_bytes
     if stored.is_named and request.options.budget == "auto":
         return stored.budget_bytes + other
@@ -408,8 +376,7 @@ def keep(path: Path, planned: Planned) -> None:
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
-    """Writes a planned step as a file, for `plan` of another run; the file counts the bytes of the
-    step alone."""
+    """Writes a planned step as a file, which counts the bytes of the step alone."""
     micro = planned.report.micro_batches
     planned = planned.part or planned
     report = planned.report
