@@ -8,13 +8,7 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.options import (
-    PICTURE,
-    json_option,
-    named,
-    readable_budgets,
-    steps_option,
-)
+from checkmate.commands.options import PICTURE, json_option, named, readable_budgets, steps_option
 from checkmate.commands.table import complain, print_json, print_table, say
 from checkmate.demo import WORKLOADS
 from checkmate.demo.demo import PHASES, Demo, run_demo

@@ -44,9 +44,7 @@ class CountOrAuto(click.ParamType):
             return click.IntRange(1).convert(value, parameter, context)
         except click.BadParameter:
             self.fail(
-                f"{value!r} is neither a whole number of at least 1 nor 'auto'.",
-                parameter,
-                context,
+                f"{value!r} is neither a whole number of at least 1 nor 'auto'.", parameter, context
             )
 
 

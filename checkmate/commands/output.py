@@ -95,11 +95,7 @@ def solve_each(
 
 
 def written(
-    one: Found,
-    graph: DFGraph,
-    folder: Path,
-    graph_file: str,
-    save: Callable[..., None] = save_plan,
+    one: Found, graph: DFGraph, folder: Path, graph_file: str, save: Callable[..., None] = save_plan
 ) -> Found:
     if one.plan is None:
         return one

@@ -30,16 +30,7 @@ from checkmate.units import format_bytes
 GRID = tuple(f"{share}%" for share in range(100, 10, -10))
 """The default budgets of a picture."""
 
-COLUMNS = (
-    "heuristic",
-    "budget",
-    "status",
-    "extra time",
-    "peak",
-    "evictions",
-    "recomputed",
-    "time",
-)
+COLUMNS = ("heuristic", "budget", "status", "extra time", "peak", "evictions", "recomputed", "time")
 
 
 @click.command("simulate")

@@ -175,11 +175,7 @@ class Training:
         own = type(model).train_step is not self._trainer.base.train_step
         on_lost = warnings.warn if own else None
         return PlannedFunction(
-            model.train_step,
-            self._options,
-            name=model.name,
-            autograph=False,
-            on_lost=on_lost,
+            model.train_step, self._options, name=model.name, autograph=False, on_lost=on_lost
         )
 
 

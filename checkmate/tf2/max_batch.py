@@ -49,12 +49,7 @@ def largest_fitting(
 
 
 def largest_near(
-    fits: Callable[[int], bool],
-    guess: int,
-    largest: int,
-    *,
-    known: int,
-    share: float = HUNDREDTH,
+    fits: Callable[[int], bool], guess: int, largest: int, *, known: int, share: float = HUNDREDTH
 ) -> int:
     """As `largest_fitting`, with few calls of `fits` where the answer is near a guess."""
     step = max(1, guess // 64)
@@ -442,10 +437,7 @@ class _BatchSearch:
         """The planned step of a batch, or None if it is refused, and the smaller batch to try
         then."""
         request, smaller = self._request, int(batch * (1 - STEP_DOWN))
-        options = replace(
-            request.options,
-            budget=self._budget_bytes,
-        )
+        options = replace(request.options, budget=self._budget_bytes)
         if options.micro_batches == 1:
             options = replace(options, cost_model=self._growth.cost_model(batch))
         try:

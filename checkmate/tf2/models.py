@@ -100,13 +100,7 @@ def workload(
 
 
 def plan_into(
-    model: str,
-    options: PlanKeywords,
-    *,
-    fit: bool,
-    batch: int,
-    size: int | None,
-    optimizer: str,
+    model: str, options: PlanKeywords, *, fit: bool, batch: int, size: int | None, optimizer: str
 ) -> PlannedStep:
     """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
     `compile`, or with `fit` of `rematerialize`, with the same options. Arguments as

@@ -389,14 +389,8 @@ class Report:
                 "fixed, of the step",
                 f"{format_bytes(memory.step_bytes)}: results, constants, small values",
             ),
-            (
-                "activations",
-                f"{activations} at the peak, predicted, with gradients and workspaces",
-            ),
-            (
-                "allocator overhead",
-                f"{format_bytes(overhead)}, {source}: rounding and holes",
-            ),
+            ("activations", f"{activations} at the peak, predicted, with gradients and workspaces"),
+            ("allocator overhead", f"{format_bytes(overhead)}, {source}: rounding and holes"),
             ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
             *self._peaks(),
         ]

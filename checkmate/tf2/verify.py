@@ -252,11 +252,7 @@ class _Verifier:
         return values, peak + before + self.planned.report.memory.uncounted_bytes
 
     def _differences(
-        self,
-        ours: Values,
-        plain: Values,
-        others: Sequence[Values],
-        before: list[np.ndarray],
+        self, ours: Values, plain: Values, others: Sequence[Values], before: list[np.ndarray]
     ) -> tuple[Difference, ...]:
         micro = self.planned.report.micro_batches
         sums = SUMS / micro.count if micro else 0.0

@@ -85,10 +85,7 @@ class Tried:
 
 
 def next_target(
-    limit_bytes: int,
-    fixed_bytes: int,
-    tried: Sequence[Tried],
-    tuning: SearchTuning = TUNING,
+    limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], tuning: SearchTuning = TUNING
 ) -> int | None:
     """The budget for the solver's next call, or None where another plan is not worth it.
 
