@@ -119,7 +119,7 @@ def examine() -> Iterator[Finding]:
 
 def _trained() -> Iterator[Finding]:
     try:
-        checks = trial.run_trial().checks()
+        checks = trial.checks(trial.run_trial())
     except checkmate.CheckmateError as error:
         yield Finding("training", "wrong", last_line(error), trial.REPORT_IT)
         return
