@@ -32,8 +32,9 @@ from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.training_step import as_spec, training_step
 from checkmate.units import format_bytes, is_share, parse_bytes
 
-HUNDREDTH = 0.01
-"""Closer than predictions on paper are to the real allocator."""
+HUNDREDTH, TENTH = 0.01, 0.1
+"""How closely the largest batch is found: on paper, where predictions are no closer to the real
+allocator, and in slices, where each batch is planned for real."""
 
 
 def largest_fitting(
@@ -44,8 +45,7 @@ def largest_fitting(
     low, high = known, max(1, 2 * known)
     while high <= largest and fits(high):
         low, high = high, 2 * high
-    high = min(high, largest + 1)
-    return _bisected(fits, low, high, share)
+    return _bisected(fits, low, min(high, largest + 1), share)
 
 
 def largest_near(
@@ -65,26 +65,6 @@ def largest_near(
             step *= 2
             low, high = max(known, low - step), low
     return _bisected(fits, low, high, share)
-
-
-TENTH = 0.1
-"""As close as the largest batch in slices is found, each of which is planned for real."""
-
-
-def largest_in_slices(
-    fits: Callable[[int], bool], whole: int, largest: int, count: int | str
-) -> int:
-    """The largest batch that fits in `count` slices ("auto" for any number), to about a tenth; 0
-    for none. `whole` is the largest that fits in one."""
-    if count == "auto":
-        return largest_fitting(fits, largest, known=whole, share=TENTH)
-    times = int(count)
-    most = largest // times
-    if not whole or not most:
-        return 0
-    return times * largest_near(
-        lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
-    )
 
 
 def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
@@ -157,29 +137,26 @@ class GraphGrowth:
 
     def cost_model(self, batch: int) -> CostModel:
         """Costs and workspaces at a batch, as the option `cost_model`."""
-        ops = self.at(batch).ops
+        graph = self.at(batch)
 
         def of_step(
             traced: TracedStep, on_progress: Callable[[int, int], None]
         ) -> list[Measurement]:
-            if [op.deps for op in traced.graph.ops] != [op.deps for op in ops]:
+            if not _same_ops(traced.graph, graph):
                 return profile(traced, on_progress)
-            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in ops]
+            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in graph.ops]
 
         return of_step
 
     def scaled(self, batch: int, took_bytes: int, budget_bytes: int) -> int:
         """The batch expected to need the budget, where `batch` needed more, by linear growth."""
+        if took_bytes <= budget_bytes:
+            return batch
         empty = self.at(0).fixed_bytes
-        return (
-            int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
-            if took_bytes > budget_bytes
-            else batch
-        )
+        return int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
 
     def at(self, batch: int) -> DFGraph:
         """The graph at a batch, with sizes and costs extrapolated linearly."""
-
         times = (batch - SMALL_BATCH) / (self.large_batch - SMALL_BATCH)
 
         def grown(small: float, large: float) -> float:
@@ -199,11 +176,8 @@ class GraphGrowth:
             )
             for a, b, size in zip(self.small.ops, self.large.ops, sizes, strict=True)
         )
-        return replace(
-            self.small,
-            ops=ops,
-            fixed_bytes=int(grown(self.small.fixed_bytes, self.large.fixed_bytes)),
-        )
+        fixed = int(grown(self.small.fixed_bytes, self.large.fixed_bytes))
+        return replace(self.small, ops=ops, fixed_bytes=fixed)
 
 
 def _same_ops(one: DFGraph, other: DFGraph) -> bool:
@@ -329,11 +303,8 @@ _REFUSED = {
 
 
 def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
-    if not (
-        max_overhead is None
-        or max_overhead == "forward"
-        or (isinstance(max_overhead, (int, float)) and max_overhead >= 0)
-    ):
+    is_number = isinstance(max_overhead, (int, float)) and max_overhead >= 0
+    if max_overhead not in (None, "forward") and not is_number:
         raise BudgetError(
             f'max_overhead is a number from 0 on, "forward", or None; got {max_overhead!r}.'
         )
@@ -393,10 +364,22 @@ class _BatchSearch:
         return plain, batch
 
     def _in_slices(self, specs: Any, whole: int, largest: int) -> int:
+        """The largest batch whose slices can be planned, 0 for none; `whole` is that of one
+        slice."""
+        count = self._request.options.micro_batches
+
         def fits(batch: int) -> bool:
             return self._planned(specs, batch)[0] is not None
 
-        return largest_in_slices(fits, whole, largest, self._request.options.micro_batches)
+        if count == "auto":
+            return largest_fitting(fits, largest, known=whole, share=TENTH)
+        times = int(count)
+        most = largest // times
+        if not whole or not most:
+            return 0
+        return times * largest_near(
+            lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
+        )
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
         limit = self._max_overhead
