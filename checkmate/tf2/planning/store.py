@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -38,8 +38,6 @@ from checkmate.units import format_bytes
 from checkmate.version import __version__
 
 PARTS = ("forward pass", "backward pass", "optimizer's update")
-"""The parts, by name."""
-
 
 SMALL_SHARE = 0.01
 """Values are small next to the largest of the step up to this share."""
@@ -105,7 +103,6 @@ class StoredPlan:
       plan: None where the step runs unchanged.
       peak_bytes: The predicted peak, and no less than the judge's count.
       plain_bytes: The plain step's predicted peak.
-      is_named: The user named the file; False where it was found in a folder.
     """
 
     path: Path
@@ -115,7 +112,6 @@ class StoredPlan:
     peak_bytes: int
     plain_bytes: int
     rise_bytes: int
-    is_named: bool = True
 
     def result(self, budget_bytes: int) -> SolveResult:
         """As a solver's answer. The bound is the cost of every op once, which needs no solver."""
@@ -164,10 +160,13 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
     try:
         return _stored(Path(path), data, traced, plan)
     except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
-        raise PlanFileError(
-            f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
-            " again."
-        ) from error
+        raise _no_plan(path, error) from error
+
+
+def _no_plan(path: str | os.PathLike, error: Exception) -> PlanFileError:
+    return PlanFileError(
+        f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again."
+    )
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
@@ -207,35 +206,11 @@ def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) ->
     return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes)
 
 
-def find(
-    named: str | os.PathLike,
-    traced: TracedStep,
-    key: Sequence[Any],
-    accept: Callable[[StoredPlan], None],
-) -> StoredPlan | None:
-    """The plan of a .json file, which must be for this step and accepted, or of a folder, None if
-    it has none. `accept` raises for a plan that is not acceptable; `key` is `PlanOptions.key`."""
-    path = path_in(named, traced, key)
-    try:
-        stored = replace(load(path or named, traced), is_named=path is None)
-        accept(stored)
-    except (PlanFileError, PlanError) as error:
-        if path is None:
-            raise
-        log.info("No plan was found for %r: %s", traced.graph.name, error)
-        return None
-    return stored
-
-
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
-    folder = request.options.plan
-    return path_in(folder, traced, request.options.key) if folder else None
-
-
-def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) -> Path | None:
-    """The file of this step's plan in a folder; None where `named` is a .json file. Its name stands
-    for all that a plan depends on: graph, options, device and versions."""
-    if Path(named).suffix == ".json":
+    """The file of this step's plan in the folder of the request; None for a .json file, or without
+    either. Its name stands for all that a plan depends on: graph, options, device and versions."""
+    named = request.options.plan
+    if not named or Path(named).suffix == ".json":
         return None
     here = _made_for(traced)
     facts = [
@@ -244,7 +219,7 @@ def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) ->
         here["device"],
         here["tensorflow"],
         __version__,
-        *map(repr, key),
+        *map(repr, request.options.key),
     ]
     return Path(named) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
@@ -263,7 +238,7 @@ def prepare(named: str | os.PathLike) -> None:
         ) from error
 
 
-def refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
+def _refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
     peak = stored.peak_bytes
     if peak > budget_bytes:
         raise PlanFileError(
@@ -322,28 +297,29 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
     try:
         return None if found is None else StoredSlices(**found)
     except (TypeError, ValueError) as error:
-        raise PlanFileError(
-            f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
-            " again."
-        ) from error
+        raise _no_plan(path, error) from error
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
     """The step under the plan of its file; None without one. Like any plan it is confirmed by the
     first real steps. Raises `PlanFileError` where a named file does not fit step or budget."""
-    request, traced = task.request, task.traced
+    request, traced, other = task.request, task.traced, task.other_bytes
     if not request.options.plan or not task.is_main:
         return None
-    other = task.other_bytes
-    stored = find(
-        request.options.plan,
-        traced,
-        request.options.key,
-        lambda each: refuse_above(each, _budget(task, each) - other),
-    )
-    if stored is None:
+    path = path_of(request, traced)
+    try:
+        stored = load(path or request.options.plan, traced)
+        if path is None and request.options.budget == "auto":
+            budget = stored.budget_bytes + other
+        else:
+            budget = request.resolve(stored.plain_bytes + other, other)
+        _refuse_above(stored, budget - other)  # the file counts the bytes of the step alone
+    except (PlanFileError, PlanError) as error:
+        if path is None:
+            raise
+        log.info("No plan was found for %r: %s", traced.graph.name, error)
         return None
-    task = task.within(_budget(task, stored))
+    task = task.within(budget)
     task.fetch_region()
     with task.clock.phase("building"):
         buffers = make_output_buffers(traced) if request.has_output_buffers else None
@@ -359,14 +335,6 @@ def stored_plan(task: PlanTask) -> Planned | None:
     )
     plan = stored.plan or traced.plain_plan()
     return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
-
-
-def _budget(task: PlanTask, stored: StoredPlan) -> int:
-    """In bytes, for a plan from a file, which counts the bytes of the step alone."""
-    request, other = task.request, task.other_bytes
-    if stored.is_named and request.options.budget == "auto":
-        return stored.budget_bytes + other
-    return request.resolve(stored.plain_bytes + other, other)
 
 
 def keep(path: Path, planned: Planned) -> None:
