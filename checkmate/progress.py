@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -27,17 +27,6 @@ LOG_AFTER_S, LOG_EVERY_S = 2.0, 30.0
 
 TICK_S = 1.0
 """How often a notebook's line is written anew, and a log's next line is considered."""
-
-
-class _Search(Protocol):
-    """What is read of a `solvers.search.Search`, which is of a layer above."""
-
-    @property
-    def graph(self) -> Any: ...
-    @property
-    def timeline(self) -> Any: ...
-    @property
-    def bound(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -106,8 +95,9 @@ class Progress:
     def advance(self, done: int, total: int) -> None:
         self.tell(f"{done} of {total}")
 
-    def improved(self, search: _Search) -> None:
-        """Shows the cost of the best plan over the plain step's, and its gap."""
+    def improved(self, search: Any) -> None:
+        """Shows the cost of the best plan over the plain step's, and its gap; `search` is a
+        `solvers.search.Search`, of a layer above."""
         total, found, bound = search.graph.total_cost, search.timeline, search.bound
         if not total:
             return

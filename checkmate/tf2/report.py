@@ -353,7 +353,7 @@ class Report:
         memory = self.memory
         asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
         peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
-        overhead = memory.allocator_overhead_bytes(peak, asked)
+        overhead = max(0, peak - asked)
         source = "predicted" if self.predicted_peak_bytes else "measured"
         others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
         budget, resident = format_bytes(self.budget_bytes), format_bytes(memory.resident_bytes)
@@ -371,7 +371,7 @@ class Report:
             ("fixed, of the step", f"{own}: results, constants, small values"),
             ("activations", f"{activations} at the peak, predicted, with gradients and workspaces"),
             ("allocator overhead", f"{format_bytes(overhead)}, {source}: rounding and holes"),
-            ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
+            ("unused", format_bytes(max(0, self.budget_bytes - self.expected_peak_bytes))),
             *self._peaks(),
         ]
 

@@ -79,13 +79,8 @@ RESERVES = ReserveShares()
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """The device's memory when planning begins.
-
-    Attributes:
-      in_use_bytes: The allocator's count.
-      has_batch: These include a batch of the step.
-      released_bytes: Those of them released before the planned step runs.
-    """
+    """The device's memory when planning begins, by the allocator's count: whether a batch of the
+    step is in it, and the bytes of it released before the planned step runs."""
 
     in_use_bytes: int
     has_batch: bool = False
@@ -104,17 +99,15 @@ class MemoryBudget:
       limit_bytes: The budget.
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
-      counted_bytes: What of the resident bytes the step's graph counts: its variables and a batch.
-      batch_bytes: One batch.
+      counted_bytes: The resident bytes that the step's graph counts: its variables and a batch.
       next_batch_bytes: For batches that an input pipeline may make, or the program keep, while a
         step runs.
-      step_bytes: What the step itself always has in memory: results of two steps, constants, small
-        values.
+      step_bytes: Always in memory in a step: results of two steps, constants, small values.
       reserve_share: The reserve as a share of the activation budget.
-      uncounted_bytes: What of the resident bytes the allocator does not count.
+      uncounted_bytes: The resident bytes that the allocator does not count.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
         the allocator counts everything.
-      device_limit_bytes: What the device has for this process; None where that is not known.
+      device_limit_bytes: The device's memory for this process, if known.
     """
 
     limit_bytes: int
@@ -176,13 +169,6 @@ class MemoryBudget:
     def peak_limit_bytes(self) -> int:
         """The budget less the reserve."""
         return self.limit_bytes - self.reserve_bytes
-
-    def unused_bytes(self, peak_bytes: int) -> int:
-        return max(0, self.limit_bytes - peak_bytes)
-
-    def allocator_overhead_bytes(self, peak_bytes: int, asked_bytes: int) -> int:
-        """A peak by the allocator's count, less the bytes that ops ask for: rounding and holes."""
-        return max(0, peak_bytes - asked_bytes)
 
     def smallest_limit_bytes(self, peak_bytes: int) -> int:
         """The smallest budget whose reserve a plan with this peak leaves unused."""

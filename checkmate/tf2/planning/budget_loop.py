@@ -63,7 +63,7 @@ TUNING = SearchTuning()
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Attempt:
     """A call of the solver for a plan.
 
     Attributes:
@@ -85,7 +85,7 @@ class Tried:
 
 
 def next_target(
-    limit_bytes: int, fixed_bytes: int, tried: Sequence[Tried], tuning: SearchTuning = TUNING
+    limit_bytes: int, fixed_bytes: int, tried: Sequence[Attempt], tuning: SearchTuning = TUNING
 ) -> int | None:
     """The budget for the solver's next call, or None where another plan is not worth it.
 
@@ -151,7 +151,7 @@ def could_save(
 
 
 def _aimed(
-    last: Tried, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
+    last: Attempt, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
 ) -> int | None:
     """The target at which a plan would just fit, extrapolated from the last plan with a margin;
     None without one."""

@@ -26,7 +26,7 @@ from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
-from checkmate.tf2.planning.budget_loop import TUNING, Tried, could_save, next_target
+from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, PlanTask
 from checkmate.tf2.planning.solver_calls import SolverCalls
 from checkmate.units import format_bytes
@@ -159,12 +159,12 @@ class PlanSearch:
         )
         return TUNING.steps * saved > self._seconds
 
-    def _tried(self, target: int, candidate: Candidate | None) -> Tried:
+    def _tried(self, target: int, candidate: Candidate | None) -> Attempt:
         other, reached = self.memory.other_bytes, self.solver.reached_bytes
         if candidate is None:
-            return Tried(target, None, None, reached_bytes=reached and reached + other)
+            return Attempt(target, None, None, reached_bytes=reached and reached + other)
         asked = candidate.peak_bytes + other
-        return Tried(target, asked, candidate.expected_bytes, bool(candidate.plan.recomputed))
+        return Attempt(target, asked, candidate.expected_bytes, bool(candidate.plan.recomputed))
 
     def _ask(self, target: int) -> bool:
         """False where the user interrupted the solver."""

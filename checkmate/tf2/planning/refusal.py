@@ -98,13 +98,9 @@ class Refusal:
     """Why a search found no plan within the budget.
 
     A refusal is proven where the bytes that must be in memory together are above the budget, in
-    whatever order ops run. What a solver proves of plans in one order, small values, batches that a
-    pipeline may make, and the expected overhead of the allocator prove nothing.
-
-    Attributes:
-      lowest_bytes: The lowest peak that a plan is expected to have; None where none was found.
-      smallest_bytes: A budget that is expected to be accepted; None where none was looked for, or
-        found.
+    whatever order ops run. A solver's proof for one order, small values, batches that a pipeline
+    may make, and the expected overhead of the allocator prove nothing. `lowest_bytes` is the lowest
+    expected peak of a plan, `smallest_bytes` a budget expected to be accepted, if they were found.
     """
 
     search: PlanSearch
@@ -126,12 +122,8 @@ class Refusal:
         search, memory = self.search, self.search.memory
         budget, lowest = memory.limit_bytes, self._binding()
         counted = floor(search.graph).bytes + memory.other_bytes
-        proven = (
-            lowest.bytes
-            + memory.other_bytes
-            - search.task.traced.small_bytes
-            - memory.next_batch_bytes
-        )
+        proven = lowest.bytes + memory.other_bytes
+        proven -= search.task.traced.small_bytes + memory.next_batch_bytes
         needed = max(counted, self.smallest_bytes or 0)
         binds, advice = self._binds(lowest) + self._of_loops(), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
@@ -163,17 +155,12 @@ class Refusal:
                 "with small values and the next batch one is expected to take"
                 f" {format_bytes(counted)} at least, {format_bytes(counted - budget)} too much."
             )
-        if self.lowest_bytes is not None and self.lowest_bytes > budget:
-            over = format_bytes(self.lowest_bytes - budget)
-            return (
-                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
-                f" {over} too much."
-            )
         if self.lowest_bytes is not None:
-            return (
-                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
-                " which leaves less than the reserve."
-            )
+            over, end = self.lowest_bytes - budget, "which leaves less than the reserve."
+            if over > 0:
+                end = f"{format_bytes(over)} too much."
+            lowest = format_bytes(self.lowest_bytes)
+            return f"the lowest that was found is expected to take {lowest}, {end}"
         if isinstance(error, InfeasibleBudgetError):
             least = format_bytes(error.floor_bytes + search.memory.other_bytes)
             return (
@@ -231,26 +218,17 @@ class Refusal:
 
     def _values(self, lowest: Need) -> str:
         sized = sorted((each for each in lowest.values if each[0]), reverse=True)
-        named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
-        return (
-            " (with"
-            f" {', '.join(named)}{f' and {len(sized) - NAMED} more' if len(sized) > NAMED else ''})"
-            if named
-            else ""
-        )
+        named = ", ".join(f"{name} {format_bytes(size)}" for size, name in sized[:NAMED])
+        more = f" and {len(sized) - NAMED} more" if len(sized) > NAMED else ""
+        return f" (with {named}{more})" if named else ""
 
     def _advice(self, needed_bytes: int) -> str:
         budget_bytes = self.search.memory.limit_bytes
         batch, budget = self._batch_that_fits(needed_bytes), format_bytes(budget_bytes)
-        smaller = (
-            "or use a smaller batch."
-            if batch is None
-            else (
-                f"or use a batch of at most {batch} within {budget}."
-                if batch
-                else f"as not even a batch of 1 would fit {budget}."
-            )
-        )
+        smaller = "or use a smaller batch."
+        if batch is not None:
+            fitting = f"or use a batch of at most {batch} within {budget}."
+            smaller = fitting if batch else f"as not even a batch of 1 would fit {budget}."
         request = self.search.task.request
         if batch != 0 and request.explains and request.options.micro_batches == 1:
             smaller += ' Or have the batch run in slices: micro_batches="auto".'

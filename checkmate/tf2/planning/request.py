@@ -157,8 +157,7 @@ class PlanTask:
         values: Sequence[Any],
         *,
         released_bytes: int,
-        is_main: bool = True,
-        budget_bytes: int = 0,
+        **more: Any,
     ) -> PlanTask:
         """The task of a traced step, whose variables then share no buffers. `values` are flattened
         values of the specs, if there are any."""
@@ -168,9 +167,7 @@ class PlanTask:
         in_use = devices.bytes_in_use(devices.training_device())
         state = StartState(in_use, batch is not None, released_bytes)
         start = MemoryBudget.of(traced, 0, state, next_batches=request.next_batches)
-        return cls(
-            request, traced, specs, clock, start, batch, released_bytes, is_main, budget_bytes
-        )
+        return cls(request, traced, specs, clock, start, batch, released_bytes, **more)
 
     def within(self, budget_bytes: int) -> PlanTask:
         return replace(self, budget_bytes=budget_bytes)
