@@ -113,8 +113,8 @@ class Progress:
         self._summary = printable(f"{self._name}: {summary} ({seconds:.1f} s)")
 
     def line(self, width: float = math.inf) -> str:
-        """Returns what is to be shown now, "" between two phases; without the name where it is too
-        long for `width`."""
+        """The text to show now, "" between two phases; without the name where it is too long for
+        `width`."""
         text = printable("".join(map(str, self._running[-1:])))  # a thread asks while phases end
         named = f"{printable(self._name)}: {text}" if text else ""
         return named if len(named) <= width else text

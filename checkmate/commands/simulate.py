@@ -154,18 +154,10 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
     rows = []
     for run in runs:
         more = "" if run.status is DTRStatus.OK else "> "
-        rows.append(
-            (
-                run.heuristic,
-                format_bytes(run.budget_bytes),
-                run.status.value,
-                f"{more}{run.overhead - 1:+.2%}",
-                format_bytes(run.peak_bytes),
-                str(run.evictions),
-                str(run.rematerializations),
-                f"{run.seconds:.2f} s",
-            )
-        )
+        budget, peak = format_bytes(run.budget_bytes), format_bytes(run.peak_bytes)
+        extra, seconds = f"{more}{run.overhead - 1:+.2%}", f"{run.seconds:.2f} s"
+        counts = str(run.evictions), str(run.rematerializations)
+        rows.append((run.heuristic, budget, run.status.value, extra, peak, *counts, seconds))
     print_table(title, COLUMNS, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
         complain(runs[0].message)

@@ -108,13 +108,8 @@ def _print_paragraphs(
 
 @dataclass(frozen=True, slots=True)
 class RowTable(Generic[Row]):
-    """How rows are printed.
-
-    Attributes:
-      cells: From a row to its text under `columns`.
-      left: Columns of text, as in `print_table`.
-      facts: From a row to its JSON object.
-    """
+    """The title and columns of rows, those of `left` of text; from a row to its cells, and to its
+    JSON object."""
 
     title: str
     columns: Sequence[str]

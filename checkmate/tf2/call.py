@@ -67,13 +67,8 @@ def tell_changes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """Arguments of a call.
-
-    Attributes:
-      structure: (args, kwargs) with the number of each leaf in its place.
-      leaves: The leaves, None in the place of a tensor.
-      places: Numbers of the leaves that are tensors.
-    """
+    """Arguments of a call: `structure` is (args, kwargs) with the number of each leaf in its place;
+    `leaves` has None in the `places` of tensors."""
 
     structure: Any
     leaves: list[Any]
@@ -108,16 +103,11 @@ class Call:
     @property
     def kind(self) -> tuple:
         """Equal for the calls that run under one plan."""
-        arrays = [
+        arrays = tuple(
             (tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape))
             for tensor in self.tensors
-        ]
-        return (
-            repr(self.structure),
-            tuple(map(_identity, self.leaves)),
-            self.places,
-            tuple(arrays),
         )
+        return repr(self.structure), tuple(map(_identity, self.leaves)), self.places, arrays
 
     def specs(self, batch_size: int | None) -> tuple[tf.TensorSpec, ...]:
         """The tensors' specs, with `batch_size` instead of the first dimension of those that have
@@ -151,11 +141,8 @@ def _is_array(leaf: Any) -> bool:
 
 def _identity(leaf: Any) -> Any:
     """Something hashable that is equal for leaves that make the same step."""
-    return (
-        (type(leaf), leaf)
-        if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType))
-        else id(leaf)
-    )
+    by_value = (bool, int, float, complex, str, bytes, type(None), tf.DType)
+    return (type(leaf), leaf) if isinstance(leaf, by_value) else id(leaf)
 
 
 def converted(

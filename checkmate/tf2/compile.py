@@ -143,8 +143,8 @@ class PlannedStep:
         return self._planner.budget_bytes
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs; print it. Peaks are predicted
-        until steps have run, and then also as the allocator counted."""
+        """The budget, the plan and its cost; print it. Peaks are predicted until steps have run,
+        and then also measured by the allocator."""
         ran = self._main
         return replace(
             self.planned.report,

@@ -114,11 +114,9 @@ def counts_everything(device: str) -> bool:
 
 def bytes_in_use(device: str) -> int:
     """0 where the allocator does not report."""
-    return (
-        tf.config.experimental.get_memory_info(device)["current"]
-        if allocator_reports(device)
-        else 0
-    )
+    if not allocator_reports(device):
+        return 0
+    return tf.config.experimental.get_memory_info(device)["current"]
 
 
 def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
@@ -175,19 +173,14 @@ def _region_sizes(device: str, size: int) -> list[int]:
 
 
 def value_bytes(tensor: tf.Tensor) -> int:
-    return (
-        int(tf.size(tensor)) * tensor.dtype.size
-        if tensor.dtype not in (tf.string, tf.resource, tf.variant)
-        else 0
-    )
+    if tensor.dtype in (tf.string, tf.resource, tf.variant):
+        return 0
+    return int(tf.size(tensor)) * tensor.dtype.size
 
 
 def all_value_bytes(result: Any) -> int:
-    return sum(
-        value_bytes(each)
-        for each in tf.nest.flatten(result, expand_composites=True)
-        if each is not None
-    )
+    flat = tf.nest.flatten(result, expand_composites=True)
+    return sum(value_bytes(each) for each in flat if each is not None)
 
 
 def synchronize() -> None:
@@ -200,19 +193,15 @@ def synchronize() -> None:
 def cap_bytes(device: str) -> int | None:
     """The limit of a CPU's allocator; None where the user set none."""
     limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
-    return (
-        int(limit) * 2**20
-        if limit and device.startswith("CPU") and allocator_reports(device)
-        else None
-    )
+    if not limit or not device.startswith("CPU") or not allocator_reports(device):
+        return None
+    return int(limit) * 2**20
 
 
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(
-                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
-                platform.machine(),
-            )
+            named = (line for line in file if line.startswith("model name"))
+            return next((line.split(":", 1)[1].strip() for line in named), platform.machine())
     except OSError:
         return platform.processor() or platform.machine()

@@ -219,7 +219,7 @@ class ReplicatedFit(ReplicatedFunction):
         self._model = model
 
     def _run(self, on_replica: Callable) -> Callable:
-        """What Keras makes of a step; without XLA, which would undo the plan."""
+        """Keras's train function for a step; without XLA, which would undo the plan."""
         model = self._model
         own_step, train_function, jit_compile = (
             vars(model).get("train_step"),

@@ -158,7 +158,7 @@ class Training:
         self.step = self._planned_step()
 
     def make_train_function(self, force: bool = False) -> Any:
-        """What Keras calls at the start of `fit` and `train_on_batch`."""
+        """Called by Keras at the start of `fit` and `train_on_batch`."""
         model = self._trainer.model
         if model.train_function is None or force:
             if model.run_eagerly:

@@ -83,12 +83,8 @@ much."""
 @dataclass(frozen=True, slots=True)
 class GraphGrowth:
     """The graphs of a step at two batches, from which its graph at any batch is extrapolated.
-
-    Attributes:
-      plain_order: The order of the ops in the trace.
-      other_bytes: Bytes in use on the device that the graph does not count.
-      made: Traces and measures the graph at a batch.
-    """
+    `made` traces and measures the graph at a batch; `other_bytes` are in use on the device and not
+    counted by the graph."""
 
     small: DFGraph
     large: DFGraph
@@ -204,7 +200,7 @@ STEP_DOWN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class MaxBatch:
-    """What `max_batch` found.
+    """The result of `max_batch`.
 
     Attributes:
       batch: The largest batch that trains within the budget; a real step of it was planned and,

@@ -29,13 +29,7 @@ log = logging.getLogger("checkmate")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and a batch to train it on.
-
-    Attributes:
-      inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
-      labels: As `inputs`.
-      optimizer: A Keras optimizer or its name, unless the user chooses another.
-    """
+    """A model and a batch to train it on, of tensors or of specs where none is to be made."""
 
     model: keras.Model
     loss: Callable[[Any, Any], Any] | str
@@ -48,20 +42,13 @@ def step_on_paper(
     model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
 ) -> StepOnPaper:
     """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
-    batch and no weights are made.
-
-    A model whose function reads its variables gets their values, and a warning says so.
+    batch and no weights are made. A model whose function reads its variables gets their values, and
+    a warning says so.
 
     Args:
-      model: See the module.
-      batch: Examples in a batch.
-      size: Pixels of an image's side, or tokens of a sequence, where the model leaves it open; None
-        for what it was made for.
+      size: Pixels of an image's side, or tokens of a sequence, where the model leaves it open.
       loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax,
         else the mean squared error.
-
-    Raises:
-      TraceError: There is no such model, or it cannot be had.
     """
 
     def traced() -> StepOnPaper:
@@ -152,11 +139,9 @@ def _application_name(name: str) -> str:
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
-        hint = (
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else f"There are {', '.join(sorted(known.values()))}."
-        )
+        hint = f"There are {', '.join(sorted(known.values()))}."
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
         raise TraceError(
             f"keras.applications has no {name!r}, and it is no .keras file and no module:function."
             f" {hint}"
@@ -180,21 +165,16 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
         sys.path.remove(os.getcwd())
     if isinstance(made, keras.Model):
         made = made, _loss(made, loss)
-    if (
-        not isinstance(made, tuple)
-        or len(made) not in (2, 4)
-        or not isinstance(made[0], keras.Model)
-    ):
+    has_length = isinstance(made, tuple) and len(made) in (2, 4)
+    if not has_length or not isinstance(made[0], keras.Model):
         raise TraceError(
             f"{target} must return a model, (model, loss) or (model, loss, inputs, labels); it"
             f" returned {made!r}."
         )
     own_loss: Any = loss or made[1]
-    return (
-        Workload(made[0], own_loss, *made[2:])
-        if len(made) == 4
-        else _specified(made[0], own_loss, batch, size)
-    )
+    if len(made) == 4:
+        return Workload(made[0], own_loss, *made[2:])
+    return _specified(made[0], own_loss, batch, size)
 
 
 def _loss(model: keras.Model, name: str | None) -> Any:
@@ -215,6 +195,7 @@ def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> W
             f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels)"
             " from a module:function."
         )
+    named = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
 
     def spec(tensor: Any, *, label: bool = False) -> tf.TensorSpec:
         shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
@@ -222,25 +203,14 @@ def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> W
             raise TraceError(
                 f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size."
             )
-        if (
-            label
-            and "sparse"
-            in (
-                loss
-                if isinstance(loss, str)
-                else getattr(loss, "name", getattr(loss, "__name__", ""))
-            ).lower()
-        ):
+        if label and "sparse" in named.lower():
             return tf.TensorSpec(shape[:-1], tf.int32)
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 
     def tensors(side: str) -> Any:
         """The symbolic inputs or outputs in their structure; a Sequential has one, in a list."""
-        return (
-            getattr(model, f"{side}s")[0]
-            if isinstance(model, keras.Sequential)
-            else getattr(model, side)
-        )
+        is_single = isinstance(model, keras.Sequential)
+        return getattr(model, f"{side}s")[0] if is_single else getattr(model, side)
 
     outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), tensors("output"))
     return Workload(model, loss, tf.nest.map_structure(spec, tensors("input")), outputs)

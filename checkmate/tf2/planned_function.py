@@ -135,8 +135,7 @@ class PlannedFunction:
         return tuple(self._steps.values())
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs, for the first kind of call;
-        print it."""
+        """The budget, the plan and its cost, for the first kind of call; print it."""
         return self._first.report()
 
     def save(self, path: str | os.PathLike) -> None:

@@ -1,4 +1,4 @@
-"""What a step of several replicas needs: one worker's plan for all workers, and a measurement of
+"""Parts of a step of several replicas: one worker's plan for all workers, and a measurement of
 the whole: planned part, exchange of gradients and update."""
 
 from __future__ import annotations
@@ -25,17 +25,9 @@ from checkmate.units import format_bytes
 
 
 class ReplicatedPart:
-    """The part of a step that is planned: (gradients, result) of its tensors.
-
-    Args:
-      step: The Python function of one replica.
-      optimizer: Updates the weights, once in a step.
-      calls: The arguments of each local replica.
-
-    Attributes:
-      concretes: The part as traced by each local replica for its call.
-      replicas: The part on each local replica, to be traced for other specs.
-    """
+    """The part of a step that is planned: (gradients, result) of its tensors. `optimizer` updates
+    the weights, once in a step. `concretes` is the part as traced by each local replica for its
+    call, `replicas` the part on each, to be traced for other specs."""
 
     def __init__(
         self,
@@ -186,7 +178,7 @@ def refuse_unequal(strategy: tf.distribute.Strategy) -> None:
 
 
 def local_variables(strategy: tf.distribute.Strategy, variables: Any) -> list[tf.Variable]:
-    """Returns the variables of this process's replicas that some variables of the strategy are."""
+    """The local replicas' components of variables of the strategy."""
     with strategy.scope():
         return [component for variable in variables for component in components(variable)]
 
@@ -199,20 +191,17 @@ def exchange_bytes(gradients: Any) -> int:
 
 
 class WholeStep:
-    """Runs the step of all replicas and compares it with the budget: by expectation before it runs,
-    and by what the allocator counts while it runs for the second time. In the first, kernels are
-    made and tried.
+    """Runs the step of all replicas and compares it with the budget of each replica's device: by
+    expectation before it runs, and by the allocator's count while it runs for the second time. In
+    the first, kernels are made and tried.
 
     Args:
-      run: Runs the step of all replicas.
-      planned: What runs on each.
-      budget_bytes: The budget of each replica's device.
-      replicas: How many replicas' devices have one allocator: on CPUs all of the process.
+      replicas: The number of replicas whose devices have one allocator: on CPUs all of the process.
       exchange: The bytes of `exchange_bytes`.
 
     Attributes:
-      notes: What was found to be above the budget, in a sentence.
-      shared: What replicas that share a device may take together, as a sentence; "" for one.
+      notes: A sentence where the step is above the budget.
+      shared: The budget of all replicas that share a device, as a sentence; "" for one.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class TriedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was asked, what was found and what it costs; `to_html()` is an interactive page.
+    """The budget, the plan and its cost; `to_html()` is an interactive page.
 
     Attributes:
       name: The model's.
@@ -201,8 +201,8 @@ class Report:
         return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
 
     def layers(self) -> list[LayerUse]:
-        """What the plan does to each layer that it saves memory on or spends time on, most bytes
-        first; empty where there is no plan."""
+        """The layers that the plan saves memory on or spends time on, most bytes first; empty
+        without a plan."""
         if self.graph is None or self.result is None or self.result.plan is None:
             return []
         found = layers(self.graph, self.result.plan, plain=self.plain_plan)
@@ -233,7 +233,7 @@ class Report:
         return found
 
     def advice(self) -> list[str]:
-        """What to try if this is not enough, as sentences."""
+        """Advice for a smaller or a faster step, as sentences."""
         if self.result is None and self.micro_batches:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None or self.graph is None:
@@ -325,7 +325,7 @@ class Report:
         ]
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is printed, as (what, value) in order."""
+        """The printed rows, as (name, value) in order."""
         rows = self.memory_facts()
         if micro := self.micro_batches:
             split = f"{micro.count} slices of {micro.size} examples, of {micro.examples}"
@@ -349,7 +349,8 @@ class Report:
         return [*rows, ("time", ", ".join(times))]
 
     def memory_facts(self) -> list[tuple[str, str]]:
-        """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
+        """The kinds of bytes of the budget, each byte once, and the peaks, predicted and
+        measured."""
         memory = self.memory
         asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
         peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
@@ -420,7 +421,7 @@ class Report:
         return next(found, None)
 
     def _proof(self) -> str:
-        """What is proven of the plan, as a clause."""
+        """The proven quality of the plan, as a clause."""
         result, micro = self.result, self.micro_batches
         if (taken := self._taken()) is not None:
             gap = (taken.cost or 0.0) / min(each.bound for each in self.tried_slices) - 1

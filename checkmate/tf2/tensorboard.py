@@ -85,7 +85,7 @@ class TensorBoardScalars(EveryKerasCallback):
 
 
 def scalars(report: Report) -> dict[str, float]:
-    """What a report says, as numbers by tag."""
+    """The numbers of a report by tag."""
     plan = report.result.plan if report.result else None
     return {
         "budget_GiB": report.budget_bytes / GIB,

@@ -18,8 +18,8 @@ from checkmate.tf2.keras2 import is_keras2
 def training_step(
     model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any
 ) -> tuple[Callable, tuple[Any, Any]]:
-    """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
-    it is not, and its specs."""
+    """The function (inputs, labels) -> (prediction, loss) that trains a model, built now if it is
+    not, and its specs."""
     if is_keras2(model):
         raise TraceError(
             f"Model {model.name!r} is one of tf_keras (Keras 2), and the step made here is that of"
@@ -119,7 +119,7 @@ def known_optimizer(optimizer: Any) -> Any:
 
 
 def _known(module: Any, identifier: Any, what: str) -> Any:
-    """What a module of Keras has by this name, or the object itself."""
+    """An object of a module of Keras by its name, or the object itself."""
     _refuse_class(identifier, what)
     try:
         return module.get(identifier)
@@ -150,7 +150,7 @@ def _refuse_class(value: Any, what: str) -> None:
 
 
 def shown(values: Any) -> str:
-    """Returns types and shapes of a nest of specs, tensors or arrays as text."""
+    """Types and shapes of a nest of specs, tensors or arrays as text."""
     return str(tf.nest.map_structure(_shown, values)).replace("'", "")
 
 

@@ -43,13 +43,8 @@ class Copied:
 
 class IsolatedOps:
     """A group of TensorFlow ops that can run alone, with an argument for each tensor of other ops
-    and for each large constant.
-
-    Args:
-      values: The ops whose outputs are the group's value.
-      taken: The ops whose values the group overwrites.
-      times: The number of evaluations, one after another.
-    """
+    and for each large constant. `values` are the ops whose outputs are the group's value, `taken`
+    those whose values it overwrites, `times` the number of evaluations, one after another."""
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
@@ -107,16 +102,13 @@ class IsolatedOps:
         numbers: dict[tf.DType, str],
         after: Sequence[str],
     ) -> Copied:
-        """Writes the ops, on inputs that no other op holds, between two clocks.
+        """Writes the ops, on inputs that no other op holds, between two clocks (`clock` returns the
+        time). `numbers` names a scalar of each type; the inputs wait for the ops `after`: then the
+        group before is out of memory.
 
-        What an evaluation reads waits for the one before, and not its ops: TensorFlow and oneDNN
+        The inputs of an evaluation wait for the one before, and not its ops: TensorFlow and oneDNN
         run two of them as one kernel only where neither waits. The first of several evaluations
-        leave their inputs to the last one, which alone may write over them.
-
-        Args:
-          clock: An op that returns the time.
-          numbers: The name of a scalar of each type.
-          after: The ops that the inputs wait for: then the group before is out of memory.
+        leave their inputs to the last one, which alone may overwrite them.
         """
         start = len(writer.nodes)
         inputs, last = list[str](), after

@@ -61,13 +61,8 @@ def costs_of(
     *,
     on_progress: Progress | None = None,
 ) -> Costs:
-    """Measures or estimates the ops.
-
-    Args:
-      cost_model: "profile", "roofline", "unit", or a function (traced, on_progress) -> a
-        `Measurement` per op.
-      on_progress: Called with (ops done, all ops) while ops are measured.
-    """
+    """Measures or estimates the ops. A `cost_model` may be a function (traced, on_progress) -> a
+    `Measurement` per op; `on_progress` is called with (ops done, all ops)."""
     models: dict[str, CostModel] = {"profile": profile, "roofline": roofline, "unit": unit}
     if isinstance(cost_model, str) and cost_model not in models:
         raise BudgetError(

@@ -40,7 +40,7 @@ OTHER = (8, 0)
 above, those without TF32 have 17 and 25, the newest has 147."""
 
 LAUNCH_S = 5e-6
-"""What starting an op takes."""
+"""Seconds to start an op."""
 
 
 def rates_of(device: str) -> Rates:

@@ -24,17 +24,13 @@ _pool_limits: dict[str, int] = {}
 
 
 def free_bytes(device: str) -> int:
-    """Returns how many bytes a training step could use now, what this process has in memory
-    included.
+    """The bytes that a training step could use now, those that this process has in memory included.
 
     The pool of a GPU has a limit, which follows from the GPU or its part (MIG), from `memory_limit`
     and from the memory that was free when TensorFlow began. By default the pool takes all of it at
     once. With memory growth, and with CUDA's own allocator, other processes may take it first: then
-    it is at most what the driver says is free, and what the pool has been seen to have.
-
-    Raises:
-      DriverUnavailableError: The driver must be asked and cannot be.
-      CheckmateError: The GPU's pool must be asked while another profile is taken.
+    it is at most the driver's free memory plus the pool's peak. Raises `DriverUnavailableError`,
+    and `CheckmateError` while another profile is taken.
     """
     if device.startswith("GPU"):
         limit = pool_limit_bytes(device)

@@ -89,7 +89,7 @@ class StartState:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a budget is spent on, in bytes.
+    """The kinds of bytes of a budget.
 
     Resident bytes, bytes for the next batches and the step's own fixed bytes are the same with any
     plan: together they are the fixed bytes. The activation budget is what the limit leaves beyond

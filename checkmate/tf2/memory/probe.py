@@ -174,15 +174,11 @@ class _Search:
             self._buffers.clear()
 
     def _measured_bytes(self) -> int:
-        """Returns the size of the large chunk, or a size that it has at least.
-
-        A chunk that is not split shows its size. A chunk that is split has at least what the rule
-        for splitting says. That size less one unit is requested next, so that the chunk is never
-        just as large as the request.
-
-        The loop ends at a size of which more is left after a step than all other free chunks have,
-        and which is always split: a larger chunk makes no difference.
-        """
+        """The size of the large chunk, or a lower bound of it. A chunk that is not split shows its
+        size; of one that is split the rule for splitting gives the bound. That size less one unit
+        is requested next, so that the chunk is never just as large as the request. The loop ends at
+        a size of which more is left after a step than all other free chunks have, and which is
+        always split: a larger chunk makes no difference."""
         size = self._step_bytes
         while size < 2 * self._step_bytes + SPLIT_BYTES:
             asked = size - UNIT_BYTES

@@ -1,5 +1,5 @@
-"""What TensorFlow's profiler sees while a step runs: every op that ran, and every byte that the
-allocator gave out and took back.
+"""A step under TensorFlow's profiler: every op that ran, and every byte that the allocator gave out
+and took back.
 
 `get_memory_info` gives one number. The profiler's events say which op asked for how much, how much
 larger its chunk was, and what was in memory together at the peak.

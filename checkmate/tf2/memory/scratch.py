@@ -41,7 +41,7 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
 
 
 _MAX_DIMENSIONS = 7
-"""What TensorFlow's kernel of strided slices takes."""
+"""The limit of TensorFlow's kernel of strided slices."""
 
 
 def _write_nothing(variable: tf.Variable) -> None:

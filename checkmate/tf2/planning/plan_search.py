@@ -36,13 +36,9 @@ log = logging.getLogger("checkmate")
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A plan that the solver found.
-
-    Attributes:
-      expected_bytes: The peak expected in training, in the budget's terms: by the simulated
-        allocator or the judge, corrected by real steps; None where memory runs out.
-      rise_bytes: The same above the bytes in use when a step begins.
-    """
+    """A plan that the solver found. `expected_bytes` is its peak in training, in the budget's
+    terms: by the simulated allocator or the judge, corrected by real steps; None where memory runs
+    out. `rise_bytes` is the same above the bytes in use when a step begins."""
 
     result: SolveResult
     plan: Plan
@@ -54,13 +50,9 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class PlanSearch:
-    """The search for the cheapest plan within a budget.
-
-    Attributes:
-      piece_bytes: The allocator's largest piece, where it has a limit of its own.
-      footprints: The requests of the step's ops that were run alone.
-      answers: (target, the plan found for it or None), in order.
-    """
+    """The search for the cheapest plan within a budget. `piece_bytes` is the allocator's largest
+    piece, where it has a limit of its own; `footprints` are the requests of the ops that were run
+    alone; `answers` are (target, the plan found for it or None), in order."""
 
     task: PlanTask
     graph: DFGraph

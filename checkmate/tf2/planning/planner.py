@@ -44,12 +44,8 @@ MAX_PLANS_ANEW = 3
 
 @dataclass(slots=True, eq=False)
 class Planner:
-    """Plans a step for the shapes that come.
-
-    Attributes:
-      budget_bytes: The budget in bytes, known once the first shapes are planned.
-      plans_anew: How often the step was planned anew.
-    """
+    """Plans a step for the shapes that come. The budget in bytes is known once the first shapes are
+    planned; `plans_anew` counts plannings after that."""
 
     request: PlanRequest
     budget_bytes: int = 0
@@ -64,13 +60,9 @@ class Planner:
         traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> Planned:
-        """Plans the step for these shapes; with `like`, under the same plan where it fits.
-
-        Args:
-          batch: Flattened values of these specs that are in memory, where there are any.
-          traced: The step traced for these specs, where it was before.
-          released_bytes: Bytes in use that are released once this plan is taken.
-        """
+        """Plans the step for these shapes; with `like`, under the same plan where it fits. `batch`
+        has flattened values of these specs in memory, if there are any; `released_bytes` are in use
+        and released once this plan is taken."""
         request = self.request
         if request.options.plan:
             store.prepare(request.options.plan)
@@ -115,13 +107,9 @@ class Planner:
         why: str,
         correction: float,
     ) -> Planned:
-        """Returns a plan that counts what real steps took, and what is in use now; the same plan
-        where no other is found, or none that is cheaper for steps that took less than predicted.
-
-        Args:
-          why: What was found, as a sentence.
-          correction: Activations that steps had in use, as a multiple of the predicted ones.
-        """
+        """A plan for the memory of real steps, and for what is in use now; the same plan where no
+        other is found, or none that is cheaper for steps below the prediction. `why` is a sentence,
+        `correction` measured activations as a multiple of the predicted ones."""
         if self.plans_anew >= MAX_PLANS_ANEW:
             log.warning("%s It was planned anew %d times: its plan stays.", why, self.plans_anew)
             return planned
@@ -153,7 +141,6 @@ class Planner:
         return found
 
     def path_of(self, traced: TracedStep) -> Path | None:
-        """Where the folder of `plan` has the plan of a step; None without a folder."""
         return store.path_of(self.request, traced)
 
     def _under_same_plan(
@@ -193,11 +180,7 @@ def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
 
 def _new_plan(task: PlanTask) -> Planned:
     """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
-
-    Raises:
-      InfeasibleBudgetError: No plan fits the budget, which is proven.
-      NoPlanFoundError: None was found.
-    """
+    Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
     piece = task.fetch_region()
     costs, plain_peak = measured(task)
     task = with_budget(task, plain_peak)

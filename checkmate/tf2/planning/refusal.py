@@ -1,5 +1,4 @@
-"""What a user is told when no plan fits: what binds, how much is missing, and what would fit
-instead."""
+"""The error where no plan fits: the op that binds, the bytes that are missing, and what would fit."""
 
 from __future__ import annotations
 
@@ -30,14 +29,9 @@ from checkmate.units import format_bytes, shown_bytes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that must be in memory together while an op runs, whatever the plan.
-
-    Attributes:
-      bytes: All of them, fixed bytes included.
-      op: Index of the op in the graph.
-      values: (bytes, name) of its inputs, value and workspace, and of values that may not be
-        recomputed and are still needed.
-    """
+    """Bytes that must be in memory together while an op runs, whatever the plan, fixed bytes
+    included. `values` are (bytes, name) of its inputs, value and workspace, and of values that may
+    not be recomputed and are still needed."""
 
     bytes: int
     op: int

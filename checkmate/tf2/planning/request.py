@@ -32,12 +32,10 @@ class Planned:
     """A step for one set of shapes, ready to run.
 
     Attributes:
-      run: Takes the flattened arguments and returns what the step returns.
+      run: From the flattened arguments to the result of the step.
       result: The solver's judged answer, or None where the step runs unchanged.
-      rise_bytes: The most that a step is predicted to have in use beyond what is in use when it
-        begins; 0 where that is not known.
-      part: Where the step runs in slices, the plan of a slice, which `graph`, `plan` and `result`
-        are of; else None.
+      rise_bytes: The predicted peak above the bytes in use when a step begins; 0 if not known.
+      part: For a step in slices the plan of a slice, whose are `graph`, `plan` and `result`.
     """
 
     traced: TracedStep
@@ -92,14 +90,12 @@ class PlanRequest:
     """A step and the options for it, independent of shapes.
 
     Attributes:
-      step: The function to trace.
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
       has_output_buffers: Whether results lie in buffers that outlive a step (see
         `execution.replay`): of the main step, unless its plan is replayed in another function.
-      next_batches: How many further batches may be in memory while the step runs, as an input
-        pipeline makes them or the program keeps them: memory is set aside for them.
-      correction: Activations that real steps had in use, as a multiple of the predicted ones.
-      scratch: What a step leaves in memory between its functions.
+      next_batches: The further batches, of an input pipeline or kept by the program, for which
+        memory is set aside while the step runs.
+      correction: Activations of real steps as a multiple of the predicted ones.
       others: Device -> the same step there, for other devices of this process that run the plan.
     """
 
@@ -128,13 +124,10 @@ class PlanTask:
     """The planning of one set of shapes.
 
     Attributes:
-      specs: The nest of specs of the step's arguments.
       start: The kinds of bytes when planning began, for a budget of 0.
-      batch: The flattened arguments of the call that comes, where they are in the memory that steps
-        train in; else None.
-      released_bytes: Bytes in use that are released once this plan is taken.
+      batch: The arguments of the coming call, if they are in the memory that steps train in.
       is_main: The step of the largest batch, not of a smaller one.
-      budget_bytes: The budget in bytes; 0 until the plain step's peak is known.
+      budget_bytes: 0 until the plain step's peak is known.
     """
 
     request: PlanRequest

@@ -46,18 +46,12 @@ class OutOfMemory(Exception):
 
 
 class RunningStep:
-    """A planned step and what its steps took.
-
-    Args:
-      planned: The step.
-      budget_bytes: The budget.
-      name: Its name, for messages.
+    """A planned step in training.
 
     Attributes:
-      steps: How many came to their end.
-      peak_bytes: The most bytes in use in a step, by the allocator's count; 0 where that is not
-        known.
-      rise_bytes: The most beyond what was in use when a step began.
+      steps: The number of steps that came to their end.
+      peak_bytes: Of a step, by the allocator's count; 0 where that is not known.
+      rise_bytes: Its largest difference from the bytes in use when a step began.
       seconds: The shortest time of a step but the first; None before the second.
       is_final: No other plan is looked for.
     """

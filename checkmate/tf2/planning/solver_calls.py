@@ -24,12 +24,8 @@ def time_limit(asked_s: float | None, graph: DFGraph) -> float:
 
 @dataclass(slots=True, eq=False)
 class SolverCalls:
-    """The calls of the solver, and the first refusal.
-
-    Attributes:
-      count: Of the calls.
-      reached_bytes: The lowest peak that the last call without a plan reached, if known.
-    """
+    """The calls of the solver, the first refusal, and the lowest peak that the last call without a
+    plan reached, if known."""
 
     graph: DFGraph
     options: PlanOptions

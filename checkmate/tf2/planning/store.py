@@ -96,14 +96,9 @@ log = logging.getLogger("checkmate")
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The contents of a planned step's file.
-
-    Attributes:
-      graph: With the costs that the plan was made with.
-      plan: None where the step runs unchanged.
-      peak_bytes: The predicted peak, and no less than the judge's count.
-      plain_bytes: The plain step's predicted peak.
-    """
+    """The contents of a planned step's file: the graph with the costs that the plan was made with;
+    no plan where the step runs unchanged; the predicted peaks of the step, no less than the judge's
+    count, and of the plain step."""
 
     path: Path
     graph: DFGraph
@@ -148,12 +143,9 @@ def write(
 
 
 def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
-    """Reads a planned step for this one.
-
-    Raises:
-      PlanFileError: No such file, not JSON, another version, graph, shapes or kind of device.
-      PlanError: Its steps are not legal for the graph.
-    """
+    """Reads a planned step for this one. Raises `PlanFileError` for no such file, no JSON, another
+    version, graph, shapes or kind of device, and `PlanError` where its steps are not legal for the
+    graph."""
     data = read_plan(path)
     _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
