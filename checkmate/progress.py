@@ -84,7 +84,7 @@ class Progress:
         try:
             yield
         finally:
-            if self._screen:
+            if isinstance(self._screen, _Log):
                 self._screen.ended(phase.seconds)
             self._running.pop()
 
@@ -136,9 +136,6 @@ class _Terminal:
     def start(self) -> None:
         self._live.start()
 
-    def ended(self, seconds: float) -> None:
-        """The next phase takes the place of this one."""
-
     def stop(self, summary: str) -> None:
         self._live.stop()
         if summary:
@@ -162,9 +159,6 @@ class _Notebook:
 
         self._handle = display({"text/plain": ""}, raw=True, display_id=True)
         self._ticker.start()
-
-    def ended(self, seconds: float) -> None:
-        """The next phase takes the place of this one."""
 
     def stop(self, summary: str) -> None:
         self._ticker.stop()

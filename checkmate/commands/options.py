@@ -17,6 +17,9 @@ import click
 from checkmate.solvers.solve import SPELLINGS, solver_list
 from checkmate.units import check_budget, parse_bytes
 
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
 
 class NumberFrom(click.FloatRange):
     """A number, at least a minimum. Unlike `FloatRange` it refuses nan."""
@@ -148,19 +151,15 @@ optimizer_option = click.option(
 )
 
 
-def output_option(
-    text: str, *, default: str | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def output_option(text: str, *, default: str | None = None) -> Decorator:
     folder: Any = click.Path(file_okay=False, path_type=Path)
-    shown = default is not None
+    is_shown = default is not None
     return click.option(
-        "--output", "-o", default=default, show_default=shown, type=folder, help=text
+        "--output", "-o", default=default, show_default=is_shown, type=folder, help=text
     )
 
 
-def steps_option(
-    default: int, text: str, *, minimum: int = 1
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def steps_option(default: int, text: str, *, minimum: int = 1) -> Decorator:
     return click.option(
         "--steps", default=default, show_default=True, type=click.IntRange(minimum), help=text
     )
@@ -196,9 +195,7 @@ def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, i
     return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
-def numbers(
-    kind: Callable[[str], Any],
-) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+def numbers(kind: Callable[[str], Any]) -> Callback:
     """Callback of an option that is a comma-separated list of numbers, with or without percent
     signs."""
 
@@ -224,9 +221,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "")
         raise click.BadParameter(f"There is no {kind}{name!r}.{hint} There are {', '.join(known)}.")
 
 
-def named(
-    known: Collection[str], what: str
-) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def named(known: Collection[str], what: str) -> Callback:
     def read(context: click.Context, parameter: click.Parameter, names: Any) -> Any:
         refuse_unknown((names,) if isinstance(names, str) else names, known, what)
         return names
@@ -234,9 +229,7 @@ def named(
     return read
 
 
-def listed(
-    known: Collection[str], also: str = ""
-) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
+def listed(known: Collection[str], also: str = "") -> Callback:
     """Callback of an option that is a comma-separated list of known names, or "all". `also` is a
     regular expression of other names that are allowed."""
 

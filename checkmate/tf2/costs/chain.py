@@ -13,7 +13,7 @@ import gc
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -200,7 +200,7 @@ def _measured(
             yield each, None
 
 
-def _run_again(chains: Iterable[Chain]) -> None:
+def _run_again(chains: Sequence[Chain]) -> None:
     for each in chains:
         each.run_again()
 

@@ -32,17 +32,13 @@ def argument_bytes(traced: TracedStep) -> int:
 def bytes_ahead(traced: TracedStep, batches: int) -> int:
     """The bytes of the batches that a pipeline makes while a step runs: of at least `batches`, none
     for 0."""
-    one = argument_bytes(traced) + _taken_bytes(traced)
+    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
+    from_iterators = sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
+    one = argument_bytes(traced) + from_iterators
     if not batches or not one:
         return 0
     plain_peak = replay(traced.graph, traced.plain_plan()).peak_bytes
     return batches_ahead(batches, one, plain_peak) * one
-
-
-def _taken_bytes(traced: TracedStep) -> int:
-    """The bytes of a batch that the step takes from an iterator itself."""
-    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
-    return sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
 
 
 def batches_ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:

@@ -1,5 +1,5 @@
-"""The garbage of planning: functions that were traced and are no longer needed, which keep memory of
-the device in reference cycles until Python collects them."""
+"""The garbage of planning: traced functions that are no longer needed, which keep memory of the
+device in reference cycles until Python collects them."""
 
 from __future__ import annotations
 

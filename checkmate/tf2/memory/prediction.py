@@ -36,7 +36,12 @@ class Programs:
     workspaces of ops that were not seen to run yet."""
 
     def __init__(self, traced: TracedStep, graph: DFGraph):
-        self._workspaces, self._in_place = _workspaces(traced, graph), _seen_in_place(traced, graph)
+        self._workspaces = _workspaces(traced, graph)
+        self._in_place = {
+            values[0].name
+            for op, values in zip(graph.ops, traced.values, strict=True)
+            if op.in_place and len(values) == 1
+        }
         self._facts: dict[tf.Operation, Node] = {}
         self._estimates = traced.estimates
 
@@ -66,10 +71,22 @@ class Programs:
 def node_of(definition: Any, like: tf.Operation | Iterable[tf.Tensor] | None) -> Node:
     """The node of an op, without measurements. `like` is the op that it is a copy of, or tensors
     like its outputs."""
-    if not isinstance(like, tf.Operation):
-        return _made(definition, like or ())
-    shares = any(map(may_share_memory, like.outputs))
-    return replace(_made(definition, like.outputs), key=like.name, shares=shares)
+    operation: Any = like if isinstance(like, tf.Operation) else None
+    outputs: Any = like or () if operation is None else operation.outputs
+    rule = rule_of(definition.op)
+    kind = _KINDS.get(rule.role, Kind.KERNEL)
+    sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
+    node = Node(
+        definition.name,
+        definition.name if operation is None else operation.name,
+        kind,
+        _reads(definition),
+        sizes,
+        in_place=rule.in_place is not None,
+    )
+    if operation is None:
+        return node
+    return replace(node, shares=any(map(may_share_memory, outputs)))
 
 
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
@@ -112,19 +129,6 @@ def log_of(seen: Observation) -> Log:
     ]
 
 
-def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
-    kind = _KINDS.get(rule_of(definition.op).role, Kind.KERNEL)
-    sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
-    return Node(
-        definition.name,
-        definition.name,
-        kind,
-        _reads(definition),
-        sizes,
-        in_place=rule_of(definition.op).in_place is not None,
-    )
-
-
 def _reads(definition: Any) -> tuple[tuple[str, int], ...]:
     return tuple(_tensor(name) for name in definition.input if name[0] != "^")
 
@@ -152,14 +156,6 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
         if more > 0 and heavy:
             found[heavy[0].name] = more
     return found
-
-
-def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
-    return {
-        values[0].name
-        for op, values in zip(graph.ops, traced.values, strict=True)
-        if op.in_place and len(values) == 1
-    }
 
 
 log = logging.getLogger("checkmate")
@@ -251,23 +247,23 @@ class Predictor:
         events = plan.program.events(self.footprints)
         try:
             found = [
-                self._peak(pool.copy(), events, plan.constants, batch, before_next)
+                each
                 for before_next in (False, True)
+                for each in self._peaks(pool.copy(), events, plan.constants, batch, before_next)
             ]
         except PoolExhausted:
             return None
         return Peak(max(each.bytes for each in found), max(each.rise_bytes for each in found))
 
-    def _peak(
+    def _peaks(
         self,
         pool: Pool,
         events: Events,
         constants: Iterable[int],
         first: Sequence[tf.Tensor],
         before_next: bool,
-    ) -> Peak:
-        """The highest peak of some steps, whose loop releases a batch before or after the next one
-        is made."""
+    ) -> list[Peak]:
+        """The peaks of some steps, whose loop releases a batch before or after the next is made."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
         batch: list[int | None] = list(add_batch(pool, first))
         peaks: list[Peak] = []
@@ -288,7 +284,7 @@ class Predictor:
             peaks.append(Peak(peak, peak - before))
             _release(pool, results)
             results = [buffers[buffer] for buffer in events.results]
-        return Peak(max(each.bytes for each in peaks), max(each.rise_bytes for each in peaks))
+        return peaks
 
 
 def _release(pool: Pool, addresses: Iterable[int | None]) -> None:

@@ -19,7 +19,6 @@ from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Written
@@ -72,7 +71,7 @@ class PlanSearch:
 
     def run(self) -> Candidate | None:
         """The cheapest plan expected to be within the budget, once no further plan is worth a call;
-        None without one: `candidates` and `refusal` tell why."""
+        None without one: `candidates` and `solver.refusal` tell why."""
         while (target := self._next_target()) is not None:
             if not self._ask(target):
                 break
@@ -81,10 +80,6 @@ class PlanSearch:
     def cheapest(self) -> Candidate | None:
         within = (each for each in self.candidates if self._fits(each))
         return min(within, key=lambda each: _cost(each.result), default=None)
-
-    @property
-    def refusal(self) -> InfeasibleBudgetError | NoPlanFoundError | None:
-        return self.solver.refusal
 
     @property
     def predictor(self) -> Predictor:

@@ -1,4 +1,4 @@
-"""The error where no plan fits: the op that binds, the bytes that are missing, and what would fit."""
+"""The error where no plan fits: the op that binds, the missing bytes, and what would fit."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Refusal:
                 op_name=search.graph.ops[lowest.op].name,
                 smallest_budget_bytes=self.smallest_bytes,
             )
-        best = self.lowest_bytes or getattr(search.refusal, "best_peak_bytes", None)
+        best = self.lowest_bytes or getattr(search.solver.refusal, "best_peak_bytes", None)
         return NoPlanFoundError(
             f"No plan within {asked}: {self._found(counted)} {binds} {advice}",
             best_peak_bytes=best,
@@ -143,7 +143,11 @@ class Refusal:
         return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
-        search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
+        search, budget, error = (
+            self.search,
+            self.search.memory.limit_bytes,
+            self.search.solver.refusal,
+        )
         if counted > budget:
             return (
                 "with small values and the next batch one is expected to take"
