@@ -113,13 +113,9 @@ def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -
     plan = load_plan(file, graph=graph)
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
-    judged = {
-        "cost": timeline.cost,
-        "overhead": overhead,
-        "peak_bytes": timeline.peak_bytes,
-        "floor_bytes": floor_bytes,
-    }
-    facts = {key: data.get(key) for key in (*KEYS, "bound_covers")} | judged
+    facts = {key: data.get(key) for key in (*KEYS, "bound_covers")}
+    facts |= {"cost": timeline.cost, "overhead": overhead}
+    facts |= {"peak_bytes": timeline.peak_bytes, "floor_bytes": floor_bytes}
     facts["status"] = facts["status"] or "FEASIBLE"
     return Found("", facts, plan, file=file)
 
@@ -143,12 +139,8 @@ def _curve(graph: DFGraph, plans: list[Found]) -> Any:
     solvers: dict[str, list[Any]] = {}
     for one in plans:
         facts, total = one.facts, graph.total_cost or 1.0
-        point = plot.Point(
-            facts["budget_bytes"] or facts["peak_bytes"],
-            facts["overhead"],
-            (facts["bound"] or total) / total,
-            facts["peak_bytes"],
-        )
+        peak, bound = facts["peak_bytes"], (facts["bound"] or total) / total
+        point = plot.Point(facts["budget_bytes"] or peak, facts["overhead"], bound, peak)
         solvers.setdefault(facts["solver"] or "plan", []).append(point)
     plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     return plot.budget_curve(
@@ -167,13 +159,8 @@ def page(graph: DFGraph, plans: list[Found]) -> str:
         f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for"
         f" {one.facts['overhead'] - 1:.2%} more time."
     )
-    return plot.page(
-        graph,
-        one.plan,
-        budget_bytes=one.facts["budget_bytes"],
-        lead=lead,
-        facts=[*rows, *plan_rows(one)],
-    )
+    rows, budget = [*rows, *plan_rows(one)], one.facts["budget_bytes"]
+    return plot.page(graph, one.plan, budget_bytes=budget, lead=lead, facts=rows)
 
 
 def graph_facts(graph: DFGraph) -> dict[str, Any]:

@@ -143,10 +143,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     start, seconds = (row["model"], row["for"]), f"{row['seconds']:.1f} s"
     if "error" in row:
         return (*start, row["budget"], "-", "-", "-", seconds, row["error"])
-    facts = (
-        format_bytes(row["budget_bytes"]),
-        format_bytes(row["peak_bytes"]),
-        f"{row['overhead'] - 1:+.2%}",
-        str(row["recomputed"]),
-    )
-    return (*start, *facts, seconds, row["file"])
+    budget, peak = format_bytes(row["budget_bytes"]), format_bytes(row["peak_bytes"])
+    extra, again = f"{row['overhead'] - 1:+.2%}", str(row["recomputed"])
+    return (*start, budget, peak, extra, again, seconds, row["file"])

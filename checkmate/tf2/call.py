@@ -93,12 +93,8 @@ class Call:
                 )
         places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
         structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
-        return cls(
-            structure,
-            [None if _is_array(leaf) else leaf for leaf in leaves],
-            places,
-            [leaves[k] for k in places],
-        )
+        others = [None if _is_array(leaf) else leaf for leaf in leaves]
+        return cls(structure, others, places, [leaves[k] for k in places])
 
     @property
     def kind(self) -> tuple:

@@ -221,11 +221,8 @@ class ReplicatedFit(ReplicatedFunction):
     def _run(self, on_replica: Callable) -> Callable:
         """Keras's train function for a step; without XLA, which would undo the plan."""
         model = self._model
-        own_step, train_function, jit_compile = (
-            vars(model).get("train_step"),
-            model.train_function,
-            model.jit_compile,
-        )
+        own_step = vars(model).get("train_step")
+        train_function, jit_compile = model.train_function, model.jit_compile
         model.train_step, model.jit_compile = on_replica, False
         try:
             type(model).make_train_function(model, force=True)

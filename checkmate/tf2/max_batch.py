@@ -225,11 +225,9 @@ class MaxBatch:
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
-        times = (
-            f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
-            if self.plain_batch
-            else "plain fits none"
-        )
+        times = "plain fits none"
+        if self.plain_batch:
+            times = f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
         return (
             f"batch {self.batch} trains within {format_bytes(self.budget_bytes)} ({times}),"
             f" predicted to cost {self.overhead - 1:+.1%} per example; op {self.binding_op!r} binds"

@@ -214,13 +214,11 @@ class WholeStep:
         start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
         self._calls, self._counts = 0, reports
-        self.shared = (
-            f"{replicas} replicas share this device's memory: together they may take"
-            f" {format_bytes(self._limit)}."
-            if replicas > 1 and self._counts
-            else ""
-        )
-        if self._counts:
+        self.shared = ""
+        if replicas > 1 and reports:
+            together = f"together they may take {format_bytes(self._limit)}."
+            self.shared = f"{replicas} replicas share this device's memory: {together}"
+        if reports:
             self._compare(start + replicas * exchange, "is expected to take")
 
     def __call__(self, *args: Any) -> Any:

@@ -163,11 +163,8 @@ class Report:
 
     def sentence(self) -> str:
         """The report in one sentence."""
-        peak = (
-            f"{format_bytes(self.measured_peak_bytes)} (measured)"
-            if self.measured_peak_bytes
-            else f"{format_bytes(self.expected_peak_bytes)} (predicted)"
-        )
+        source = "measured" if self.measured_peak_bytes else "predicted"
+        peak = f"{format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)} ({source})"
         if self.result is None and self.micro_batches is None:
             return (
                 f"{self.name!r} runs unchanged, in {peak} of the"
@@ -214,11 +211,8 @@ class Report:
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
         enough = format_bytes(self.plain_peak_bytes)
-        found = [
-            f"From {enough} on the batch need not be split."
-            if self.micro_batches
-            else f"From {enough} on nothing is recomputed."
-        ]
+        more = "the batch need not be split" if self.micro_batches else "nothing is recomputed"
+        found = [f"From {enough} on {more}."]
         if self.result is not None:
             found.append(
                 f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes"
@@ -255,11 +249,9 @@ class Report:
                 f" {_binding_layer(self.graph)} sets: only a smaller batch or layer lowers that."
             )
         if self.predicted_slowdown > HIGH_OVERHEAD:
-            found.append(
-                "More micro-batches may cost less time than this plan."
-                if self.micro_batches
-                else 'The batch in slices (micro_batches="auto") may cost less time than this plan.'
-            )
+            slices = 'The batch in slices (micro_batches="auto")'
+            other = "More micro-batches" if self.micro_batches else slices
+            found.append(f"{other} may cost less time than this plan.")
         return found or ["For less memory give a smaller budget; for less time a larger one."]
 
     def to_html(self) -> str:

@@ -125,11 +125,9 @@ def _known(module: Any, identifier: Any, what: str) -> Any:
         return module.get(identifier)
     except (ValueError, TypeError) as error:
         close = difflib.get_close_matches(str(identifier), map(str.lower, dir(module)), n=3)
-        hint = (
-            f"Did you mean {' or '.join(map(repr, close))}?"
-            if close
-            else f"Its names are those of {module.__name__}."
-        )
+        hint = f"Its names are those of {module.__name__}."
+        if close:
+            hint = f"Did you mean {' or '.join(map(repr, close))}?"
         raise TraceError(f"Keras knows no {what} {identifier!r}. {hint}") from error
 
 

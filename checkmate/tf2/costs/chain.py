@@ -158,10 +158,9 @@ class Chain:
             for name, tensor in zip(copied.inputs, ops.arguments, strict=True)
             if in_place.made_by(tensor) in ops.taken
         }
+        kept = set(copied.inputs) - set(taken)
         nodes = [
-            replace(node, kind=Kind.RESIDENT)
-            if node.name in copied.inputs and node.name not in taken
-            else node
+            replace(node, kind=Kind.RESIDENT) if node.name in kept else node
             for node in self._nodes[copied.nodes]
         ]
         values = [(copied.made[o], k) for o in ops.values for k in range(len(o.outputs))]

@@ -98,17 +98,11 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
         IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
         for group, values, taken, estimate in parts
     ]
-    keys = [
-        each.signature()
-        if (
-            estimate.seconds >= least
-            or each.touched_bytes >= large
-            or any(map(called, each.group))  # types and shapes say little about those
-        )
-        and each.runs
-        else None
-        for each, estimate in zip(isolated, estimates, strict=True)
-    ]
+    keys = []
+    for each, estimate in zip(isolated, estimates, strict=True):
+        decides = estimate.seconds >= least or each.touched_bytes >= large
+        decides |= any(map(called, each.group))  # types and shapes say little about those
+        keys.append(each.signature() if decides and each.runs else None)
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
             key: (estimate.seconds, each)

@@ -143,11 +143,8 @@ class Refusal:
         return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
-        search, budget, error = (
-            self.search,
-            self.search.memory.limit_bytes,
-            self.search.solver.refusal,
-        )
+        search, error = self.search, self.search.solver.refusal
+        budget = search.memory.limit_bytes
         if counted > budget:
             return (
                 "with small values and the next batch one is expected to take"
