@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -29,21 +29,8 @@ TICK_S = 1.0
 """How often a notebook's line is written anew, and a log's next line is considered."""
 
 
-class _Search(Protocol):
-    """What is read of a `solvers.search.Search`, which is of a layer above."""
-
-    @property
-    def graph(self) -> Any: ...
-    @property
-    def timeline(self) -> Any: ...
-    @property
-    def bound(self) -> float: ...
-
-
 @dataclass(slots=True)
 class _Phase:
-    """What runs now, since when, for how many seconds at most, and how far it is."""
-
     name: str
     limit_s: float
     detail: str = ""
@@ -90,7 +77,6 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
-        """Shows this name while the block runs, and the seconds that it may take."""
         number = self._phases.get(name)
         numbered = f"{number}/{max(self._phases.values())} {name}" if number else name
         phase = _Phase(numbered, limit_s)
@@ -98,22 +84,20 @@ class Progress:
         try:
             yield
         finally:
-            if self._screen:
+            if isinstance(self._screen, _Log):
                 self._screen.ended(phase.seconds)
             self._running.pop()
 
     def tell(self, detail: str) -> None:
-        """Shows a few words about the current phase."""
         if self._running:
             self._running[-1].detail = detail
 
     def advance(self, done: int, total: int) -> None:
-        """Shows how much of the current phase is done."""
         self.tell(f"{done} of {total}")
 
-    def improved(self, search: _Search) -> None:
-        """Shows the cost of the best plan, relative to the plain step's, and how far it is above
-        the bound."""
+    def improved(self, search: Any) -> None:
+        """Shows the cost of the best plan over the plain step's, and its gap; `search` is a
+        `solvers.search.Search`, of a layer above."""
         total, found, bound = search.graph.total_cost, search.timeline, search.bound
         if not total:
             return
@@ -129,15 +113,14 @@ class Progress:
         self._summary = printable(f"{self._name}: {summary} ({seconds:.1f} s)")
 
     def line(self, width: float = math.inf) -> str:
-        """Returns what is to be shown now, "" between two phases; without the name where it is too
-        long for `width`."""
+        """The text to show now, "" between two phases; without the name where it is too long for
+        `width`."""
         text = printable("".join(map(str, self._running[-1:])))  # a thread asks while phases end
         named = f"{printable(self._name)}: {text}" if text else ""
         return named if len(named) <= width else text
 
     @property
     def seconds(self) -> float:
-        """How long the current phase has run."""
         return sum(phase.seconds for phase in self._running[-1:])
 
 
@@ -152,9 +135,6 @@ class _Terminal:
 
     def start(self) -> None:
         self._live.start()
-
-    def ended(self, seconds: float) -> None:
-        """The next phase takes the place of this one."""
 
     def stop(self, summary: str) -> None:
         self._live.stop()
@@ -179,9 +159,6 @@ class _Notebook:
 
         self._handle = display({"text/plain": ""}, raw=True, display_id=True)
         self._ticker.start()
-
-    def ended(self, seconds: float) -> None:
-        """The next phase takes the place of this one."""
 
     def stop(self, summary: str) -> None:
         self._ticker.stop()

@@ -41,7 +41,7 @@ class Positions(L.Layer):
         self.length = length
         self.tokens, self.places = L.Embedding(words, width), L.Embedding(length, width)
 
-    def call(self, tokens):  # noqa: D102
+    def call(self, tokens):
         return self.tokens(tokens) + self.places(keras.ops.arange(self.length))
 
 

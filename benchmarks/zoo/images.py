@@ -123,7 +123,7 @@ class Autoencoder(keras.Model):
         )
         self.seeds = keras.random.SeedGenerator(1)
 
-    def call(self, images, training=False):  # noqa: D102
+    def call(self, images, training=False):
         x = self.encode(images)
         mean, log_variance = self.mean(x), self.log_variance(x)
         self.add_loss(

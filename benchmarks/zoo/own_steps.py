@@ -25,7 +25,7 @@ class Network(tf.Module):
         self.mean = tf.Variable(tf.zeros(widths[1]), trainable=False)
 
     @tf.Module.with_name_scope
-    def __call__(self, x: Any) -> Any:  # noqa: D102
+    def __call__(self, x: Any) -> Any:
         for k, weight in enumerate(self.weights):
             x = x @ weight
             if k == 0:

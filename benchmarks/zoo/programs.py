@@ -30,7 +30,7 @@ class Branching(keras.Model):
         self.head = L.Dense(10)
         self.drop = L.Dropout(0.2)
 
-    def call(self, x: Any, training: bool = False, skip: Any = None) -> Any:  # noqa: D102
+    def call(self, x: Any, training: bool = False, skip: Any = None) -> Any:
         for k, block in enumerate(self.blocks):
             y = block(x)
             if training and k % 3 == 0:
@@ -50,7 +50,7 @@ class Recomputed(L.Layer):
     """Two dense layers under tf.recompute_grad, and one whose gradient is reversed by
     tf.custom_gradient."""
 
-    def build(self, shape: Any) -> None:  # noqa: D102
+    def build(self, shape: Any) -> None:
         self.up, self.down, self.side = (
             L.Dense(256, activation="gelu"),
             L.Dense(shape[-1]),
@@ -60,7 +60,7 @@ class Recomputed(L.Layer):
         self.down.build((*shape[:-1], 256))
         self.side.build(shape)
 
-    def call(self, x: Any) -> Any:  # noqa: D102
+    def call(self, x: Any) -> Any:
         @tf.custom_gradient
         def reversed_gradient(x: Any) -> Any:
             return tf.identity(x), lambda upstream: -0.1 * tf.clip_by_norm(upstream, 1.0)
@@ -96,10 +96,10 @@ def custom_gradients() -> Workload:
 class Loops(L.Layer):
     """tf.cond, tf.while_loop, tf.map_fn and tf.scan."""
 
-    def build(self, shape: Any) -> None:  # noqa: D102
+    def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], shape[-1]), initializer="orthogonal")
 
-    def call(self, x: Any) -> Any:  # noqa: D102
+    def call(self, x: Any) -> Any:
         x = tf.cond(
             tf.reduce_mean(x) > 0.1, lambda: tf.sin(x @ self.kernel), lambda: x @ self.kernel + 1.0
         )
@@ -126,10 +126,10 @@ class Codebook(L.Layer):
     """Vectors replaced by the nearest of a codebook, updated by a moving average (van den Oord
     et al., 2017)."""
 
-    def build(self, shape: Any) -> None:  # noqa: D102
+    def build(self, shape: Any) -> None:
         self.codes = self.add_weight(shape=(32, shape[-1]), initializer="normal", trainable=False)
 
-    def call(self, x: Any) -> Any:  # noqa: D102
+    def call(self, x: Any) -> Any:
         flat = tf.reshape(x, [-1, x.shape[-1]])
         distances = (
             tf.reduce_sum(flat**2, 1, keepdims=True)

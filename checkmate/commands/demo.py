@@ -8,13 +8,7 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.options import (
-    PICTURE,
-    json_option,
-    named,
-    readable_budgets,
-    steps_option,
-)
+from checkmate.commands.options import PICTURE, json_option, named, readable_budgets, steps_option
 from checkmate.commands.table import complain, print_json, print_table, say
 from checkmate.demo import WORKLOADS
 from checkmate.demo.demo import PHASES, Demo, run_demo
@@ -81,16 +75,10 @@ def demo_command(
 
 def _print(found: Demo, steps: int) -> None:
     runs = {"plain": found.plain, f"budget {format_bytes(found.budget_bytes)}": found.planned}
-    rows = [
-        (
-            name,
-            format_bytes(run.peak_bytes),
-            f"{run.step_s:.2f} s",
-            f"{run.losses[0]:.6f}",
-            f"{run.losses[-1]:.6f}",
-        )
-        for name, run in runs.items()
-    ]
+    rows = []
+    for name, run in runs.items():
+        losses = [f"{run.losses[k]:.6f}" for k in (0, -1)]
+        rows.append((name, format_bytes(run.peak_bytes), f"{run.step_s:.2f} s", *losses))
     title = f"{found.model}, {steps} training steps on {found.device}"
     columns = ("", "measured peak", "step time", "first loss", "last loss")
     print_table(title, columns, rows, left=("",))

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import click
@@ -45,15 +45,9 @@ SOLVERS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the diagnosis.
-
-    Attributes:
-      state: "ok"; "missing" for something that every command needs; "note" for something that only
-        some functions need; "wrong" for a training that is not as it should be.
-      cure: What to do about it.
-      bytes: Of a limit on the memory of the training device.
-      by: Who sets that limit.
-    """
+    """One line of the diagnosis, and a cure. The state is "ok"; "missing" for something that every
+    command needs; "note" for something that only some functions need; "wrong" for a training that
+    is not as it should be. A limit on memory has its bytes, and who sets it."""
 
     what: str
     state: str
@@ -106,22 +100,23 @@ def doctor_command(train: bool, as_json: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields the findings, one after the other."""
-    yield Finding(
-        "Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("Python", "ok", f"{platform.python_version()} on {system}")
     for module, name in PACKAGES.items():
         yield _package(module, name, "missing", f"pip install {name}")
     for module, (name, solvers) in SOLVERS.items():
         yield _package(module, name, "note", f"pip install {name}, for the solvers {solvers}")
     if importlib.util.find_spec("tensorflow") is not None:
-        yield from _attempt("devices", _devices)
+        try:
+            yield from _devices()
+        except Exception as error:  # a broken installation can raise anything
+            found = f"{type(error).__name__}: {error}"
+            yield Finding("devices", "missing", found, "Reinstall TensorFlow.")
 
 
 def _trained() -> Iterator[Finding]:
-    """What a training on the device found."""
     try:
-        checks = trial.run_trial().checks()
+        checks = trial.checks(trial.run_trial())
     except checkmate.CheckmateError as error:
         yield Finding("training", "wrong", last_line(error), trial.REPORT_IT)
         return
@@ -135,55 +130,33 @@ def _package(module: str, name: str, state: str, cure: str) -> Finding:
     return Finding(name, "ok", importlib.metadata.version(name))
 
 
-def _attempt(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    try:
-        yield from check()
-    except Exception as error:  # a broken installation can raise anything
-        yield Finding(what, "missing", f"{type(error).__name__}: {error}", "Reinstall TensorFlow.")
-
-
 def _devices() -> Iterator[Finding]:
     with quietly():
+        from checkmate.demo.memory_limits import memory_limits
         from checkmate.tf2 import device as devices
         from checkmate.tf2.memory.available import free_bytes
 
         backend = devices.keras_backend()
     if backend != "tensorflow":
-        yield Finding(
-            "Keras backend",
-            "missing",
-            backend,
-            "Set KERAS_BACKEND=tensorflow before Keras is imported.",
-        )
+        cure = "Set KERAS_BACKEND=tensorflow before Keras is imported."
+        yield Finding("Keras backend", "missing", backend, cure)
     training = devices.training_device()
-    yield Finding(
-        "training device", "ok", f"{training}: {devices.describe(training)}", _gpu_cure(training)
-    )
+    found = f"{training}: {devices.describe(training)}"
+    yield Finding("training device", "ok", found, _gpu_cure(training))
     try:
         yield Finding("free memory", "ok", format_bytes(free_bytes(training)))
     except CheckmateError as error:
-        yield Finding(
-            "free memory", "note", str(error), "pip install nvidia-ml-py, for budget='auto'"
-        )
-    yield from _limits(training)
-    if devices.allocator_reports(training):
-        yield Finding("allocator", "ok", "reports the bytes in use: peaks are measured")
-    else:
-        cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
-        yield Finding(
-            "allocator",
-            "note",
-            "does not report the bytes in use: peaks are predicted, not measured",
-            cure,
-        )
-
-
-def _limits(training: str) -> Iterator[Finding]:
-    from checkmate.demo.memory_limits import memory_limits
-
+        cure = "pip install nvidia-ml-py, for budget='auto'"
+        yield Finding("free memory", "note", str(error), cure)
     for limit in memory_limits(training):
         found = f"{format_bytes(limit.bytes)} by {limit.by}"
         yield Finding("limit", "ok", found, bytes=limit.bytes, by=limit.by)
+    if devices.allocator_reports(training):
+        yield Finding("allocator", "ok", "reports the bytes in use: peaks are measured")
+    else:
+        found = "does not report the bytes in use: peaks are predicted, not measured"
+        cure = "Set TF_CPU_ALLOCATOR_USE_BFC=true before TensorFlow is imported."
+        yield Finding("allocator", "note", found, cure)
 
 
 def _gpu_cure(training: str) -> str:

@@ -17,6 +17,9 @@ import click
 from checkmate.solvers.solve import SPELLINGS, solver_list
 from checkmate.units import check_budget, parse_bytes
 
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
 
 class NumberFrom(click.FloatRange):
     """A number, at least a minimum. Unlike `FloatRange` it refuses nan."""
@@ -24,7 +27,6 @@ class NumberFrom(click.FloatRange):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> float:
-        """Checks the number."""
         number = super().convert(value, parameter, context)
         if math.isnan(number):
             self.fail(f"{value!r} is no number.", parameter, context)
@@ -39,16 +41,13 @@ class CountOrAuto(click.ParamType):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> int | str:
-        """Checks the number."""
         if value == "auto":
             return "auto"
         try:
             return click.IntRange(1).convert(value, parameter, context)
         except click.BadParameter:
             self.fail(
-                f"{value!r} is neither a whole number of at least 1 nor 'auto'.",
-                parameter,
-                context,
+                f"{value!r} is neither a whole number of at least 1 nor 'auto'.", parameter, context
             )
 
 
@@ -58,8 +57,8 @@ json_option = click.option(
 
 
 def readable_budgets(context: click.Context, parameter: click.Parameter, texts: Any) -> Any:
-    """Callback of options that take budgets, separated by commas or not: one that cannot be read is
-    refused before anything is loaded or traced."""
+    """Callback of options that take budgets: one that cannot be read is refused before anything is
+    loaded or traced."""
     if texts:
         for amount in _amounts((texts,) if isinstance(texts, str) else texts):
             check_budget(amount)
@@ -67,7 +66,6 @@ def readable_budgets(context: click.Context, parameter: click.Parameter, texts: 
 
 
 def _amounts(texts: Iterable[str]) -> list[str]:
-    """The budgets of texts that separate them by commas."""
     found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not found:
         raise click.UsageError(
@@ -115,8 +113,6 @@ reorder_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """The options of `search_options`, as `solve` takes them."""
-
     solver: str
     time_limit_s: float
     reorder: bool
@@ -155,21 +151,15 @@ optimizer_option = click.option(
 )
 
 
-def output_option(
-    text: str, *, default: str | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option --output, a folder."""
+def output_option(text: str, *, default: str | None = None) -> Decorator:
     folder: Any = click.Path(file_okay=False, path_type=Path)
-    shown = default is not None
+    is_shown = default is not None
     return click.option(
-        "--output", "-o", default=default, show_default=shown, type=folder, help=text
+        "--output", "-o", default=default, show_default=is_shown, type=folder, help=text
     )
 
 
-def steps_option(
-    default: int, text: str, *, minimum: int = 1
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option --steps."""
+def steps_option(default: int, text: str, *, minimum: int = 1) -> Decorator:
     return click.option(
         "--steps", default=default, show_default=True, type=click.IntRange(minimum), help=text
     )
@@ -186,7 +176,6 @@ class FileToWrite(click.Path):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> Any:
-        """Checks the name."""
         path = Path(os.fsdecode(super().convert(value, parameter, context)))
         if path.suffix.lower() not in self.suffixes:
             self.fail(
@@ -201,22 +190,14 @@ PICTURE = FileToWrite(".png", ".svg", ".pdf")
 
 
 def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, int]]:
-    """Returns the text and the bytes of each budget, given with commas or by repeating the option.
-
-    All are parsed at once, so that a mistake in the last one is reported before the first is
-    solved.
-
-    Args:
-      percent_of: The bytes that 100% stands for.
-    """
+    """The text and bytes of each budget. All are parsed first, so that a mistake in the last is
+    reported before the first is solved. `percent_of` is what 100% stands for."""
     return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
-def numbers(
-    kind: Callable[[str], Any],
-) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Returns a callback for an option that is a comma-separated list of numbers; a percent sign
-    may follow each."""
+def numbers(kind: Callable[[str], Any]) -> Callback:
+    """Callback of an option that is a comma-separated list of numbers, with or without percent
+    signs."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str) -> list[Any]:
         try:
@@ -230,11 +211,7 @@ def numbers(
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "") -> None:
-    """Raises `click.BadParameter` for a name that is not known, with those that are like it.
-
-    Args:
-      what: The kind of thing that has such names, for the message.
-    """
+    """Raises `click.BadParameter` for a name that is not known, with those that are like it."""
     for name in names:
         if name in known:
             continue
@@ -244,11 +221,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "")
         raise click.BadParameter(f"There is no {kind}{name!r}.{hint} There are {', '.join(known)}.")
 
 
-def named(
-    known: Collection[str], what: str
-) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Returns a callback for an option or argument that is a name, or several."""
-
+def named(known: Collection[str], what: str) -> Callback:
     def read(context: click.Context, parameter: click.Parameter, names: Any) -> Any:
         refuse_unknown((names,) if isinstance(names, str) else names, known, what)
         return names
@@ -256,15 +229,9 @@ def named(
     return read
 
 
-def listed(
-    known: Collection[str], also: str = ""
-) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
-    """Returns a callback for an option that is a comma-separated list of names.
-
-    Args:
-      known: The names; "all" stands for all of them.
-      also: A regular expression of other names that are allowed.
-    """
+def listed(known: Collection[str], also: str = "") -> Callback:
+    """Callback of an option that is a comma-separated list of known names, or "all". `also` is a
+    regular expression of other names that are allowed."""
 
     def read(
         context: click.Context, parameter: click.Parameter, text: str | None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,8 @@ WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result for one budget of one graph.
-
-    Attributes:
-      budget: The text of the option.
-      facts: The values of `KEYS`.
-      plan: None if there is none; then `message` says why.
-      file: The plan's file, if it was written.
-    """
+    """The result for one budget, as in the option's text, with the values of `KEYS`. Without a
+    plan, `message` tells why."""
 
     budget: str
     facts: dict[str, Any]
@@ -72,48 +66,40 @@ class Found:
 
 
 def solve_each(
-    graph: DFGraph,
-    budgets: Iterable[str],
-    search: SearchOptions,
-    *,
-    folder: Path | None,
-    graph_file: str,
-    save: Callable[..., None] = save_plan,
-    percent_of: int | None = None,
-) -> list[Found]:
-    """Solves `graph` for each budget. If there is a folder, each plan is written to it by
-    `save(plan, path, graph=, **facts)`.
-
-    Args:
-      percent_of: The bytes that 100% stands for; by default the plain step's peak.
-
-    Ctrl-C ends the search for a budget with the best plan so far; later budgets are left out.
-    """
-    found = []
-    plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-    asked = each_budget(budgets, percent_of=percent_of or plain_peak)
+    graph: DFGraph, budgets: Iterable[str], search: SearchOptions, *, percent_of: int | None = None
+) -> Iterator[Found]:
+    """Solves `graph` for each budget. `percent_of` is by default the plain step's peak. Ctrl-C ends
+    the search for a budget with the best plan so far; later budgets are left out."""
+    asked = each_budget(budgets, percent_of=percent_of or _plain_peak(graph))
     phases = {f"solving for {budget}": number for number, (budget, _) in enumerate(asked, 1)}
     for budget, budget_bytes in asked:
         with (
             Progress(graph.name or "graph", phases) as progress,
             progress.phase(f"solving for {budget}", limit_s=search.time_limit_s),
         ):
-            one = _solve_one(graph, budget, budget_bytes, search, progress)
-        found.append(one if folder is None else written(one, graph, folder, graph_file, save))
-        if one.facts["status"] == SolveStatus.INTERRUPTED.name:
+            found = _solve_one(graph, budget, budget_bytes, search, progress)
+        yield found
+        if is_interrupted(found):
             break
-    return found
+
+
+def is_interrupted(found: Found) -> bool:
+    return found.facts["status"] == SolveStatus.INTERRUPTED.name
+
+
+def _plain_peak(graph: DFGraph) -> int:
+    return replay(graph, Plan.keep_all(graph)).peak_bytes
 
 
 def written(
     one: Found,
     graph: DFGraph,
-    folder: Path,
+    folder: Path | None,
     graph_file: str,
     save: Callable[..., None] = save_plan,
 ) -> Found:
-    """Writes a plan to a folder, if there is one; see `solve_each`."""
-    if one.plan is None:
+    """Writes the plan, if there is one and a folder, by `save(plan, path, graph=, **facts)`."""
+    if one.plan is None or folder is None:
         return one
     amount = re.sub("[^0-9A-Za-z.]", "", one.budget.replace("%", "pct"))
     file = folder / f"{Path(graph_file).name.split('.', 1)[0]}-{amount}.plan.json"
@@ -141,26 +127,18 @@ def _solve_one(
         return Found(
             budget, facts, None, str(error) or f"Interrupted before there was a plan for {budget}."
         )
-    return Found(budget, facts_of(result, lowest), result.plan)
+    return Found(budget, _facts(result, lowest), result.plan)
 
 
-def facts_of(result: SolveResult, floor_bytes: int) -> dict[str, Any]:
-    """The values of `KEYS`."""
-    values = (
-        result.status.name,
-        result.cost,
-        result.overhead,
-        result.bound,
-        result.gap,
-        result.peak_bytes,
-        result.budget_bytes,
-        floor_bytes,
-        result.stats.seconds,
-        result.stats.solver,
-    )
-    return {key: _finite(value) for key, value in zip(KEYS, values, strict=True)} | {
-        "bound_covers": result.bound_covers
+def _facts(result: SolveResult, floor_bytes: int) -> dict[str, Any]:
+    facts = {key: getattr(result, key, None) for key in KEYS} | {
+        "status": result.status.name,
+        "floor_bytes": floor_bytes,
+        "seconds": result.stats.seconds,
+        "solver": result.stats.solver,
+        "bound_covers": result.bound_covers,
     }
+    return {key: _finite(value) for key, value in facts.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -171,8 +149,7 @@ def _finite(value: Any) -> Any:
 def print_found(
     graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
 ) -> None:
-    """Prints the result for each budget; without `as_json` also the lines `more`."""
-    plain = replay(graph, Plan.keep_all(graph)).peak_bytes
+    plain = _plain_peak(graph)
     if as_json:
         for one in found:
             files = {
@@ -191,7 +168,6 @@ def print_found(
 
 
 def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
-    """Prints a row per budget, and the range of budgets that make sense."""
     title = f"Plans of {graph.name or 'the graph'}, {len(graph)} ops"
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
     lowest = max(one.facts["floor_bytes"] for one in found)
@@ -200,13 +176,10 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
         " no plan."
     )
     if any(one.plan for one in found):
-        order = (
-            "in this order of ops"
-            if any(one.facts.get("bound_covers") == "given order" for one in found)
-            else "in any order of ops"
-        )
-        say(f"The gap bounds how much faster another plan {order} could be.")
-    if found[-1].plan is not None and found[-1].facts["status"] == SolveStatus.INTERRUPTED.name:
+        is_given = any(one.facts.get("bound_covers") == "given order" for one in found)
+        order = "this order" if is_given else "any order"
+        say(f"The gap bounds how much faster another plan in {order} of ops could be.")
+    if found[-1].plan is not None and is_interrupted(found[-1]):
         say("Interrupted: the last plan is the best found until then.")
     for one in found:
         if one.file:
@@ -214,7 +187,6 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
 
 
 def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
-    """A row of the table."""
     facts = one.facts
     budget = one.budget
     if facts["budget_bytes"] is not None:
@@ -223,48 +195,32 @@ def cells(graph: DFGraph, one: Found) -> tuple[str, ...]:
     seconds = f"{facts['seconds']:.1f} s" if facts["seconds"] is not None else "?"
     if one.plan is None:
         proven = (facts["bound"] or 0) / (graph.total_cost or 1) - 1
-        return (
-            budget,
-            facts["status"].lower().replace("_", " "),
-            f">= {proven:+.2%}" if proven > 0 else "-",
-            "-",
-            "-",
-            seconds,
-        )
+        status = facts["status"].lower().replace("_", " ")
+        return budget, status, f">= {proven:+.2%}" if proven > 0 else "-", "-", "-", seconds
     again = sum(one.plan.recomputed.values())
-    times = f"{again} time{'s' * (again != 1)}"
-    return (
-        budget,
-        format_bytes(facts["peak_bytes"]),
-        f"{facts['overhead'] - 1:+.2%}",
-        gap(facts),
-        times,
-        seconds,
-    )
+    times, extra = f"{again} time{'s' * (again != 1)}", f"{facts['overhead'] - 1:+.2%}"
+    return budget, format_bytes(facts["peak_bytes"]), extra, gap(facts), times, seconds
 
 
 def proof(facts: dict[str, Any]) -> str:
-    """Returns what is proven of the plan's cost, in a few words."""
+    """The proven quality of the plan, in a few words."""
     found = gap(facts)
     if not found:
         return "nothing"
     space = "" if facts.get("bound_covers") == "any order" else " in this order of ops"
-    return (
-        f"no plan{space} is faster"
-        if found == "none"
-        else f"at most {found} slower than the best plan{space}"
-    )
+    if found == "none":
+        return f"no plan{space} is faster"
+    return f"at most {found} slower than the best plan{space}"
 
 
 def gap(facts: dict[str, Any]) -> str:
-    """Returns the gap as text: "none" for an optimal plan, "" if no bound is known."""
+    """The gap as text, "none" for an optimal plan, "" if no bound is known."""
     if facts["status"] == SolveStatus.OPTIMAL.name:
         return "none"
     return "" if facts["gap"] is None else gap_text(facts["gap"])
 
 
 def status_of(found: list[Found]) -> int:
-    """Returns the exit status: 130 after Ctrl-C, else 1 if a budget has no plan."""
-    if any(one.facts["status"] == SolveStatus.INTERRUPTED.name for one in found):
+    if any(map(is_interrupted, found)):
         return INTERRUPTED
     return int(any(one.plan is None for one in found))

@@ -82,9 +82,8 @@ def plan_command(
             from checkmate.tf2.models import step_on_paper
         with progress.phase("tracing"):
             step = step_on_paper(model, **training)
-        graphs = SliceGraphs(step, costs)
         with progress.phase("measuring ops"):
-            graphs.at(graphs.whole, on_progress=progress.advance)
+            graphs = SliceGraphs(step, costs, progress.advance)
     status = 0
     for sliced, found in graphs.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{sliced.suffix}.graph.json"
@@ -97,7 +96,6 @@ def plan_command(
 
 
 def _next(found: list[Found], micro_batches: Any) -> tuple[str, ...]:
-    """Commands that use the plan of the last budget."""
     more = f", micro_batches={micro_batches}" if micro_batches else ""
     files = [str(one.file) for one in found if one.file]
     if not files:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checkmate.commands.options import SearchOptions, each_budget
-from checkmate.commands.output import Found, solve_each
+from checkmate.commands.output import Found, is_interrupted, solve_each
 from checkmate.commands.table import complain
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import TraceError
-from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.on_paper import StepOnPaper
@@ -26,13 +24,7 @@ from checkmate.tf2.planning import store
 
 @dataclass(frozen=True, slots=True)
 class SliceGraph:
-    """What is planned of a batch in slices.
-
-    Attributes:
-      traced: What runs for a slice; for a single one the step.
-      graph: Its graph, with costs.
-      plain_bytes: The plain step's peak, on the whole batch.
-    """
+    """The step of a slice, its graph with costs, and the plain step's peak on the whole batch."""
 
     slices: Slices
     traced: TracedStep
@@ -41,101 +33,66 @@ class SliceGraph:
 
     @property
     def suffix(self) -> str:
-        """What the names of files have more than those of the whole batch."""
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
-    @property
-    def times(self) -> float:
-        """How often a slice runs."""
-        return self.slices.examples / self.slices.size
-
     def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
-        """Writes a plan as a file for `compile`."""
         facts |= {"unchanged": False}
         if self.slices.count > 1:
             facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
         store.write(path, self.traced, graph, plan, facts)
 
 
-@dataclass(slots=True)
 class SliceGraphs:
-    """The graphs of slices of a step's batch, each traced and measured once.
+    """The graphs of slices of a step's batch, each traced and measured once."""
 
-    Attributes:
-      costs: The cost model.
-    """
-
-    step: StepOnPaper
-    costs: str
-    _made: dict[int, SliceGraph] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> Slices:
-        """The batch in one slice."""
-        return Slices.of(self.step.examples, 1)
-
-    def at(
-        self, slices: Slices, on_progress: Callable[[int, int], None] | None = None
-    ) -> SliceGraph:
-        """Returns the graph for these slices."""
-        if slices.size not in self._made:
-            traced = self.step.traced if slices.count == 1 else self.step.slice(slices)
-            graph = with_costs(traced, self.costs, on_progress=on_progress)
-            if slices.count == 1:
-                plain = replay(graph, Plan.keep_all(graph)).peak_bytes
-            else:
-                plain = self.at(self.whole).plain_bytes
-                graph = self.step.with_all_variables(traced, graph)
-            self._made[slices.size] = SliceGraph(slices, traced, graph, plain)
-        return self._made[slices.size]
+    def __init__(self, step: StepOnPaper, costs: str, on_progress: Callable[[int, int], None]):
+        self._step, self._costs = step, costs
+        graph = with_costs(step.traced, costs, on_progress=on_progress)
+        peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+        self._whole = SliceGraph(Slices.of(step.examples, 1), step.traced, graph, peak)
+        self._made = {step.examples: self._whole}
 
     def plans(
         self, budgets: tuple[str, ...], search: SearchOptions, count: int | str
     ) -> Iterator[tuple[SliceGraph, list[Found]]]:
-        """Yields graphs and what was found with each; budgets are shares of the plain step's
-        peak."""
-        plain = self.at(self.whole).plain_bytes
-
-        def found(budgets: Sequence[str], sliced: SliceGraph) -> list[Found]:
-            return solve_each(
-                sliced.graph, budgets, search, folder=None, graph_file="", percent_of=plain
-            )
-
+        """Yields graphs and the results for each; budgets are shares of the plain step's peak."""
+        plain = self._whole.plain_bytes
         if count != "auto":
-            sliced = self.at(Slices.of(self.step.examples, int(count)))
-            yield sliced, found(budgets, sliced)
+            sliced = self._at(Slices.of(self._step.examples, int(count)))
+            yield sliced, list(solve_each(sliced.graph, budgets, search, percent_of=plain))
             return
         for budget, _ in each_budget(budgets, percent_of=plain):
-            best = self._cheapest(partial(found, [budget]))
-            yield best
-            if is_interrupted(best[1]):
+            sliced, found = self._cheapest(budget, search)
+            yield sliced, [found]
+            if is_interrupted(found):
                 break
 
-    def _cheapest(
-        self, plan: Callable[[SliceGraph], list[Found]]
-    ) -> tuple[SliceGraph, list[Found]]:
-        """That of 1, 2, 4, ... slices whose plan costs least."""
-        sliced = self.at(self.whole)
-        best = sliced, plan(sliced)
-        cost = math.inf if best[1][0].plan is None else best[1][0].facts["cost"]
-        for slices in Slices.halved(self.step.examples):
-            if is_interrupted(best[1]):
-                break
+    def _at(self, slices: Slices) -> SliceGraph:
+        if slices.size not in self._made:
+            traced = self._step.slice(slices)
+            graph = self._step.with_all_variables(traced, with_costs(traced, self._costs))
+            sliced = SliceGraph(slices, traced, graph, self._whole.plain_bytes)
+            self._made[slices.size] = sliced
+        return self._made[slices.size]
+
+    def _cheapest(self, budget: str, search: SearchOptions) -> tuple[SliceGraph, Found]:
+        """The result of least cost, of the whole batch and of halves, quarters, ... of it."""
+        best, least = None, math.inf
+        for slices in (self._whole.slices, *Slices.halved(self._step.examples)):
             try:
-                sliced = self.at(slices)
+                sliced = self._at(slices)
             except TraceError as error:
                 complain(str(error))
                 continue
-            if sliced.times * sliced.graph.total_cost >= cost:
+            times = slices.examples / slices.size
+            if best and times * sliced.graph.total_cost >= least:
                 break
-            (found,) = plan(sliced)
-            if is_interrupted([found]) or (
-                found.plan is not None and sliced.times * found.facts["cost"] < cost
-            ):
-                best, cost = (sliced, [found]), sliced.times * (found.facts["cost"] or math.inf)
+            plain = sliced.plain_bytes
+            (found,) = solve_each(sliced.graph, [budget], search, percent_of=plain)
+            cost = math.inf if found.plan is None else times * found.facts["cost"]
+            if best is None or cost < least or is_interrupted(found):
+                best, least = (sliced, found), cost
+            if is_interrupted(found):
+                break
+        assert best is not None
         return best
-
-
-def is_interrupted(found: list[Found]) -> bool:
-    """Returns whether Ctrl-C ended the search for the last plan."""
-    return found[-1].facts["status"] == SolveStatus.INTERRUPTED.name

@@ -16,11 +16,9 @@ libraries write before they read it."""
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Captures the file descriptor of standard error, and prints what was captured if the block
-    fails. Does nothing unless TF_CPP_MIN_LOG_LEVEL is `QUIET`.
-
-    Python's own `sys.stderr`, and so the progress line, still goes to the terminal.
-    """
+    """Captures the file descriptor of standard error, and prints it if the block fails; only if
+    TF_CPP_MIN_LOG_LEVEL is `QUIET`. Python's own `sys.stderr`, and so the progress line, still goes
+    to the terminal."""
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != QUIET:
         yield
         return

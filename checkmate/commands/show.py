@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from checkmate.commands.options import FileToWrite, json_option
-from checkmate.commands.output import KEYS, Found
-from checkmate.commands.show_tables import (
-    graph_facts,
-    graph_rows,
-    plan_rows,
-    print_graph,
-    print_plan,
-    print_plans,
-)
-from checkmate.commands.table import print_json
+from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
+from checkmate.commands.table import console, print_json, print_table, say
 from checkmate.core.files import PLAN_FORMAT, load_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.json_files import read_json
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import PlanFileError
+from checkmate.plot.layer_names import layer_names
+from checkmate.plot.usage import layers
+from checkmate.printable import printable
 from checkmate.units import format_bytes
 
 PICTURES = ("memory", "matrices", "layers", "curve")
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One graph, and its plans.
-
-    Attributes:
-      plans: Each with the facts in its file, and with peak and cost as replayed.
-    """
-
-    graph: DFGraph = field(repr=False)
-    plans: list[Found]
 
 
 @click.command("show")
@@ -84,38 +68,33 @@ def show_command(
 
     Example: checkmate show resnet50-b64-60pct.plan.json --html plan.html
     """
-    shown = read(files, graph_file)
-    if picture in ("matrices", "layers") and not shown.plans:
+    graph, plans = read(files, graph_file)
+    if picture in ("matrices", "layers") and not plans:
         raise click.UsageError(f"--picture {picture} shows a plan; {files[0]} is a graph.")
     for path in filter(None, (written["png"], written["svg"])):
-        draw(shown, picture or ("curve" if len(shown.plans) > 1 else "memory")).save(path)
+        draw(graph, plans, picture or ("curve" if len(plans) > 1 else "memory")).save(path)
     if html := written["html"]:
-        html.write_text(page(shown), encoding="utf-8")
+        html.write_text(page(graph, plans), encoding="utf-8")
     if as_json:
-        for facts in [one.facts for one in shown.plans] or [graph_facts(shown.graph)]:
+        for facts in [one.facts for one in plans] or [graph_facts(graph)]:
             print_json(facts)
-    elif not shown.plans:
-        print_graph(shown.graph, most)
-    elif len(shown.plans) == 1:
-        print_plan(shown.graph, shown.plans[0], most)
+    elif len(plans) > 1:
+        print_plans(graph, plans)
     else:
-        print_plans(shown.graph, shown.plans)
+        print_one(graph, plans, most)
     for path in filter(None, written.values()):
         click.echo(f"Written: {path}", err=True)
 
 
-def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
-    """Reads a graph file, or plan files and their graph: `graph_file`, or the one that they name.
-
-    Raises:
-      PlanFileError: A file is neither, the graph is not found, or a plan is of another graph.
-    """
+def read(files: tuple[Path, ...], graph_file: Path | None) -> tuple[DFGraph, list[Found]]:
+    """Reads a graph file, or plan files and their graph: `graph_file`, or the one that they
+    name."""
     contents = [read_json(file) for file in files]
     plans = [data.get("format") == PLAN_FORMAT for data in contents]
     if not all(plans):
         if any(plans) or len(files) > 1:
             raise PlanFileError("Give one graph file, or plan files of one graph.")
-        return Shown(DFGraph.load(files[0]), [])
+        return DFGraph.load(files[0]), []
     if graph_file is None:
         named = contents[0].get("graph_file")
         graph_file = files[0].parent / named if isinstance(named, str) else None
@@ -126,81 +105,144 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> Shown:
             )
     graph = DFGraph.load(graph_file)
     lowest = floor(graph).bytes
-    return Shown(
-        graph,
-        [_found(file, data, graph, lowest) for file, data in zip(files, contents, strict=True)],
-    )
+    return graph, [_found(*each, graph, lowest) for each in zip(files, contents, strict=True)]
 
 
 def _found(file: Path, data: dict[str, Any], graph: DFGraph, floor_bytes: int) -> Found:
-    """A plan with the facts in its file; those that `replay` returns are not taken from there."""
+    """A plan with the facts in its file, except for those that `replay` finds."""
     plan = load_plan(file, graph=graph)
     timeline = replay(graph, plan)
     overhead = timeline.cost / graph.total_cost if graph.total_cost else 1.0
-    judged = {
-        "cost": timeline.cost,
-        "overhead": overhead,
-        "peak_bytes": timeline.peak_bytes,
-        "floor_bytes": floor_bytes,
-    }
-    facts = {key: data.get(key) for key in (*KEYS, "bound_covers")} | judged
+    facts = {key: data.get(key) for key in (*KEYS, "bound_covers")}
+    facts |= {"cost": timeline.cost, "overhead": overhead}
+    facts |= {"peak_bytes": timeline.peak_bytes, "floor_bytes": floor_bytes}
     facts["status"] = facts["status"] or "FEASIBLE"
     return Found("", facts, plan, file=file)
 
 
-def draw(shown: Shown, picture: str) -> Any:
-    """Returns the picture of this name."""
+def draw(graph: DFGraph, plans: list[Found], picture: str) -> Any:
     from checkmate import plot
 
-    graph, first = shown.graph, shown.plans[0] if shown.plans else None
     if picture == "curve":
-        return _curve(shown)
-    if first is None or first.plan is None:
+        return _curve(graph, plans)
+    if not plans or plans[0].plan is None:
         return plot.memory(graph)
+    plan = plans[0].plan
     if picture == "memory":
-        return plot.memory(graph, first.plan, budget_bytes=first.facts["budget_bytes"])
-    return (
-        plot.matrices(graph, first.plan)
-        if picture == "matrices"
-        else plot.layers(graph, first.plan)
-    )
+        return plot.memory(graph, plan, budget_bytes=plans[0].facts["budget_bytes"])
+    return plot.matrices(graph, plan) if picture == "matrices" else plot.layers(graph, plan)
 
 
-def _curve(shown: Shown) -> Any:
+def _curve(graph: DFGraph, plans: list[Found]) -> Any:
     from checkmate import plot
 
     solvers: dict[str, list[Any]] = {}
-    for one in shown.plans:
-        facts, total = one.facts, shown.graph.total_cost or 1.0
-        point = plot.Point(
-            facts["budget_bytes"] or facts["peak_bytes"],
-            facts["overhead"],
-            (facts["bound"] or total) / total,
-            facts["peak_bytes"],
-        )
+    for one in plans:
+        facts, total = one.facts, graph.total_cost or 1.0
+        peak, bound = facts["peak_bytes"], (facts["bound"] or total) / total
+        point = plot.Point(facts["budget_bytes"] or peak, facts["overhead"], bound, peak)
         solvers.setdefault(facts["solver"] or "plan", []).append(point)
-    plain = replay(shown.graph, Plan.keep_all(shown.graph)).peak_bytes
+    plain = replay(graph, Plan.keep_all(graph)).peak_bytes
     return plot.budget_curve(
-        solvers, floor_bytes=floor(shown.graph).bytes, plain_bytes=plain, name=shown.graph.name
+        solvers, floor_bytes=floor(graph).bytes, plain_bytes=plain, name=graph.name
     )
 
 
-def page(shown: Shown) -> str:
-    """Returns the interactive page of the graph or of the first plan."""
+def page(graph: DFGraph, plans: list[Found]) -> str:
     from checkmate import plot
 
-    if not shown.plans:
-        return plot.page(shown.graph, facts=graph_rows(shown.graph))
-    one, rows = shown.plans[0], graph_rows(shown.graph)
-    plain = format_bytes(graph_facts(shown.graph)["plain_peak_bytes"])
+    rows = graph_rows(graph)
+    if not plans:
+        return plot.page(graph, facts=rows)
+    one, plain = plans[0], format_bytes(graph_facts(graph)["plain_peak_bytes"])
     lead = (
         f"{format_bytes(one.facts['peak_bytes'])} instead of {plain}, for"
         f" {one.facts['overhead'] - 1:.2%} more time."
     )
-    return plot.page(
-        shown.graph,
-        one.plan,
-        budget_bytes=one.facts["budget_bytes"],
-        lead=lead,
-        facts=[*rows, *plan_rows(one)],
+    rows, budget = [*rows, *plan_rows(one)], one.facts["budget_bytes"]
+    return plot.page(graph, one.plan, budget_bytes=budget, lead=lead, facts=rows)
+
+
+def graph_facts(graph: DFGraph) -> dict[str, Any]:
+    lowest = floor(graph)
+    return {
+        "name": graph.name,
+        "ops": len(graph),
+        "cost": graph.total_cost,
+        "fixed_bytes": graph.fixed_bytes,
+        "plain_peak_bytes": replay(graph, Plan.keep_all(graph)).peak_bytes,
+        "floor_bytes": lowest.bytes,
+        "binding_op": graph.ops[lowest.op].name,
+    }
+
+
+def graph_rows(graph: DFGraph) -> list[tuple[str, str]]:
+    facts = graph_facts(graph)
+    binding = layer_names(graph)[graph.index(facts["binding_op"])]
+    return [
+        ("ops", str(len(graph))),
+        ("resident", f"{format_bytes(facts['fixed_bytes'])} (variables, optimizer, batch)"),
+        ("the plain step needs", format_bytes(facts["plain_peak_bytes"])),
+        ("no plan below", f"{format_bytes(facts['floor_bytes'])}, because of {binding}"),
+    ]
+
+
+def plan_rows(one: Found) -> list[tuple[str, str]]:
+    facts, again = one.facts, one.plan.recomputed if one.plan else {}
+    rows = [("budget", format_bytes(facts["budget_bytes"]))] if facts["budget_bytes"] else []
+    extra = (
+        f"{facts['overhead'] - 1:+.2%}, for {sum(again.values())} recomputations of"
+        f" {len(again)} ops"
     )
+    rows += [
+        ("the planned step needs", format_bytes(facts["peak_bytes"])),
+        ("extra time", extra),
+        ("proven", proof(facts)),
+    ]
+    if facts["solver"] and facts["seconds"] is not None:
+        rows.append(("found by", f"{facts['solver']} in {facts['seconds']:.1f} s"))
+    return rows
+
+
+def print_one(graph: DFGraph, plans: list[Found], most: int) -> None:
+    kind, rows, plan = "Graph", graph_rows(graph), None
+    if plans:
+        kind, rows, plan = "Plan", [*rows, *plan_rows(plans[0])], plans[0].plan
+    say(f"{kind} of {graph.name or 'a step'}", style="bold")
+    table = Table.grid(padding=(0, 2))
+    for key, value in rows:
+        table.add_row(Text(f"  {key}"), Text(printable(value)))
+    console().print(table)
+    _print_layers(graph, plan, most)
+
+
+def print_plans(graph: DFGraph, plans: list[Found]) -> None:
+    rows = []
+    for one in sorted(
+        plans, key=lambda one: -(one.facts["budget_bytes"] or one.facts["peak_bytes"])
+    ):
+        budget, *others, _ = cells(graph, one)
+        rows.append((budget, one.facts["solver"] or "", *others, str(one.file or "")))
+    columns = ("budget", "solver", *COLUMNS, "file")
+    print_table(f"Plans of {graph.name or 'a step'}", columns, rows, left=("solver", "file"))
+
+
+def _print_layers(graph: DFGraph, plan: Plan | None, most: int) -> None:
+    found = [
+        row
+        for row in layers(graph, plan or Plan.keep_all(graph))
+        if row.plain_bytes or row.evaluations
+    ]
+    shown = sorted(found, key=lambda row: -(abs(row.saved_bytes) + row.kept_bytes))[:most]
+    columns = ["layer", "plain step", "kept", "saved", "recomputations", "extra time"]
+    rows: list[tuple[str, ...]] = []
+    for row in shown:
+        sizes = map(format_bytes, (row.plain_bytes, row.kept_bytes, row.saved_bytes))
+        again = (str(row.evaluations), f"{row.cost:.2%}") if row.evaluations else ("", "")
+        rows.append((row.name or "(no layer)", *sizes, *again))
+    if plan is None:
+        columns, rows = columns[:2], [row[:2] for row in rows]
+    title = "Forward values in memory when the backward pass begins"
+    print_table(title, columns, rows, left=("layer",))
+    if len(found) > len(shown):
+        say(f"{len(found) - len(shown)} layers more; --most shows them.")

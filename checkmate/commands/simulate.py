@@ -30,16 +30,7 @@ from checkmate.units import format_bytes
 GRID = tuple(f"{share}%" for share in range(100, 10, -10))
 """The default budgets of a picture."""
 
-COLUMNS = (
-    "heuristic",
-    "budget",
-    "status",
-    "extra time",
-    "peak",
-    "evictions",
-    "recomputed",
-    "time",
-)
+COLUMNS = ("heuristic", "budget", "status", "extra time", "peak", "evictions", "recomputed", "time")
 
 
 @click.command("simulate")
@@ -146,7 +137,6 @@ def _runs(
 
 
 def facts_of(run: DTRRun) -> dict[str, Any]:
-    """Returns the fields of a `DTRRun` and its overhead, as JSON values."""
     facts = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "plan"}
     return {
         **facts,
@@ -164,25 +154,16 @@ def _print(program: Program, runs: Sequence[DTRRun]) -> None:
     rows = []
     for run in runs:
         more = "" if run.status is DTRStatus.OK else "> "
-        rows.append(
-            (
-                run.heuristic,
-                format_bytes(run.budget_bytes),
-                run.status.value,
-                f"{more}{run.overhead - 1:+.2%}",
-                format_bytes(run.peak_bytes),
-                str(run.evictions),
-                str(run.rematerializations),
-                f"{run.seconds:.2f} s",
-            )
-        )
+        budget, peak = format_bytes(run.budget_bytes), format_bytes(run.peak_bytes)
+        extra, seconds = f"{more}{run.overhead - 1:+.2%}", f"{run.seconds:.2f} s"
+        counts = str(run.evictions), str(run.rematerializations)
+        rows.append((run.heuristic, budget, run.status.value, extra, peak, *counts, seconds))
     print_table(title, COLUMNS, rows, left=("heuristic", "status"))
     if len(runs) == 1 and runs[0].message:
         complain(runs[0].message)
 
 
 def overhead_curve(name: str, runs: Sequence[DTRRun]) -> Any:
-    """Returns the `checkmate.plot.Picture` of cost against budget, a line per heuristic."""
     from checkmate.plot.curves import online_curve
 
     lines: dict[str, list[DTRRun]] = {}

@@ -15,7 +15,7 @@ from checkmate.commands.options import (
     output_option,
     search_options,
 )
-from checkmate.commands.output import print_found, solve_each, status_of
+from checkmate.commands.output import print_found, solve_each, status_of, written
 from checkmate.core.graph import DFGraph
 
 
@@ -45,6 +45,6 @@ def solve_command(
     if output:
         output.mkdir(parents=True, exist_ok=True)
     relative = os.path.relpath(graph_file, output or ".")
-    found = solve_each(graph, budgets, search, folder=output, graph_file=relative)
+    found = [written(one, graph, output, relative) for one in solve_each(graph, budgets, search)]
     print_found(graph, found, as_json=as_json, graph_file=graph_file)
     sys.exit(status_of(found))

@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 def console() -> Console:
-    """Returns standard output, as wide as the terminal; `PIPED_WIDTH` for a file or a pipe."""
+    """Standard output, as wide as the terminal; `PIPED_WIDTH` for a file or a pipe."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
 
@@ -52,19 +52,14 @@ def complain(sentence: str) -> None:
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    """Prints one line of JSON."""
     click.echo(json.dumps(facts))
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
 ) -> None:
-    """Prints a row per line, or a paragraph per row if the terminal is too narrow. Cells are never
-    broken.
-
-    Args:
-      left: Columns of text, aligned on the left; the others are numbers, aligned on the right.
-    """
+    """Prints a row per line, or a paragraph per row if the terminal is too narrow; cells are never
+    broken. Columns of `left` are text; the others are numbers, aligned on the right."""
     title = printable(title)
     rows = [[*map(printable, row), *[""] * (len(columns) - len(row))] for row in rows]
     table = Table(
@@ -113,13 +108,8 @@ def _print_paragraphs(
 
 @dataclass(frozen=True, slots=True)
 class RowTable(Generic[Row]):
-    """How rows are printed.
-
-    Attributes:
-      cells: From a row to its text under `columns`.
-      left: Columns of text, as in `print_table`.
-      facts: From a row to its JSON object.
-    """
+    """The title and columns of rows, those of `left` of text; from a row to its cells, and to its
+    JSON object."""
 
     title: str
     columns: Sequence[str]

@@ -71,7 +71,13 @@ COLUMNS = ("model", "for", "budget", "peak", "extra time", "recomputed", "made i
 @output_option("The folder.", default="plans")
 @json_option
 def zoo_command(
-    models: tuple[str, ...], door: str, output: Path, as_json: bool, **training: Any
+    models: tuple[str, ...],
+    door: str,
+    budget: str,
+    micro_batches: int | str,
+    output: Path,
+    as_json: bool,
+    **training: Any,
 ) -> None:
     """Plan models in advance, into a folder.
 
@@ -99,28 +105,27 @@ def zoo_command(
     for name in models:
         check_name(name)
     doors = ("compile", "fit") if door == "both" else (door,)
+    options = {"verbose": False, "budget": budget, "micro_batches": micro_batches}
     rows = (
-        _planned(output, name, each, training) for name in models or APPLICATIONS for each in doors
+        _planned(output, name, each, options, training)
+        for name in models or APPLICATIONS
+        for each in doors
     )
     table = RowTable(f"Plans in {output}", COLUMNS, _cells, ("model", "file"))
     done = stream(rows, table, as_json=as_json)
     sys.exit(int(any("error" in row for row in done)))
 
 
-def _planned(folder: Path, name: str, door: str, training: dict[str, Any]) -> dict[str, Any]:
+def _planned(
+    folder: Path, name: str, door: str, options: Any, training: dict[str, Any]
+) -> dict[str, Any]:
     with quietly():
         from checkmate.tf2.models import plan_into
-        from checkmate.tf2.options import PlanKeywords
 
     started = time.perf_counter()
-    training = dict(training)
-    row: dict[str, Any] = {"model": name, "for": door, "budget": training["budget"]}
+    row: dict[str, Any] = {"model": name, "for": door, "budget": options["budget"]}
     try:
-        budget = training.pop("budget")
-        micro_batches = training.pop("micro_batches")
-        keywords: PlanKeywords = {"budget": budget, "plan": folder, "verbose": False}
-        keywords["micro_batches"] = micro_batches
-        step = plan_into(name, keywords, fit=door == "fit", **training)
+        step = plan_into(name, {**options, "plan": folder}, fit=door == "fit", **training)
     except CheckmateError as error:
         return row | {"error": str(error), "seconds": time.perf_counter() - started}
     report = step.report()
@@ -138,10 +143,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     start, seconds = (row["model"], row["for"]), f"{row['seconds']:.1f} s"
     if "error" in row:
         return (*start, row["budget"], "-", "-", "-", seconds, row["error"])
-    facts = (
-        format_bytes(row["budget_bytes"]),
-        format_bytes(row["peak_bytes"]),
-        f"{row['overhead'] - 1:+.2%}",
-        str(row["recomputed"]),
-    )
-    return (*start, *facts, seconds, row["file"])
+    budget, peak = format_bytes(row["budget_bytes"]), format_bytes(row["peak_bytes"])
+    extra, again = f"{row['overhead'] - 1:+.2%}", str(row["recomputed"])
+    return (*start, budget, peak, extra, again, seconds, row["file"])

@@ -18,14 +18,11 @@ from checkmate.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: the allocator's peak over its steps, the median step, every loss.
+    """One training: the allocator's peak over its steps, the median step, every loss; with `watch`
+    (seconds, bytes in use from then on) over one more step, which the profiler slows down.
 
     The first of several plain steps is a warm-up: TensorFlow may try several algorithms of an op in
     it, which take more memory than the step needs. A planned step has run before.
-
-    Attributes:
-      in_use: (seconds, bytes in use from then on) over one more step under TensorFlow's profiler,
-        which slows the step down; empty unless `watch` was set.
     """
 
     peak_bytes: int
@@ -36,12 +33,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Both trainings, and the planned step's report.
-
-    Attributes:
-      moved: The plain training from weights each moved to the next floating point number; None
-        unless the losses differ by more than `LOSS_TOLERANCE`.
-    """
+    """Both trainings, and the planned step's report. If the losses differ by more than
+    `LOSS_TOLERANCE`, `moved` is the plain training from weights each moved to the next floating
+    point number."""
 
     model: str
     device: str
@@ -53,16 +47,13 @@ class Demo:
 
     @property
     def within_budget(self) -> bool:
-        """Whether the measured peak, resident bytes included, is within the budget."""
         return self.planned.peak_bytes <= self.budget_bytes
 
     @property
     def losses_agree(self) -> bool:
-        """Whether all losses equal those of the plain training, up to rounding."""
         return loss_difference(self.plain.losses, self.planned.losses) <= LOSS_TOLERANCE
 
     def sentence(self) -> str:
-        """Returns the outcome in one sentence."""
         share = self.planned.peak_bytes / self.plain.peak_bytes
         losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
         if self.moved is not None:
@@ -92,15 +83,8 @@ def run_demo(
     watch: bool = False,
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Demo:
-    """Runs both trainings, and if their losses differ the plain one from moved weights.
-
-    Args:
-      watch: Record memory over a step.
-      phase: Called with the name of each phase; what it returns is entered meanwhile.
-
-    Raises:
-      CheckmateError: A process failed.
-    """
+    """Runs both trainings, and if their losses differ the plain one from moved weights. `phase` is
+    entered with the name of each phase. Raises `CheckmateError` if a process fails."""
 
     def training(*arguments: str) -> tuple[dict[str, Any], Run]:
         found = fresh_process("checkmate.demo.demo", list(arguments))
@@ -143,10 +127,7 @@ def train(
         move_weights(variable.value for variable in work.model.trainable_variables)
     optimizer = keras.optimizers.Adam(1e-4)
     device = devices.training_device()
-    if budget is None:
-        step: Any = plain_step(work, optimizer)
-    else:
-        step = planned_step(work, optimizer, budget)
+    step: Any = planned_step(work, optimizer, budget) if budget else plain_step(work, optimizer)
     tf.config.experimental.reset_memory_stats(device)
     seconds, losses = [], []
     for k in range(steps):
@@ -159,11 +140,11 @@ def train(
     peak_bytes = tf.config.experimental.get_memory_info(device)["peak"]
     return {
         "device": device,
-        "budget_bytes": step.budget_bytes if budget is not None else None,
+        "budget_bytes": step.budget_bytes if budget else None,
         "peak_bytes": peak_bytes,
         "step_s": statistics.median(seconds[1:] or seconds),
         "losses": losses,
-        "report": str(step.report()) if budget is not None else "",
+        "report": str(step.report()) if budget else "",
         "in_use": observe(lambda: step(work.inputs, work.labels)).in_use if watch else [],
     }
 

@@ -19,9 +19,6 @@ LOGICAL_DEVICE = "memory_limit of the logical device"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit on the bytes of the training device, what this process has included, and who sets
-    it."""
-
     bytes: int
     by: str
 
@@ -42,7 +39,6 @@ def memory_limits(device: str) -> list[Limit]:
 
 
 def _allocator_bytes(device: str) -> int | None:
-    """The allocator's own limit; None where it says nothing."""
     try:
         return available.pool_limit_bytes(device)
     except CheckmateError:  # another profile is being taken
@@ -50,7 +46,7 @@ def _allocator_bytes(device: str) -> int | None:
 
 
 def _driver_bytes(device: str) -> int | None:
-    """What the driver leaves to a pool that grows; any other has taken all that it may."""
+    """The driver's limit of a pool that grows; any other has taken all that it may."""
     try:
         return available.driver_limit_bytes(device) if gpus.grows(device) else None
     except DriverUnavailableError:
@@ -58,7 +54,6 @@ def _driver_bytes(device: str) -> int | None:
 
 
 def _machine_bytes() -> tuple[int, int]:
-    """The machine's memory, and what of it is free or this process has."""
     import psutil
 
     memory = psutil.virtual_memory()

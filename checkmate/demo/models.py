@@ -182,7 +182,6 @@ _WORKLOADS: dict[str, tuple[Callable[..., Workload], int]] = {
 
 
 def workload(name: str, batch: int | None = None) -> Workload:
-    """Builds a workload by its name; each has a default batch size."""
     if name not in _WORKLOADS:
         raise CheckmateError(f"There is no workload {name!r}. There are {', '.join(_WORKLOADS)}.")
     make, default = _WORKLOADS[name]

@@ -21,16 +21,8 @@ _POLICIES = {"cnn_bf16": "mixed_bfloat16", "transformer_fp16": "mixed_float16"}
 
 
 def net(name: str, batch: int | None = None) -> Any:
-    """Builds a net and a made-up batch, both the same each time. Keras's dtype policy stays what it
-    was.
-
-    Args:
-      name: One of `NETS`.
-      batch: Examples in the batch; by default 32 or 64, on a GPU eight times as many.
-
-    Returns:
-      A `checkmate.tf2.models.Workload`.
-    """
+    """Builds a net of `NETS` and a made-up batch, both the same each time, of 32 or 64 examples, on
+    a GPU eight times as many. Keras's dtype policy stays as it was."""
     import keras
 
     from checkmate.demo import models

@@ -24,16 +24,9 @@ def fresh_process(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 3600,
 ) -> Any:
-    """Runs `python -m module arguments` and returns the JSON value in its last line.
-
-    Args:
-      environment: Variables that it gets besides those of this process.
-
-    Raises:
-      ProcessDiedError: A signal ended the process.
-      CheckmateError: The process failed or took longer than `timeout_s`. The message is that of
-        the library's error, or the end of standard error.
-    """
+    """Runs `python -m module arguments` and returns the JSON value in its last line. Raises
+    `ProcessDiedError` if a signal ended it, and `CheckmateError`, with the library's message or the
+    end of standard error, if it failed or lasted longer."""
     variables = process_variables() | dict(environment or {})
     command = [sys.executable, "-m", module, *arguments]
     try:
@@ -50,12 +43,10 @@ def fresh_process(
 
 
 def process_variables() -> dict[str, str]:
-    """Returns the environment of such a process."""
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"}
 
 
 def failure(command: Sequence[str], status: int, said: str) -> CheckmateError:
-    """Returns the error of a process that ended with this status and standard error."""
     refused = re.search(r"^checkmate\.errors\.\w+: (.*)\Z", said.strip(), re.MULTILINE | re.DOTALL)
     if refused:
         return CheckmateError(refused[1])
@@ -65,5 +56,5 @@ def failure(command: Sequence[str], status: int, said: str) -> CheckmateError:
 
 
 def last_line(error: Exception) -> str:
-    """Returns the last line of an error's message: in a traceback, the error itself."""
+    """In a traceback, the error itself."""
     return str(error).strip().splitlines()[-1]

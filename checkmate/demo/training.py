@@ -13,8 +13,8 @@ steps differently."""
 
 
 def loss_difference(plain: Sequence[float], losses: Sequence[float]) -> float:
-    """Returns the largest difference of a loss from the plain step's, relative to that; infinite
-    where one is no number, or where there is another number of them."""
+    """The largest relative difference of a loss from the plain step's; infinite where one is no
+    number, or where there is another number of them."""
     if len(plain) != len(losses):
         return math.inf
     found = [abs(a - b) / (abs(a) or 1.0) for a, b in zip(plain, losses, strict=True)]
@@ -22,7 +22,6 @@ def loss_difference(plain: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def plain_step(work: Any, optimizer: Any) -> Any:
-    """Returns the usual training step of a workload, without this library."""
     import tensorflow as tf
 
     variables = work.model.trainable_variables
@@ -40,7 +39,6 @@ def plain_step(work: Any, optimizer: Any) -> Any:
 
 
 def planned_step(work: Any, optimizer: Any, budget: int | str) -> Any:
-    """Returns the step of `checkmate.tf2.compile` for a workload."""
     import checkmate
 
     return checkmate.tf2.compile(
@@ -57,7 +55,6 @@ class Measured(NamedTuple):
 
 
 def measured(call: Callable[[], Any]) -> Measured:
-    """Runs a step once that returns the loss."""
     from checkmate.tf2 import device as devices
 
     started = time.perf_counter()

@@ -4,7 +4,6 @@ process of its own."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from checkmate.demo.process import fresh_process
@@ -17,81 +16,53 @@ REPORT_IT = (
     " gpu -n 0` print."
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What both trainings found.
-
-    Attributes:
-      device: What trained.
-      budget_bytes: The budget of the planned step: 60 % of the plain step's peak.
-      plain_peak_bytes: Measured peak, or None where the allocator does not report.
-      peak_bytes: The same of the planned step.
-      plain_losses: A loss per step.
-      losses: The same of the planned step, from the same state.
-      recomputed: How many ops the plan computes more than once.
-      evaluations: How many evaluations of TensorFlow ops it has.
-      not_run: Those that did not run.
-      run_again: Those that ran more often than planned.
-      differs: Outputs and variables that differ from the plain step's by more than rounding.
-    """
-
-    device: str
-    budget_bytes: int
-    plain_peak_bytes: int | None
-    peak_bytes: int | None
-    plain_losses: list[float]
-    losses: list[float]
-    recomputed: int
-    evaluations: int
-    not_run: list[str]
-    run_again: list[str]
-    differs: list[str]
-
-    def checks(self) -> list[tuple[str, bool, str]]:
-        """Returns (what is checked, whether it is as it should be, what was found)."""
-        return [self._budget(), self._values(), self._evaluations()]
-
-    def _budget(self) -> tuple[str, bool, str]:
-        what = f"budget on {self.device}"
-        if self.peak_bytes is None:
-            return what, True, "not measured: the allocator does not report the bytes in use"
-        plain = format_bytes(self.plain_peak_bytes) if self.plain_peak_bytes else "unknown"
-        return (
-            what,
-            self.peak_bytes <= self.budget_bytes,
-            f"{format_bytes(self.peak_bytes)} in use at the peak, {format_bytes(self.budget_bytes)}"
-            f" allowed; {plain} without a plan",
-        )
-
-    def _values(self) -> tuple[str, bool, str]:
-        farthest = loss_difference(self.plain_losses, self.losses)
-        found = f"{len(self.losses)} losses differ from the plain step's by up to {farthest:.1e}"
-        if self.differs:
-            found += f"; beyond rounding: {', '.join(self.differs[:3])}"
-        return "values", farthest <= LOSS_TOLERANCE and not self.differs, found
-
-    def _evaluations(self) -> tuple[str, bool, str]:
-        found = f"{self.evaluations} planned, {self.recomputed} ops more than once"
-        if self.not_run:
-            found += f"; not run: {', '.join(self.not_run[:3])}"
-        if self.run_again:
-            found += f"; run again: {', '.join(self.run_again[:3])}"
-        ran = not self.not_run and not self.run_again and self.recomputed > 0
-        return "evaluations", ran, found
+Check = tuple[str, bool, str]
+"""The quantity, whether it is as it should be, and what was found."""
 
 
-def run_trial() -> Trial:
-    """Trains in a fresh process.
+def run_trial() -> dict[str, Any]:
+    """Returns the facts of `train`, in a fresh process."""
+    return fresh_process("checkmate.demo.trial", [], timeout_s=600)
 
-    Raises:
-      CheckmateError: The process failed.
-    """
-    return Trial(**fresh_process("checkmate.demo.trial", [], timeout_s=600))
+
+def checks(found: dict[str, Any]) -> list[Check]:
+    """The verdicts on the facts of `train`."""
+    farthest = loss_difference(found["plain_losses"], found["losses"])
+    values = f"{len(found['losses'])} losses differ from the plain step's by up to {farthest:.1e}"
+    evaluations = f"{found['evaluations']} planned, {found['recomputed']} ops more than once"
+    differs, not_run, run_again = found["differs"], found["not_run"], found["run_again"]
+    ran = not not_run and not run_again and found["recomputed"] > 0
+    return [
+        _budget(found),
+        (
+            "values",
+            farthest <= LOSS_TOLERANCE and not differs,
+            values + _named("beyond rounding", differs),
+        ),
+        (
+            "evaluations",
+            ran,
+            evaluations + _named("not run", not_run) + _named("run again", run_again),
+        ),
+    ]
+
+
+def _budget(found: dict[str, Any]) -> Check:
+    what, peak, budget = f"budget on {found['device']}", found["peak_bytes"], found["budget_bytes"]
+    if peak is None:
+        return what, True, "not measured: the allocator does not report the bytes in use"
+    plain = format_bytes(found["plain_peak_bytes"]) if found["plain_peak_bytes"] else "unknown"
+    sizes = f"{format_bytes(peak)} in use at the peak, {format_bytes(budget)} allowed"
+    return what, peak <= budget, f"{sizes}; {plain} without a plan"
+
+
+def _named(what: str, names: list[str]) -> str:
+    return f"; {what}: {', '.join(names[:3])}" if names else ""
 
 
 def train() -> dict[str, Any]:
-    """Trains in this process, and returns the fields of `Trial`."""
+    """Trains plain and, from the same state, with 60 % of the plain step's peak. Peaks are None
+    where the allocator does not report."""
     import keras
     import tensorflow as tf
 
@@ -110,15 +81,12 @@ def train() -> dict[str, Any]:
     device = devices.training_device()
     devices.forget_peak(device)
     losses = [float(step(work.inputs, work.labels)[1]) for _ in range(STEPS)]
+    reports = devices.allocator_reports(device)
     return {
         "device": device,
         "budget_bytes": step.budget_bytes,
         "plain_peak_bytes": verified.plain_peak_bytes,
-        "peak_bytes": (
-            tf.config.experimental.get_memory_info(device)["peak"]
-            if devices.allocator_reports(device)
-            else None
-        ),
+        "peak_bytes": tf.config.experimental.get_memory_info(device)["peak"] if reports else None,
         "plain_losses": plain_losses,
         "losses": losses,
         "recomputed": len(step.plan.recomputed),

@@ -67,14 +67,8 @@ def tell_changes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """Arguments of a call: leaves of their nest, the tensors among them apart.
-
-    Attributes:
-      structure: (args, kwargs) with the number of each leaf in its place.
-      leaves: The leaves, None in the place of a tensor.
-      places: Numbers of the leaves that are tensors.
-      tensors: The tensors, in the order of `places`.
-    """
+    """Arguments of a call: `structure` is (args, kwargs) with the number of each leaf in its place;
+    `leaves` has None in the `places` of tensors."""
 
     structure: Any
     leaves: list[Any]
@@ -83,7 +77,6 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Returns the call with these arguments."""
         whole = (args, kwargs)
         leaves = tf.nest.flatten(whole)
         for leaf in leaves:
@@ -100,26 +93,17 @@ class Call:
                 )
         places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
         structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
-        return cls(
-            structure,
-            [None if _is_array(leaf) else leaf for leaf in leaves],
-            places,
-            [leaves[k] for k in places],
-        )
+        others = [None if _is_array(leaf) else leaf for leaf in leaves]
+        return cls(structure, others, places, [leaves[k] for k in places])
 
     @property
     def kind(self) -> tuple:
         """Equal for the calls that run under one plan."""
-        arrays = [
+        arrays = tuple(
             (tf.as_dtype(tensor.dtype), tuple(tensor.shape)[1:], len(tensor.shape))
             for tensor in self.tensors
-        ]
-        return (
-            repr(self.structure),
-            tuple(map(_identity, self.leaves)),
-            self.places,
-            tuple(arrays),
         )
+        return repr(self.structure), tuple(map(_identity, self.leaves)), self.places, arrays
 
     def specs(self, batch_size: int | None) -> tuple[tf.TensorSpec, ...]:
         """The tensors' specs, with `batch_size` instead of the first dimension of those that have
@@ -141,7 +125,6 @@ class Call:
         return Call(self.structure, self.leaves, self.places, [])
 
     def with_tensors(self, tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these tensors in their places."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -154,22 +137,15 @@ def _is_array(leaf: Any) -> bool:
 
 def _identity(leaf: Any) -> Any:
     """Something hashable that is equal for leaves that make the same step."""
-    return (
-        (type(leaf), leaf)
-        if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType))
-        else id(leaf)
-    )
+    by_value = (bool, int, float, complex, str, bytes, type(None), tf.DType)
+    return (type(leaf), leaf) if isinstance(leaf, by_value) else id(leaf)
 
 
 def converted(
     step: Callable[..., Any], signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Returns the arguments of a call in the order and the dtypes of an `input_signature`, as a
-    `tf.function` converts them; specs stay as they are.
-
-    Raises:
-      TraceError: An argument does not fit.
-    """
+    """The arguments in the order and dtypes of an `input_signature`, as a `tf.function` converts
+    them; specs stay as they are."""
     try:
         given = inspect.signature(step).bind(*args, **kwargs).args
         if len(given) != len(signature):

@@ -143,8 +143,8 @@ class PlannedStep:
         return self._planner.budget_bytes
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs; print it. Peaks are predicted
-        until steps have run, and then also as the allocator counted."""
+        """The budget, the plan and its cost; print it. Peaks are predicted until steps have run,
+        and then also measured by the allocator."""
         ran = self._main
         return replace(
             self.planned.report,
@@ -207,7 +207,6 @@ class PlannedStep:
         return self._running(flat).planned, flat
 
     def _running(self, flat: list[tf.Tensor]) -> RunningStep:
-        """What a batch of these shapes runs under."""
         found = self._by_shape.get(_shapes(flat))
         if found is None:
             planned = self._planner.plan(self._smaller(flat), like=self.planned, batch=flat)
@@ -218,8 +217,8 @@ class PlannedStep:
     def _anew(
         self, running: RunningStep, flat: list[tf.Tensor], why: str, correction: float
     ) -> RunningStep:
-        """What these arguments run under once the main plan is made anew, by what steps took: the
-        same where no other plan is found, or where its random numbers would begin again."""
+        """The main plan made anew, by what steps took; the same where no other plan is found, or
+        where its random numbers would begin again."""
         if any(each.has_drawn for each in self._by_shape.values()):
             if correction >= 1:
                 log.warning("%s %s", why, HAS_DRAWN)
@@ -257,8 +256,7 @@ class PlannedStep:
         return flat
 
     def _smaller(self, flat: list[tf.Tensor]) -> tuple[Any, ...]:
-        """The specs of a batch that differs from the planned one in its first dimension only, and
-        is smaller."""
+        """The specs of a smaller batch, which differs in its first dimension only; else None."""
         for spec, value in zip(self._flat_specs, flat, strict=True):
             planned, found = spec.shape.as_list(), value.shape.as_list()
             if len(planned) != len(found) or planned[1:] != found[1:]:

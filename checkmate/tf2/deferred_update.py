@@ -20,12 +20,7 @@ KINDS = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """A call of an optimizer's method `apply`.
-
-    Attributes:
-      gradients, variables: Its arguments.
-      apply: The method.
-    """
+    """A call of an optimizer's method `apply`."""
 
     gradients: list[Any]
     variables: list[Any]
@@ -33,11 +28,8 @@ class Update:
 
 
 class DeferredUpdate:
-    """The updates that a step asks for.
-
-    Args:
-      where: For which steps an update is deferred, for messages.
-    """
+    """The updates that a step asks for; `where` says in messages for which steps an update is
+    deferred."""
 
     def __init__(self, where: str):
         self._where = where
@@ -46,7 +38,6 @@ class DeferredUpdate:
         self._ops = 0
 
     def note(self, apply: Callable[..., Any], grads: Any, trainable_variables: Any = None) -> None:
-        """Notes a call of `apply`."""
         if trainable_variables is None:
             raise TraceError(
                 f"{self._where}, give optimizer.apply the variables with the gradients."
@@ -56,11 +47,8 @@ class DeferredUpdate:
         self._ops = len(self._graph.get_operations())
 
     def only(self) -> Update:
-        """Returns the one update, where the step can be split there.
-
-        Raises:
-          TraceError: There are several, or none; or the step reads its weights after the update.
-        """
+        """The one update. Raises `TraceError` where there are several or none, or where the step
+        reads its weights after the update."""
         if len(self._asked) != 1:
             raise TraceError(
                 f"{self._where}, a step is planned that updates once; this one calls its optimizer"
@@ -124,6 +112,5 @@ def deferred_updates(where: str) -> Iterator[DeferredUpdate]:
 
 
 def components(variable: Any) -> tuple[tf.Variable, ...]:
-    """Returns the replicas' own variables of one of the strategy's."""
     value = variable.value if isinstance(variable, keras.Variable) else variable
     return tf.distribute.get_strategy().experimental_local_results(value)

@@ -24,21 +24,19 @@ always split."""
 
 
 def training_device() -> str:
-    """Returns "GPU:0" when TensorFlow sees a GPU, else "CPU:0"."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def keras_backend() -> str:
-    """Returns what Keras computes with in this process: "tensorflow", or what KERAS_BACKEND or its
-    settings file say."""
+    """The backend of Keras in this process: "tensorflow", or that of KERAS_BACKEND or its settings
+    file."""
     import keras
 
     return keras.backend.backend()
 
 
 def describe(device: str) -> str:
-    """Returns what decides how fast ops are there and how much memory they take, as text: the key
-    of what is measured."""
+    """The key of measurements: all that decides how fast ops are and how much memory they take."""
     if device.startswith("GPU"):
         found = gpus.details(device)
         capability = ".".join(map(str, found.get("compute_capability", "?")))
@@ -77,30 +75,28 @@ def _determinism() -> list[str]:
 
 
 def allocator_name(device: str) -> str:
-    """Returns what the names of the allocators that serve the device's ops have in common in the
-    profiler's events; each GPU has one of its own."""
+    """The common part of the names of the device's allocators in the profiler's events; each GPU
+    has one of its own."""
     return f"GPU_{device.split(':')[1]}_bfc" if device.startswith("GPU") else "cpu"
 
 
 def requests_are_seen(device: str) -> bool:
-    """True where the profiler sees what the allocator gives out: where it reports, but for CUDA's
-    own allocator."""
+    """Whether the profiler sees the allocator's events: where it reports, except for CUDA's own
+    allocator."""
     own = device.startswith("GPU") and os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async"
     return allocator_reports(device) and not own
 
 
 def kernels_are_traced(device: str) -> bool:
-    """True where the profiler sees which kernels ran. By default it leaves out those that are cheap
-    for the host, as all of a GPU are, and TensorFlow 2.21 does not heed the option for more."""
+    """Whether the profiler sees which kernels ran. By default it leaves out those that are cheap
+    for the host, as all of a GPU are, and TensorFlow 2.21 ignores the option for more."""
     return device.startswith("CPU")
 
 
 def allocator_reports(device: str) -> bool:
-    """True where the allocator tells how many bytes are in use: on GPUs, and on CPUs with oneDNN or
-    with TF_CPU_ALLOCATOR_USE_BFC=true.
-
-    The allocator of oneDNN, TensorFlow's default on x86, counts whole chunks, without small ones.
-    """
+    """Whether the allocator reports the bytes in use: on GPUs, and on CPUs with oneDNN or with
+    TF_CPU_ALLOCATOR_USE_BFC=true. That of oneDNN, the default on x86, counts whole chunks, without
+    small ones."""
     try:
         tf.config.experimental.get_memory_info(device)
     except (ValueError, tf.errors.OpError):
@@ -109,7 +105,7 @@ def allocator_reports(device: str) -> bool:
 
 
 def counts_everything(device: str) -> bool:
-    """True where what the allocator reports is all that it gave out, small tensors, too."""
+    """Whether the allocator's report includes small tensors."""
     return allocator_reports(device) and (
         device.startswith("GPU")
         or os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
@@ -117,17 +113,14 @@ def counts_everything(device: str) -> bool:
 
 
 def bytes_in_use(device: str) -> int:
-    """Returns what the allocator has given out, 0 where it does not report."""
-    return (
-        tf.config.experimental.get_memory_info(device)["current"]
-        if allocator_reports(device)
-        else 0
-    )
+    """0 where the allocator does not report."""
+    if not allocator_reports(device):
+        return 0
+    return tf.config.experimental.get_memory_info(device)["current"]
 
 
 def peak_above(device: str, call: Callable[[], Any]) -> tuple[Any, int, int]:
-    """Calls `call` and returns (its result, bytes in use before, the most bytes in use meanwhile),
-    by the allocator's count."""
+    """(result of `call`, bytes in use before, peak bytes meanwhile), by the allocator's count."""
     tf.config.experimental.reset_memory_stats(device)
     before = bytes_in_use(device)
     result = call()
@@ -142,9 +135,8 @@ def forget_peak(device: str) -> None:
 
 
 def may_fetch(device: str) -> bool:
-    """True where the pool may fetch memory ahead: on CPUs. A GPU's pool is one region from the
-    start; with memory growth it would take from other processes what no step may ever need, and up
-    to twice as much."""
+    """Whether the pool may fetch memory ahead: on CPUs. A GPU's pool is one region from the start;
+    with memory growth it would take from other processes what no step may ever need."""
     return device.startswith("CPU")
 
 
@@ -181,21 +173,14 @@ def _region_sizes(device: str, size: int) -> list[int]:
 
 
 def value_bytes(tensor: tf.Tensor) -> int:
-    """Returns the bytes of an eager tensor's values."""
-    return (
-        int(tf.size(tensor)) * tensor.dtype.size
-        if tensor.dtype not in (tf.string, tf.resource, tf.variant)
-        else 0
-    )
+    if tensor.dtype in (tf.string, tf.resource, tf.variant):
+        return 0
+    return int(tf.size(tensor)) * tensor.dtype.size
 
 
 def all_value_bytes(result: Any) -> int:
-    """Returns the bytes of the values of all eager tensors in a nest."""
-    return sum(
-        value_bytes(each)
-        for each in tf.nest.flatten(result, expand_composites=True)
-        if each is not None
-    )
+    flat = tf.nest.flatten(result, expand_composites=True)
+    return sum(value_bytes(each) for each in flat if each is not None)
 
 
 def synchronize() -> None:
@@ -206,21 +191,17 @@ def synchronize() -> None:
 
 
 def cap_bytes(device: str) -> int | None:
-    """Returns the limit of the allocator of a CPU; None where the user set none."""
+    """The limit of a CPU's allocator; None where the user set none."""
     limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
-    return (
-        int(limit) * 2**20
-        if limit and device.startswith("CPU") and allocator_reports(device)
-        else None
-    )
+    if not limit or not device.startswith("CPU") or not allocator_reports(device):
+        return None
+    return int(limit) * 2**20
 
 
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(
-                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
-                platform.machine(),
-            )
+            named = (line for line in file if line.startswith("model name"))
+            return next((line.split(":", 1)[1].strip() for line in named), platform.machine())
     except OSError:
         return platform.processor() or platform.machine()

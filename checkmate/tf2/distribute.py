@@ -91,18 +91,15 @@ class ReplicatedFunction(PlannedFunction):
         return replace(report, notes=(*report.notes, *notes))
 
     def _run(self, on_replica: Callable) -> Callable:
-        """The function of all replicas, made of that of one."""
         return tf.function(lambda *args: self._strategy.run(on_replica, args=args), autograph=False)
 
     def _local(self, args: Any) -> list[Any]:
-        """What each replica of this process gets."""
         leaves = [self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(args)]
         count = len(self._strategy.extended.worker_devices)
         each = [[leaf[k] if len(leaf) > 1 else leaf[0] for leaf in leaves] for k in range(count)]
         return [tf.nest.pack_sequence_as(args, values) for values in each]
 
     def _planned_on_replicas(self, calls: list[Call]) -> WholeStep:
-        """The step of all replicas, with the plan in that of each."""
         step = tf.autograph.to_graph(self._step) if self._autograph else self._step
         part = ReplicatedPart(step, self._optimizer, self._strategy, calls)
         self._give_own_memory(part.concretes, part.variables)
@@ -129,8 +126,8 @@ class ReplicatedFunction(PlannedFunction):
         )
 
     def _give_own_memory(self, parts: list[Any], variables: list[Any]) -> None:
-        """Has all that the replicas keep be in memory of its own before it is counted: variables,
-        and the optimizer's slots, which the update makes otherwise, beyond the plan."""
+        """Unshares the replicas' variables, and creates the optimizer's slots, which the update
+        would otherwise create beyond the plan."""
         if not self._optimizer.built:
             with self._strategy.scope():
                 self._optimizer.build(variables)
@@ -140,8 +137,8 @@ class ReplicatedFunction(PlannedFunction):
         )
 
     def _plan(self, part: ReplicatedPart, first: TracedStep, call: Call) -> Planned:
-        """The plan of the first replica's part: made here by the chief, taken from its file by the
-        other workers."""
+        """The plan of the first replica's part: made by the chief, read from its file by other
+        workers."""
         specs = call.specs(None)
         if self._steps:
             main = self.steps[0].planned
@@ -174,8 +171,8 @@ class ReplicatedFunction(PlannedFunction):
         return step.planned
 
     def _options_of_a_part(self, first: TracedStep, specs: Sequence[tf.TensorSpec]) -> PlanOptions:
-        """What is asked for the part. A smaller batch than the first has its budget, of which it
-        takes another share, and slices of no more examples."""
+        """The part's options. A smaller batch than the first has its budget and slices of no more
+        examples."""
         options = replace(self._options, budget=self._budget_of_a_part())
         if self._is_largest(first):
             return options
@@ -185,8 +182,8 @@ class ReplicatedFunction(PlannedFunction):
         return replace(options, budget=budget, micro_batches=count)
 
     def _budget_of_a_part(self) -> Any:
-        """The budget less the optimizer's variables, which are no part of what is planned, where
-        the allocator does not report them."""
+        """The budget less the optimizer's variables, which the plan does not include, where the
+        allocator does not report them."""
         budget, device = self._options.budget, devices.training_device()
         if devices.allocator_reports(device) or is_share(budget):
             return budget
@@ -198,8 +195,6 @@ class ReplicatedFunction(PlannedFunction):
         return max(1, count - variables)
 
     def _is_largest(self, traced: TracedStep) -> bool:
-        """True where a step is the first one, or takes more than that."""
-
         def peak(traced: TracedStep) -> int:
             return replay(traced.graph, traced.plain_plan()).peak_bytes
 
@@ -224,13 +219,10 @@ class ReplicatedFit(ReplicatedFunction):
         self._model = model
 
     def _run(self, on_replica: Callable) -> Callable:
-        """What Keras makes of a step; without XLA, which would undo the plan."""
+        """Keras's train function for a step; without XLA, which would undo the plan."""
         model = self._model
-        own_step, train_function, jit_compile = (
-            vars(model).get("train_step"),
-            model.train_function,
-            model.jit_compile,
-        )
+        own_step = vars(model).get("train_step")
+        train_function, jit_compile = model.train_function, model.jit_compile
         model.train_step, model.jit_compile = on_replica, False
         try:
             type(model).make_train_function(model, force=True)

@@ -1,4 +1,4 @@
-"""What TensorFlow and Keras say of an error, in a sentence: without colours, without the traceback
+"""An error of TensorFlow or Keras in a sentence: without colours, without the traceback
 of traced code, without the arguments of the calls on the way; and what a shape in the place of a
 spec was meant to be."""
 
@@ -26,19 +26,15 @@ _HERE = str(Path(__file__).parents[1])
 
 
 class Said(NamedTuple):
-    """An error as text.
-
-    Attributes:
-      kind: The name of its class, of the error in traced code where it is one.
-      text: One line, with the place in the user's own code where that is known.
-    """
+    """An error as text: the name of its class, of the error in traced code where it is one, and one
+    line with the place in the user's own code where that is known."""
 
     kind: str
     text: str
 
 
 def said(error: BaseException) -> Said:
-    """Returns what an error says that was raised by TensorFlow, by Keras, or by code they call."""
+    """The text of an error raised by TensorFlow, by Keras, or by code they call."""
     text, kind, place = _COLOUR.sub("", str(error)), type(error).__name__, ""
     raised = list(_RAISED.finditer(text)) if "in user code:" in text else []
     if raised:
@@ -57,8 +53,7 @@ def said(error: BaseException) -> Said:
 
 
 def spec_meant(value: Any) -> str:
-    """Returns the spec that was meant by the first shape in a nest of specs; "" where there is no
-    shape in it."""
+    """The spec that was meant by the first shape in a nest of specs; "" without a shape in it."""
     if isinstance(value, dict):
         value = list(value.values())
     if type(value).__name__ == "TensorShape":

@@ -151,15 +151,14 @@ class Rematerialize(EveryKerasCallback):
 
 
 class Training:
-    """The train function of one model, made anew when Keras asks for one because the model was
-    compiled again."""
+    """The train function of a model, made anew after it is compiled again."""
 
     def __init__(self, trainer: Trainer, options: PlanOptions):
         self._trainer, self._options = trainer, options
         self.step = self._planned_step()
 
     def make_train_function(self, force: bool = False) -> Any:
-        """What Keras calls at the start of `fit` and `train_on_batch`."""
+        """Called by Keras at the start of `fit` and `train_on_batch`."""
         model = self._trainer.model
         if model.train_function is None or force:
             if model.run_eagerly:
@@ -176,11 +175,7 @@ class Training:
         own = type(model).train_step is not self._trainer.base.train_step
         on_lost = warnings.warn if own else None
         return PlannedFunction(
-            model.train_step,
-            self._options,
-            name=model.name,
-            autograph=False,
-            on_lost=on_lost,
+            model.train_step, self._options, name=model.name, autograph=False, on_lost=on_lost
         )
 
 

@@ -16,19 +16,16 @@ from checkmate.errors import DriverUnavailableError
 
 
 def physical(device: str) -> tf.config.PhysicalDevice:
-    """Returns the physical GPU that a logical one, as "GPU:0", is or is a part of."""
     return _part(device)[0]
 
 
 def memory_limit_bytes(device: str) -> int | None:
-    """Returns the `memory_limit` that the program gave a logical GPU; None without one."""
     limit = getattr(_part(device)[1], "memory_limit", None)
     return None if limit is None else int(limit * 2**20)
 
 
 def _part(device: str) -> tuple[tf.config.PhysicalDevice, Any]:
-    """The physical GPU that a logical one is or is a part of, and the part's configuration, or
-    None."""
+    """The physical GPU of a logical one, and the logical one's configuration or None."""
     number = int(device.split(":")[1])
     for each in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(each) or [None]
@@ -39,14 +36,12 @@ def _part(device: str) -> tuple[tf.config.PhysicalDevice, Any]:
 
 
 def details(device: str) -> dict[str, Any]:
-    """Returns what TensorFlow says of a GPU: `device_name`, and `compute_capability` as (major,
-    minor)."""
+    """`device_name`, and `compute_capability` as (major, minor)."""
     return dict(tf.config.experimental.get_device_details(physical(device)))
 
 
 def grows(device: str) -> bool:
-    """True where the pool grows region by region, so that other processes can take what it has not
-    fetched yet."""
+    """Whether the pool grows region by region: other processes can take memory not fetched yet."""
     asked = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if asked in ("true", "false"):  # TensorFlow lets the variable decide
         return asked == "true"
@@ -54,11 +49,8 @@ def grows(device: str) -> bool:
 
 
 def driver_free_bytes(device: str) -> int:
-    """Returns how many bytes no process has taken of a GPU, or of a part of it (MIG).
-
-    Raises:
-      DriverUnavailableError: NVML is missing, fails, or knows no such GPU.
-    """
+    """Bytes that no process has taken of a GPU, or of a part of it (MIG). Raises
+    `DriverUnavailableError` where NVML is missing, fails, or knows no such GPU."""
     try:
         import pynvml  # the package nvidia-ml-py
     except ImportError as error:

@@ -25,33 +25,22 @@ from checkmate.errors import TraceError
 
 
 class Trainer:
-    """What `rematerialize` asks of a model, and how its Keras runs `train_step`.
-
-    A model of another Keras has a subclass, in which all differs that differs between the two.
-
-    Attributes:
-      model: The model.
-    """
+    """A compiled model as `rematerialize` needs it: here of Keras 3, in a subclass of tf_keras."""
 
     def __init__(self, model: Any):
         self.model = model
 
     @property
     def base(self) -> Any:
-        """The class whose `train_step` and `make_train_function` are Keras's own."""
         return keras.Model
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `model.compile` was called."""
         return self.model.compiled
 
     def refuse_unsupported(self) -> None:
-        """Refuses a way to train that no plan is made for.
-
-        Raises:
-          TraceError: Keras runs on another backend, or `keras.distribution` is in use.
-        """
+        """Raises `TraceError` where Keras runs on another backend, or `keras.distribution` is in
+        use."""
         if keras.backend.backend() != "tensorflow":
             raise TraceError(
                 f"Keras runs on {keras.backend.backend()!r} here. Plans are for TensorFlow: set"
@@ -65,11 +54,8 @@ class Trainer:
             )
 
     def train(self, step: Callable[[Any], Any], batches: Iterator[Any]) -> Any:
-        """Runs as many steps as Keras asks for at a time, and returns the logs of the last.
-
-        Raises:
-          StopIteration: There is no batch.
-        """
+        """Runs as many steps as Keras asks for at a time, and returns the logs of the last. Raises
+        `StopIteration` where no batch is left."""
         logs = None
         for number in range(self.model.steps_per_execution):
             try:
@@ -91,31 +77,22 @@ HOOKS = tuple(f"_implements_{kind}_batch_hooks" for kind in ("train", "test", "p
 
 
 def is_keras2(model: Any) -> bool:
-    """Whether this is a model of tf_keras."""
     package = sys.modules.get("tf_keras")
     return package is not None and isinstance(model, package.Model)
 
 
 class Keras2Trainer(Trainer):
-    """A compiled model of tf_keras, as `fit` under a budget sees it."""
-
     @property
     def base(self) -> Any:
-        """The class whose `train_step` and `make_train_function` are Keras's own."""
         return sys.modules["tf_keras"].Model
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `model.compile` was called, which gives a model its optimizer."""
         return getattr(self.model, "optimizer", None) is not None
 
     def refuse_unsupported(self) -> None:
-        """Refuses a way to train that no plan is made for.
-
-        Raises:
-          TraceError: The model was made in the scope of a strategy, or this tf_keras lacks what
-            is used of it.
-        """
+        """Raises `TraceError` where the model was made in the scope of a strategy, or where this
+        tf_keras lacks an attribute used here."""
         package = sys.modules["tf_keras"]
         missing = [name for name in HOOKS if not hasattr(package.callbacks.Callback, name)]
         missing += [COUNTER] if not hasattr(self.model, COUNTER) else []
@@ -134,13 +111,7 @@ class Keras2Trainer(Trainer):
                 )
 
     def train(self, step: Callable[[Any], Any], batches: Iterator[Any]) -> Any:
-        """Runs as many steps as Keras asks for at a time, and returns the logs of the last.
-
-        Where batches end between them, these steps have no logs, as in tf_keras.
-
-        Raises:
-          StopIteration: There is no batch.
-        """
+        """As `Trainer.train`. Steps at which the batches end have no logs, as in tf_keras."""
         logs = None
         for _ in range(int(self.model.steps_per_execution.numpy())):
             logs = step(next(batches))

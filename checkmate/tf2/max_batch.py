@@ -32,31 +32,26 @@ from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.training_step import as_spec, training_step
 from checkmate.units import format_bytes, is_share, parse_bytes
 
-HUNDREDTH = 0.01
-"""Closer than predictions on paper are to the real allocator."""
+HUNDREDTH, TENTH = 0.01, 0.1
+"""How closely the largest batch is found: on paper, where predictions are no closer to the real
+allocator, and in slices, where each batch is planned for real."""
 
 
 def largest_fitting(
     fits: Callable[[int], bool], largest: int, *, known: int = 0, share: float = HUNDREDTH
 ) -> int:
-    """Returns the largest number up to `largest` that fits, to about a share of it, when all below
-    it do; `known` fits or is 0."""
+    """The largest number up to `largest` that fits, to about a share of it, if fitting is
+    monotonic; `known` fits or is 0."""
     low, high = known, max(1, 2 * known)
     while high <= largest and fits(high):
         low, high = high, 2 * high
-    high = min(high, largest + 1)
-    return _bisected(fits, low, high, share)
+    return _bisected(fits, low, min(high, largest + 1), share)
 
 
 def largest_near(
-    fits: Callable[[int], bool],
-    guess: int,
-    largest: int,
-    *,
-    known: int,
-    share: float = HUNDREDTH,
+    fits: Callable[[int], bool], guess: int, largest: int, *, known: int, share: float = HUNDREDTH
 ) -> int:
-    """Returns the same as `largest_fitting`, in few questions where it is near a guess."""
+    """As `largest_fitting`, with few calls of `fits` where the answer is near a guess."""
     step = max(1, guess // 64)
     if fits(guess):
         low, high = guess, guess + step
@@ -72,32 +67,8 @@ def largest_near(
     return _bisected(fits, low, high, share)
 
 
-TENTH = 0.1
-"""As close as the largest batch in slices is found, each of which is planned for real."""
-
-
-def largest_in_slices(
-    fits: Callable[[int], bool], whole: int, largest: int, count: int | str
-) -> int:
-    """Returns the largest batch that fits in slices, to about a tenth; 0 for none.
-
-    Args:
-      whole: The largest that fits without.
-      count: How many slices; with "auto" any number.
-    """
-    if count == "auto":
-        return largest_fitting(fits, largest, known=whole, share=TENTH)
-    times = int(count)
-    most = largest // times
-    if not whole or not most:
-        return 0
-    return times * largest_near(
-        lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
-    )
-
-
 def _bisected(fits: Callable[[int], bool], low: int, high: int, share: float) -> int:
-    """The largest number that fits, to about a share of it; `low` does and `high` does not."""
+    """The largest number that fits, to about a share of it; `low` fits and `high` does not."""
     while high - low > max(1, int(low * share)):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -111,16 +82,9 @@ much."""
 
 @dataclass(frozen=True, slots=True)
 class GraphGrowth:
-    """A step's graph at two batches, from which the graph at any other batch follows.
-
-    Attributes:
-      small: The graph at `SMALL_BATCH`.
-      large: The graph at a larger batch.
-      large_batch: That batch.
-      plain_order: The order of the ops in the trace.
-      other_bytes: What is in use on the device and not counted by the graph.
-      made: Returns the graph at a batch, traced and measured.
-    """
+    """The graphs of a step at two batches, from which its graph at any batch is extrapolated.
+    `made` traces and measures the graph at a batch; `other_bytes` are in use on the device and not
+    counted by the graph."""
 
     small: DFGraph
     large: DFGraph
@@ -133,7 +97,6 @@ class GraphGrowth:
     def of(
         cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel
     ) -> GraphGrowth:
-        """Traces a function for two small batches and measures both."""
         once, large_batch = tf.function(function), 2 * SMALL_BATCH
         # TensorFlow's graph optimizer may treat the two batches differently.
         for as_written in (False, True):
@@ -158,10 +121,9 @@ class GraphGrowth:
         )
 
     def remeasured(self, batch: int) -> GraphGrowth:
-        """Returns the growth through the graph at this batch, traced and measured: times that
-        starting an op takes, and workspaces, do not grow in proportion. The same growth where
-        nothing is to be learnt: the batch is no larger than those that were measured, or has other
-        ops."""
+        """The growth through the measured graph at this batch, since launch times and workspaces do
+        not grow in proportion. The same growth if the batch is no larger than the measured ones, or
+        has other ops."""
         if batch <= 2 * SMALL_BATCH or batch == self.large_batch:
             return self
         large = self.made(batch)
@@ -170,32 +132,27 @@ class GraphGrowth:
         return replace(self, large=large, large_batch=batch)
 
     def cost_model(self, batch: int) -> CostModel:
-        """Costs and workspaces at a batch, in the form that compiling for it takes."""
-        ops = self.at(batch).ops
+        """Costs and workspaces at a batch, as the option `cost_model`."""
+        graph = self.at(batch)
 
         def of_step(
             traced: TracedStep, on_progress: Callable[[int, int], None]
         ) -> list[Measurement]:
-            if [op.deps for op in traced.graph.ops] != [op.deps for op in ops]:
+            if not _same_ops(traced.graph, graph):
                 return profile(traced, on_progress)
-            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in ops]
+            return [Measurement(op.cost, op.workspace_bytes, op.in_place) for op in graph.ops]
 
         return of_step
 
     def scaled(self, batch: int, took_bytes: int, budget_bytes: int) -> int:
-        """The batch that would take the budget, when `batch` took more and what a step takes grows
-        with it in a straight line."""
+        """The batch expected to need the budget, where `batch` needed more, by linear growth."""
+        if took_bytes <= budget_bytes:
+            return batch
         empty = self.at(0).fixed_bytes
-        return (
-            int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
-            if took_bytes > budget_bytes
-            else batch
-        )
+        return int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
 
     def at(self, batch: int) -> DFGraph:
-        """The graph for a batch: sizes and costs on the straight line through the two that are
-        known."""
-
+        """The graph at a batch, with sizes and costs extrapolated linearly."""
         times = (batch - SMALL_BATCH) / (self.large_batch - SMALL_BATCH)
 
         def grown(small: float, large: float) -> float:
@@ -215,11 +172,8 @@ class GraphGrowth:
             )
             for a, b, size in zip(self.small.ops, self.large.ops, sizes, strict=True)
         )
-        return replace(
-            self.small,
-            ops=ops,
-            fixed_bytes=int(grown(self.small.fixed_bytes, self.large.fixed_bytes)),
-        )
+        fixed = int(grown(self.small.fixed_bytes, self.large.fixed_bytes))
+        return replace(self.small, ops=ops, fixed_bytes=fixed)
 
 
 def _same_ops(one: DFGraph, other: DFGraph) -> bool:
@@ -227,8 +181,6 @@ def _same_ops(one: DFGraph, other: DFGraph) -> bool:
 
 
 def sized(spec: Any, batch: int) -> Any:
-    """Returns the specs with another first dimension."""
-
     def one(leaf: tf.TensorSpec) -> tf.TensorSpec:
         if not leaf.shape.rank:
             raise BudgetError(
@@ -248,7 +200,7 @@ STEP_DOWN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class MaxBatch:
-    """What `max_batch` found.
+    """The result of `max_batch`.
 
     Attributes:
       batch: The largest batch that trains within the budget; a real step of it was planned and,
@@ -273,11 +225,9 @@ class MaxBatch:
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
-        times = (
-            f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
-            if self.plain_batch
-            else "plain fits none"
-        )
+        times = "plain fits none"
+        if self.plain_batch:
+            times = f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
         return (
             f"batch {self.batch} trains within {format_bytes(self.budget_bytes)} ({times}),"
             f" predicted to cost {self.overhead - 1:+.1%} per example; op {self.binding_op!r} binds"
@@ -347,11 +297,8 @@ _REFUSED = {
 
 
 def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
-    if not (
-        max_overhead is None
-        or max_overhead == "forward"
-        or (isinstance(max_overhead, (int, float)) and max_overhead >= 0)
-    ):
+    is_number = isinstance(max_overhead, (int, float)) and max_overhead >= 0
+    if max_overhead not in (None, "forward") and not is_number:
         raise BudgetError(
             f'max_overhead is a number from 0 on, "forward", or None; got {max_overhead!r}.'
         )
@@ -363,11 +310,8 @@ def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
 
 
 class _BatchSearch:
-    """The search for the largest batch, on paper first.
-
-    Attributes:
-      tried: (batch, what was found) for each batch that was planned.
-    """
+    """The search for the largest batch, on paper first. `tried` has (batch, plan) of each one
+    planned."""
 
     def __init__(self, request: PlanRequest, growth: GraphGrowth, max_overhead: float | str | None):
         self._request, self._growth, self._max_overhead = request, growth, max_overhead
@@ -380,7 +324,6 @@ class _BatchSearch:
         self.tried: list[tuple[int, str]] = []
 
     def found(self, specs: Any, largest: int) -> MaxBatch:
-        """Returns the largest batch whose step can be planned."""
         plain, batch = self._on_paper(largest)
         count = self._request.options.micro_batches
         if count != 1:
@@ -399,8 +342,8 @@ class _BatchSearch:
         raise self._refusal()
 
     def _on_paper(self, largest: int) -> tuple[int, int]:
-        """The largest batches whose plain step, and whose planned step, are predicted to fit. What
-        was found is measured, and the search goes on from there by the growth up to it."""
+        """The largest batches whose plain step, and whose planned step, are predicted to fit, from
+        measurements repeated at the batch found."""
         plain = largest_fitting(self._plain_fits, largest)
         batch = largest_fitting(self._fits, largest, known=plain)
         for _ in range(MOST_ROUNDS):
@@ -415,15 +358,24 @@ class _BatchSearch:
         return plain, batch
 
     def _in_slices(self, specs: Any, whole: int, largest: int) -> int:
-        """The largest batch that trains in slices, each planned for real."""
+        """The largest batch whose slices can be planned, 0 for none; `whole` is that of one
+        slice."""
+        count = self._request.options.micro_batches
 
         def fits(batch: int) -> bool:
             return self._planned(specs, batch)[0] is not None
 
-        return largest_in_slices(fits, whole, largest, self._request.options.micro_batches)
+        if count == "auto":
+            return largest_fitting(fits, largest, known=whole, share=TENTH)
+        times = int(count)
+        most = largest // times
+        if not whole or not most:
+            return 0
+        return times * largest_near(
+            lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
+        )
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
-        """Whether a plan's cost over the plain step's is within the limit."""
         limit = self._max_overhead
         if limit is None or overhead is None:
             return True
@@ -438,7 +390,7 @@ class _BatchSearch:
         return replay(graph, plan).peak_bytes <= self._target(graph)
 
     def _target(self, graph: DFGraph) -> int:
-        """The bytes that ops may ask for: a reserve is left to the allocator."""
+        """The budget of ops, less a reserve for the allocator's overhead."""
         activations = max(0, self._step_bytes - graph.fixed_bytes)
         return self._step_bytes - int(self._reserve_share * activations)
 
@@ -459,13 +411,10 @@ class _BatchSearch:
         return self._allowed(graph, result.overhead)
 
     def _planned(self, specs: Any, batch: int) -> tuple[PlannedStep | None, int]:
-        """The planned step of a batch, None where it is refused; and a smaller batch to try
+        """The planned step of a batch, or None if it is refused, and the smaller batch to try
         then."""
         request, smaller = self._request, int(batch * (1 - STEP_DOWN))
-        options = replace(
-            request.options,
-            budget=self._budget_bytes,
-        )
+        options = replace(request.options, budget=self._budget_bytes)
         if options.micro_batches == 1:
             options = replace(options, cost_model=self._growth.cost_model(batch))
         try:

@@ -29,13 +29,7 @@ log = logging.getLogger("checkmate")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and a batch to train it on.
-
-    Attributes:
-      inputs: Tensors, or their `tf.TensorSpec`s where the batch is not to be made.
-      labels: As `inputs`.
-      optimizer: A Keras optimizer or its name, unless the user chooses another.
-    """
+    """A model and a batch to train it on, of tensors or of specs where none is to be made."""
 
     model: keras.Model
     loss: Callable[[Any, Any], Any] | str
@@ -48,20 +42,13 @@ def step_on_paper(
     model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
 ) -> StepOnPaper:
     """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
-    batch and no weights are made.
-
-    A model whose function reads its variables gets their values, and a warning says so.
+    batch and no weights are made. A model whose function reads its variables gets their values, and
+    a warning says so.
 
     Args:
-      model: See the module.
-      batch: Examples in a batch.
-      size: Pixels of an image's side, or tokens of a sequence, where the model leaves it open; None
-        for what it was made for.
+      size: Pixels of an image's side, or tokens of a sequence, where the model leaves it open.
       loss: Name of a Keras loss, or None for the model's own, else cross-entropy after a softmax,
         else the mean squared error.
-
-    Raises:
-      TraceError: There is no such model, or it cannot be had.
     """
 
     def traced() -> StepOnPaper:
@@ -82,7 +69,7 @@ def step_on_paper(
 
 
 def _reads_a_value(error: BaseException | None) -> bool:
-    """True for an error that came of the read of a variable that has no value."""
+    """Whether an error comes of reading a variable that has no value."""
     while error is not None:
         if isinstance(error, NoValueError):
             return True
@@ -100,19 +87,11 @@ def workload(
 
 
 def plan_into(
-    model: str,
-    options: PlanKeywords,
-    *,
-    fit: bool,
-    batch: int,
-    size: int | None,
-    optimizer: str,
+    model: str, options: PlanKeywords, *, fit: bool, batch: int, size: int | None, optimizer: str
 ) -> PlannedStep:
     """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
-    `compile`, or where `fit` is set of `rematerialize`, with the same options.
-
-    Args: See `step_on_paper`.
-    """
+    `compile`, or with `fit` of `rematerialize`, with the same options. Arguments as
+    `step_on_paper`."""
     keras.backend.clear_session()
     work = workload(model, batch=batch, size=size)
     if not fit:
@@ -148,12 +127,8 @@ def application(name: str, size: int | None = None) -> keras.Model:
 
 
 def check_name(model: str) -> None:
-    """Refuses what can be no model before any is made. Whether a module has a function is seen when
-    it is called.
-
-    Raises:
-      TraceError: There is no such model, or no such file.
-    """
+    """Raises `TraceError` for a name of no model, or of no file, before any model is made. Whether
+    a module has a function is seen when it is called."""
     if model.endswith(".keras"):
         _check_file(model)
     elif ":" not in model:
@@ -161,15 +136,12 @@ def check_name(model: str) -> None:
 
 
 def _application_name(name: str) -> str:
-    """The name of a class of keras.applications, in its own case."""
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
     if name.lower() not in known:
         close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
-        hint = (
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else f"There are {', '.join(sorted(known.values()))}."
-        )
+        hint = f"There are {', '.join(sorted(known.values()))}."
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
         raise TraceError(
             f"keras.applications has no {name!r}, and it is no .keras file and no module:function."
             f" {hint}"
@@ -178,8 +150,7 @@ def _application_name(name: str) -> str:
 
 
 def _from_function(target: str, batch: int, size: int | None, loss: str | None) -> Workload:
-    """What `module:function` returns: a model, (model, loss), or (model, loss, inputs, labels)
-    where the batch is not to be guessed."""
+    """The result of `module:function`: a model, (model, loss), or (model, loss, inputs, labels)."""
     module, function = target.split(":", 1)
     sys.path.insert(0, os.getcwd())
     try:
@@ -194,21 +165,16 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
         sys.path.remove(os.getcwd())
     if isinstance(made, keras.Model):
         made = made, _loss(made, loss)
-    if (
-        not isinstance(made, tuple)
-        or len(made) not in (2, 4)
-        or not isinstance(made[0], keras.Model)
-    ):
+    has_length = isinstance(made, tuple) and len(made) in (2, 4)
+    if not has_length or not isinstance(made[0], keras.Model):
         raise TraceError(
             f"{target} must return a model, (model, loss) or (model, loss, inputs, labels); it"
             f" returned {made!r}."
         )
     own_loss: Any = loss or made[1]
-    return (
-        Workload(made[0], own_loss, *made[2:])
-        if len(made) == 4
-        else _specified(made[0], own_loss, batch, size)
-    )
+    if len(made) == 4:
+        return Workload(made[0], own_loss, *made[2:])
+    return _specified(made[0], own_loss, batch, size)
 
 
 def _loss(model: keras.Model, name: str | None) -> Any:
@@ -222,13 +188,14 @@ def _loss(model: keras.Model, name: str | None) -> Any:
 
 
 def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> Workload:
-    """The model with a batch of the shapes it takes and gives; labels of a sparse loss are whole
-    numbers."""
+    """The model with a batch of its input and output shapes; labels of a sparse loss are
+    integers."""
     if not hasattr(model, "inputs") or not model.inputs:
         raise TraceError(
             f"Model {model.name!r} does not say what it takes. Return (model, loss, inputs, labels)"
             " from a module:function."
         )
+    named = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
 
     def spec(tensor: Any, *, label: bool = False) -> tf.TensorSpec:
         shape = [batch, *(size if side is None else side for side in tensor.shape[1:])]
@@ -236,26 +203,14 @@ def _specified(model: keras.Model, loss: Any, batch: int, size: int | None) -> W
             raise TraceError(
                 f"Model {model.name!r} leaves the shape {tuple(tensor.shape)} open. Give --size."
             )
-        if (
-            label
-            and "sparse"
-            in (
-                loss
-                if isinstance(loss, str)
-                else getattr(loss, "name", getattr(loss, "__name__", ""))
-            ).lower()
-        ):
+        if label and "sparse" in named.lower():
             return tf.TensorSpec(shape[:-1], tf.int32)
         return tf.TensorSpec(shape, "float32" if label else tensor.dtype)
 
     def tensors(side: str) -> Any:
-        """The symbolic inputs or outputs in their structure; a Sequential has one, and only in a
-        list."""
-        return (
-            getattr(model, f"{side}s")[0]
-            if isinstance(model, keras.Sequential)
-            else getattr(model, side)
-        )
+        """The symbolic inputs or outputs in their structure; a Sequential has one, in a list."""
+        is_single = isinstance(model, keras.Sequential)
+        return getattr(model, f"{side}s")[0] if is_single else getattr(model, side)
 
     outputs = tf.nest.map_structure(lambda tensor: spec(tensor, label=True), tensors("output"))
     return Workload(model, loss, tf.nest.map_structure(spec, tensors("input")), outputs)

@@ -135,8 +135,7 @@ class PlannedFunction:
         return tuple(self._steps.values())
 
     def report(self) -> Report:
-        """Returns what was asked, what was found and what it costs, for the first kind of call;
-        print it."""
+        """The budget, the plan and its cost, for the first kind of call; print it."""
         return self._first.report()
 
     def save(self, path: str | os.PathLike) -> None:
@@ -187,7 +186,6 @@ class PlannedFunction:
         return self._steps[key]
 
     def _flat(self, call: Call) -> Callable:
-        """The step as a function of the call's tensors only."""
         step, on_lost = self._step, self._on_lost
         watched = step if on_lost else None
         template = call.without_tensors()

@@ -1,4 +1,4 @@
-"""What a step of several replicas needs: one worker's plan for all workers, and a measurement of
+"""Parts of a step of several replicas: one worker's plan for all workers, and a measurement of
 the whole: planned part, exchange of gradients and update."""
 
 from __future__ import annotations
@@ -25,19 +25,9 @@ from checkmate.units import format_bytes
 
 
 class ReplicatedPart:
-    """The part of a step that is planned: (gradients, result) of its tensors.
-
-    Args:
-      step: The Python function of one replica.
-      optimizer: What updates the weights, once in a step.
-      calls: What the step of each local replica is called with.
-
-    Attributes:
-      variables: What the optimizer updates.
-      concretes: The part as each local replica traced it for its call.
-      replicas: The part on each local replica, to be traced for other specs.
-      others: Those on all devices but the first.
-    """
+    """The part of a step that is planned: (gradients, result) of its tensors. `optimizer` updates
+    the weights, once in a step. `concretes` is the part as traced by each local replica for its
+    call, `replicas` the part on each, to be traced for other specs."""
 
     def __init__(
         self,
@@ -60,7 +50,6 @@ class ReplicatedPart:
         )
 
     def trace(self, specs: Mapping[int, Sequence[tf.TensorSpec]]) -> dict[int, Any]:
-        """Returns a `ConcreteFunction` of each local replica whose number has specs."""
         found: dict[int, Any] = {}
 
         @tf.autograph.experimental.do_not_convert
@@ -86,13 +75,7 @@ class ReplicatedPart:
 
 
 class OnReplica:
-    """The part on one replica, which is traced once for any specs.
-
-    Args:
-      number: That of the local replica.
-      specs: What it was traced for.
-      concrete: The traced function.
-    """
+    """The part on one replica, traced once."""
 
     def __init__(
         self, part: ReplicatedPart, number: int, specs: Sequence[tf.TensorSpec], concrete: Any
@@ -108,7 +91,6 @@ class OnReplica:
         )
 
     def get_concrete_function(self, *specs: tf.TensorSpec) -> Any:
-        """Returns the traced function for some specs."""
         key = str(specs)
         if key not in self._traced:
             self._traced[key] = self._part.trace({self._number: specs})[self._number]
@@ -174,7 +156,6 @@ def _from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
 
 
 def local_number(strategy: tf.distribute.Strategy) -> int:
-    """Which of this process's replicas runs."""
     number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     return int(number) % len(strategy.extended.worker_devices)
 
@@ -197,33 +178,30 @@ def refuse_unequal(strategy: tf.distribute.Strategy) -> None:
 
 
 def local_variables(strategy: tf.distribute.Strategy, variables: Any) -> list[tf.Variable]:
-    """Returns the variables of this process's replicas that some variables of the strategy are."""
+    """The local replicas' components of variables of the strategy."""
     with strategy.scope():
         return [component for variable in variables for component in components(variable)]
 
 
 def exchange_bytes(gradients: Any) -> int:
-    """Returns what the exchange of gradients between replicas takes on each device: they are packed
-    into one tensor, while each is in memory."""
+    """The bytes per device of the exchange of gradients: they are packed into one tensor while each
+    is in memory."""
     flat = tf.nest.flatten(gradients, expand_composites=True)
     return 2 * sum(tensor_bytes(each) or 0 for each in flat if each is not None)
 
 
 class WholeStep:
-    """Runs the step of all replicas and compares it with the budget: by expectation before it runs,
-    and by what the allocator counts while it runs for the second time. In the first, kernels are
-    made and tried.
+    """Runs the step of all replicas and compares it with the budget of each replica's device: by
+    expectation before it runs, and by the allocator's count while it runs for the second time. In
+    the first, kernels are made and tried.
 
     Args:
-      run: Runs the step of all replicas.
-      planned: What runs on each.
-      budget_bytes: The budget of each replica's device.
-      replicas: How many replicas' devices have one allocator: on CPUs all of the process.
+      replicas: The number of replicas whose devices have one allocator: on CPUs all of the process.
       exchange: The bytes of `exchange_bytes`.
 
     Attributes:
-      notes: What was found to be above the budget, in a sentence.
-      shared: What replicas that share a device may take together, as a sentence; "" for one.
+      notes: A sentence where the step is above the budget.
+      shared: The budget of all replicas that share a device, as a sentence; "" for one.
     """
 
     def __init__(
@@ -236,17 +214,14 @@ class WholeStep:
         start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
         self._calls, self._counts = 0, reports
-        self.shared = (
-            f"{replicas} replicas share this device's memory: together they may take"
-            f" {format_bytes(self._limit)}."
-            if replicas > 1 and self._counts
-            else ""
-        )
-        if self._counts:
+        self.shared = ""
+        if replicas > 1 and reports:
+            together = f"together they may take {format_bytes(self._limit)}."
+            self.shared = f"{replicas} replicas share this device's memory: {together}"
+        if reports:
             self._compare(start + replicas * exchange, "is expected to take")
 
     def __call__(self, *args: Any) -> Any:
-        """Runs a step on every replica."""
         self._calls += 1
         if self._calls != 2 or not self._counts:
             return self._run(*args)

@@ -27,19 +27,15 @@ plain peak; the resident share of it."""
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """A batch that runs in slices.
+    """A batch that runs in `count` slices of `size` examples; the last may have fewer.
 
     Attributes:
-      count: How many slices.
-      size: How many examples a slice has; the last may have fewer.
-      examples: How many the batch has.
-      kept_bytes: Bytes in which slices leave what is read after them: sums of gradients, results.
-      peak_bytes: Predicted peak of a slice that runs as it is.
-      cost: Predicted seconds of the kernels of the whole step.
-      bound: No plan in these slices takes less.
-      once_cost: What the slices take with nothing recomputed.
-      plain_cost: Predicted seconds of the plain step's kernels; None where they were not measured.
-      plain_bytes: What the plain step takes itself, of which a budget can be a share.
+      kept_bytes: Sums of gradients and results, which are read after the slices.
+      peak_bytes: Predicted peak of a slice without a plan.
+      cost, bound, once_cost: Seconds of the whole step's kernels: predicted, with the best possible
+        plan in these slices, and without recomputation.
+      plain_cost: Those of the plain step; None where they were not measured.
+      plain_bytes: The plain step's own peak, of which a budget can be a share.
     """
 
     count: int
@@ -56,13 +52,8 @@ class MicroBatches:
 
 @dataclass(frozen=True, slots=True)
 class TriedSlices:
-    """A number of micro-batches that was looked at.
-
-    Attributes:
-      count: The number; 1 for the batch that is not split.
-      bound: No plan takes fewer seconds.
-      cost: What the plan that was found takes; None where none was looked for, or found.
-    """
+    """A number of micro-batches that was looked at: no plan lasts less than `bound` seconds, and
+    the one found lasts `cost`, None if none was looked for or found."""
 
     count: int
     bound: float
@@ -71,7 +62,7 @@ class TriedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was asked, what was found and what it costs; `to_html()` is an interactive page.
+    """The budget, the plan and its cost; `to_html()` is an interactive page.
 
     Attributes:
       name: The model's.
@@ -172,24 +163,21 @@ class Report:
 
     def sentence(self) -> str:
         """The report in one sentence."""
-        peak = (
-            f"{format_bytes(self.measured_peak_bytes)} (measured)"
-            if self.measured_peak_bytes
-            else f"{format_bytes(self.expected_peak_bytes)} (predicted)"
-        )
+        source = "measured" if self.measured_peak_bytes else "predicted"
+        peak = f"{format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)} ({source})"
         if self.result is None and self.micro_batches is None:
             return (
                 f"{self.name!r} runs unchanged, in {peak} of the"
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
+        more = self.predicted_slowdown - 1
         return (
             f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)},"
-            f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for"
-            f" {self._more_time()}; {self._proof()}."
+            f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for a predicted"
+            f" {abs(more):.2%} {'more' if more >= 0 else 'less'} time; {self._proof()}."
         )
 
     def _how(self) -> str:
-        """In which slices, and with how many layers recomputed."""
         if self.micro_batches is None:
             return ""
         count = f" in {self.micro_batches.count} micro-batches of {self.micro_batches.size}"
@@ -210,8 +198,8 @@ class Report:
         return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
 
     def layers(self) -> list[LayerUse]:
-        """What the plan does to each layer that it saves memory on or spends time on, most bytes
-        first; empty where there is no plan."""
+        """The layers that the plan saves memory on or spends time on, most bytes first; empty
+        without a plan."""
         if self.graph is None or self.result is None or self.result.plan is None:
             return []
         found = layers(self.graph, self.result.plan, plain=self.plain_plan)
@@ -223,11 +211,8 @@ class Report:
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
         enough = format_bytes(self.plain_peak_bytes)
-        found = [
-            f"From {enough} on the batch need not be split."
-            if self.micro_batches
-            else f"From {enough} on nothing is recomputed."
-        ]
+        more = "the batch need not be split" if self.micro_batches else "nothing is recomputed"
+        found = [f"From {enough} on {more}."]
         if self.result is not None:
             found.append(
                 f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes"
@@ -242,7 +227,7 @@ class Report:
         return found
 
     def advice(self) -> list[str]:
-        """What to try if this is not enough, as sentences."""
+        """Advice for a smaller or a faster step, as sentences."""
         if self.result is None and self.micro_batches:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None or self.graph is None:
@@ -264,34 +249,27 @@ class Report:
                 f" {_binding_layer(self.graph)} sets: only a smaller batch or layer lowers that."
             )
         if self.predicted_slowdown > HIGH_OVERHEAD:
-            found.append(
-                "More micro-batches may cost less time than this plan."
-                if self.micro_batches
-                else 'The batch in slices (micro_batches="auto") may cost less time than this plan.'
-            )
+            slices = 'The batch in slices (micro_batches="auto")'
+            other = "More micro-batches" if self.micro_batches else slices
+            found.append(f"{other} may cost less time than this plan.")
         return found or ["For less memory give a smaller budget; for less time a larger one."]
 
     def to_html(self) -> str:
         """Returns a page that shows the plan, answers to the mouse and loads nothing. Write it to a
         file and open that."""
         if self.graph is None:
-            return (
-                "<!doctype html><meta"
-                f" charset='utf-8'><title>{html_text(self.name)}</title>{self._table()}"
-            )
+            title = f"<title>{html_text(self.name)}</title>"
+            return f"<!doctype html><meta charset='utf-8'>{title}{self._table()}"
         from checkmate.plot import page
 
-        plan = self.result.plan if self.result else None
-        title = f"Checkmate plan of {self.name}"
-        rows = [*self.facts(), *self._sentences()]
         return page(
             self.graph,
-            plan,
+            self.result.plan if self.result else None,
             budget_bytes=self.budget_bytes,
             plain=self.plain_plan,
-            title=title,
+            title=f"Checkmate plan of {self.name}",
             lead=self.sentence(),
-            facts=rows,
+            facts=[*self.facts(), *self._sentences()],
         )
 
     def picture(self) -> Picture | None:
@@ -339,21 +317,23 @@ class Report:
         ]
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is printed, as (what, value) in order."""
+        """The printed rows, as (name, value) in order."""
         rows = self.memory_facts()
-        if self.micro_batches:
-            rows.append(("micro-batches", _split(self.micro_batches)))
+        if micro := self.micro_batches:
+            split = f"{micro.count} slices of {micro.size} examples, of {micro.examples}"
+            kept = format_bytes(micro.kept_bytes)
+            rows.append(("micro-batches", f"{split}; sums and results take {kept}"))
         if self.tried_slices:
             rows.append(("looked at", "; ".join(map(self._tried, self.tried_slices))))
         if self.result and self.result.plan:
             rows += self._plan_facts(self.result, self.result.plan)
-        elif self.micro_batches:
-            rows.append(("plan", "none needed: a slice runs unchanged"))
         else:
-            rows.append(("plan", "none needed: the step runs unchanged"))
+            rows.append(
+                ("plan", f"none needed: {'a slice' if micro else 'the step'} runs unchanged")
+            )
         if self.step_seconds:
             rows.append(("step", f"{self.step_seconds:.3g} s, the shortest of {self.steps}"))
-        if self.result or self.micro_batches:
+        if self.result or micro:
             rows.append(("proven", self._proof()))
         if self.result:
             rows.append(("solver", _solver(self.result)))
@@ -361,88 +341,61 @@ class Report:
         return [*rows, ("time", ", ".join(times))]
 
     def memory_facts(self) -> list[tuple[str, str]]:
-        """What the budget is spent on, each byte once, and the peaks, predicted and measured."""
+        """The kinds of bytes of the budget, each byte once, and the peaks, predicted and
+        measured."""
         memory = self.memory
         asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
         peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
-        overhead = memory.allocator_overhead_bytes(peak, asked)
+        overhead = max(0, peak - asked)
         source = "predicted" if self.predicted_peak_bytes else "measured"
         others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
-        limit = memory.device_limit_bytes
-        budget = format_bytes(self.budget_bytes)
-        if limit:
-            budget += f" of the {format_bytes(limit)} that the device has"
-        rows = [
-            ("budget", budget),
-            (
-                "resident",
-                f"{format_bytes(memory.resident_bytes)}: variables, optimizer, batch, and"
-                f" {others} of others",
-            ),
-        ]
+        budget, resident = format_bytes(self.budget_bytes), format_bytes(memory.resident_bytes)
+        if memory.device_limit_bytes:
+            budget += f" of the {format_bytes(memory.device_limit_bytes)} that the device has"
+        resident += f": variables, optimizer, batch, and {others} of others"
+        rows = [("budget", budget), ("resident", resident)]
         if memory.next_batch_bytes:
             text = "; what a pipeline makes within a step beyond that is not counted"
             rows.append(("for next batches", format_bytes(memory.next_batch_bytes) + text))
         activations = format_bytes(max(0, asked - memory.fixed_bytes))
+        own = format_bytes(memory.step_bytes)
         return [
             *rows,
-            (
-                "fixed, of the step",
-                f"{format_bytes(memory.step_bytes)}: results, constants, small values",
-            ),
-            (
-                "activations",
-                f"{activations} at the peak, predicted, with gradients and workspaces",
-            ),
-            (
-                "allocator overhead",
-                f"{format_bytes(overhead)}, {source}: rounding and holes",
-            ),
-            ("unused", format_bytes(memory.unused_bytes(self.expected_peak_bytes))),
+            ("fixed, of the step", f"{own}: results, constants, small values"),
+            ("activations", f"{activations} at the peak, predicted, with gradients and workspaces"),
+            ("allocator overhead", f"{format_bytes(overhead)}, {source}: rounding and holes"),
+            ("unused", format_bytes(max(0, self.budget_bytes - self.expected_peak_bytes))),
             *self._peaks(),
         ]
 
     def _peaks(self) -> list[tuple[str, str]]:
-        predicted = self.predicted_peak_bytes or self.peak_bytes
-        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
-        measured = (
-            f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
-            if self.measured_peak_bytes
-            else "no step ran yet"
-        )
+        predicted = format_bytes(self.predicted_peak_bytes or self.peak_bytes)
+        measured = "no step ran yet"
+        if self.measured_peak_bytes:
+            steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+            measured = f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
         share = self.expected_peak_bytes / self.plain_peak_bytes
-        plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
         return [
-            (
-                "peak, this step",
-                f"{format_bytes(predicted)} predicted, {share:.0%} of plain; {measured}",
-            ),
-            ("peak, plain step", plain),
+            ("peak, this step", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
+            ("peak, plain step", f"{format_bytes(self.plain_peak_bytes)} predicted"),
         ]
 
     def _plan_facts(self, result: SolveResult, plan: Plan) -> list[tuple[str, str]]:
-        again = plan.recomputed
+        again, micro, slowdown = plan.recomputed, self.micro_batches, self.predicted_slowdown
         recomputed = (
             f"{len(again)} of {self.ops} ops are recomputed, {sum(again.values())} evaluations more"
             f" ({self.tensorflow_ops} TensorFlow ops)"
         )
-        cost = self.micro_batches.cost if self.micro_batches else result.cost
-        more = f"{self.predicted_slowdown - 1:+.2%} on {self._plain_kernels()}"
+        cost, reference = micro.cost if micro else result.cost, "the plain step's"
+        if micro and micro.plain_cost is None:
+            reference = "those of the same slices without recomputation"
         return [
             ("plan", recomputed),
-            ("predicted cost", f"{cost:.4g} s of kernels, {more}"),
-            ("predicted time", f"{self.predicted_slowdown:.3f} times the plain step"),
+            ("predicted cost", f"{cost:.4g} s of kernels, {slowdown - 1:+.2%} on {reference}"),
+            ("predicted time", f"{slowdown:.3f} times the plain step"),
         ]
 
-    def _plain_kernels(self) -> str:
-        """What the predicted time is compared with."""
-        micro = self.micro_batches
-        if micro and micro.plain_cost is None:
-            return "those of the same slices without recomputation"
-        return "the plain step's"
-
     def _tried(self, tried: TriedSlices) -> str:
-        """A number of micro-batches that was looked at, in a few words."""
         taken = self._taken()
         if taken is None:
             return f"{tried.count}: no plan found"
@@ -455,17 +408,12 @@ class Report:
         return f"{tried.count}: {tried.cost / least - 1:+.1%}"
 
     def _taken(self) -> TriedSlices | None:
-        """The number of micro-batches that the step runs in, where it was looked at."""
         count = self.micro_batches.count if self.micro_batches else 1
         found = (each for each in self.tried_slices if each.count == count and each.cost)
         return next(found, None)
 
-    def _more_time(self) -> str:
-        more = self.predicted_slowdown - 1
-        return f"a predicted {abs(more):.2%} {'more' if more >= 0 else 'less'} time"
-
     def _proof(self) -> str:
-        """What is proven of the plan, as a clause."""
+        """The proven quality of the plan, as a clause."""
         result, micro = self.result, self.micro_batches
         if (taken := self._taken()) is not None:
             gap = (taken.cost or 0.0) / min(each.bound for each in self.tried_slices) - 1
@@ -483,13 +431,6 @@ class Report:
         if gap <= 0:
             return f"no plan {space} is faster"
         return f"at most {gap_text(gap)} slower than the best possible plan {space}"
-
-
-def _split(micro: MicroBatches) -> str:
-    return (
-        f"{micro.count} slices of {micro.size} examples, of {micro.examples}; sums and results take"
-        f" {format_bytes(micro.kept_bytes)}"
-    )
 
 
 def _solver(result: SolveResult) -> str:

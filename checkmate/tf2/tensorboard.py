@@ -85,7 +85,7 @@ class TensorBoardScalars(EveryKerasCallback):
 
 
 def scalars(report: Report) -> dict[str, float]:
-    """What a report says, as numbers by tag."""
+    """The numbers of a report by tag."""
     plan = report.result.plan if report.result else None
     return {
         "budget_GiB": report.budget_bytes / GIB,
@@ -97,8 +97,7 @@ def scalars(report: Report) -> dict[str, float]:
 
 
 def _write(tag: str, value: float) -> None:
-    """`tf.summary.scalar`, which newer TensorFlow has only where the package tensorboard is
-    installed."""
+    """`tf.summary.scalar`, which newer TensorFlow has only with the package tensorboard."""
     metadata = tf.compat.v1.SummaryMetadata(
         plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     )

@@ -18,8 +18,8 @@ from checkmate.tf2.keras2 import is_keras2
 def training_step(
     model: keras.Model, loss: Any, optimizer: Any, input_spec: Any, label_spec: Any
 ) -> tuple[Callable, tuple[Any, Any]]:
-    """Returns the function (inputs, labels) -> (prediction, loss) that trains a model, built now if
-    it is not, and its specs."""
+    """The function (inputs, labels) -> (prediction, loss) that trains a model, built now if it is
+    not, and its specs."""
     if is_keras2(model):
         raise TraceError(
             f"Model {model.name!r} is one of tf_keras (Keras 2), and the step made here is that of"
@@ -66,7 +66,6 @@ def training_step(
 
 
 def as_spec(value: Any) -> Any:
-    """Returns the nest of `tf.TensorSpec` of a nest of tensors, arrays, numbers or specs."""
     if meant := spec_meant(value):
         raise TraceError(
             f"{value!r} is a shape, and a spec has a dtype, too. Did you mean {meant}?"
@@ -89,7 +88,7 @@ def as_spec(value: Any) -> Any:
 
 
 def _build(model: keras.Model, input_spec: Any) -> None:
-    """Creates the variables of a model that has none yet, by calling it on symbolic inputs."""
+    """Creates the variables of an unbuilt model by calling it on symbolic inputs."""
     if model.built:
         return
     try:
@@ -115,26 +114,20 @@ def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
 
 
 def known_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer of this name, or the object itself.
-
-    Raises:
-      TraceError: It is neither.
-    """
+    """The optimizer of this name, or the object itself; raises `TraceError` if it is neither."""
     return _known(keras.optimizers, optimizer, "optimizer")
 
 
 def _known(module: Any, identifier: Any, what: str) -> Any:
-    """What a module of Keras has by this name, or the object itself."""
+    """An object of a module of Keras by its name, or the object itself."""
     _refuse_class(identifier, what)
     try:
         return module.get(identifier)
     except (ValueError, TypeError) as error:
         close = difflib.get_close_matches(str(identifier), map(str.lower, dir(module)), n=3)
-        hint = (
-            f"Did you mean {' or '.join(map(repr, close))}?"
-            if close
-            else f"Its names are those of {module.__name__}."
-        )
+        hint = f"Its names are those of {module.__name__}."
+        if close:
+            hint = f"Did you mean {' or '.join(map(repr, close))}?"
         raise TraceError(f"Keras knows no {what} {identifier!r}. {hint}") from error
 
 
@@ -155,7 +148,7 @@ def _refuse_class(value: Any, what: str) -> None:
 
 
 def shown(values: Any) -> str:
-    """Returns types and shapes of a nest of specs, tensors or arrays as text."""
+    """Types and shapes of a nest of specs, tensors or arrays as text."""
     return str(tf.nest.map_structure(_shown, values)).replace("'", "")
 
 

@@ -89,7 +89,6 @@ class _Verifier:
         self.notes: list[str] = []
 
     def run(self) -> Verification:
-        """Runs and compares the steps."""
         planned, part = self.planned, self.part
         with kept_state(self.variables) as before:
             ours, peak, seen = self._planned_step()
@@ -121,7 +120,7 @@ class _Verifier:
         self, ours: Values, before: list[np.ndarray]
     ) -> tuple[tuple[Difference, ...], int | None]:
         """The differences between the steps, none if the plain step does not fit, and the plain
-        step's peak."""
+        peak."""
         plain_peak = None
         try:
             with kept_state(self.variables):
@@ -155,8 +154,8 @@ class _Verifier:
             return self._values(self._plain)[0]
 
     def _more_plain_steps(self) -> Iterator[Values]:
-        """Values of further plain steps. The order in which threads finish decides how sums are
-        rounded, so a few steps may not tell."""
+        """Values of further plain steps: sums are rounded in the order in which threads finish, so
+        that a few steps may not tell."""
         for _ in range(MORE_STEPS):
             yield self._plain_values()
             yield self._plain_values(moved=True)
@@ -164,8 +163,7 @@ class _Verifier:
     def _without_optimizer(
         self, before: list[np.ndarray], fused: tuple[Difference, ...]
     ) -> tuple[Difference, ...]:
-        """The differences between the steps when no kernels are fused, or `fused` if these are no
-        rounding, either."""
+        """The differences without fused kernels, or `fused` if these are no rounding, either."""
         with as_written():
             plain = self._plain_values()
             with kept_state(self.variables):
@@ -196,8 +194,8 @@ class _Verifier:
         return values, peak, seen
 
     def _planned_peak(self) -> int:
-        """The peak of the step in a training loop: in memory are the results of the run before, and
-        the constants of the step's function."""
+        """The peak in a training loop: the results of the step before and the function's constants
+        are in memory."""
         if not self.reports:
             return 0
         run = self.planned.run
@@ -210,8 +208,8 @@ class _Verifier:
         return peak + self.planned.report.memory.uncounted_bytes
 
     def _evaluations(self, seen: Observation) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-        """What `evaluations` returns, after further observations if something seems not to have
-        run: TensorFlow's profiler may lose the last ops of a thread."""
+        """`evaluations`, observed again if an op seems not to have run: the profiler may lose the
+        last ops of a thread."""
         kernels_are_traced = devices.kernels_are_traced(self.device)
         against_plan = partial(evaluations, self.part.traced, self.part.plan)
         if not kernels_are_traced:
@@ -254,11 +252,7 @@ class _Verifier:
         return values, peak + before + self.planned.report.memory.uncounted_bytes
 
     def _differences(
-        self,
-        ours: Values,
-        plain: Values,
-        others: Sequence[Values],
-        before: list[np.ndarray],
+        self, ours: Values, plain: Values, others: Sequence[Values], before: list[np.ndarray]
     ) -> tuple[Difference, ...]:
         micro = self.planned.report.micro_batches
         sums = SUMS / micro.count if micro else 0.0

@@ -150,5 +150,5 @@ def test_without_run_nothing_is_trained(monkeypatch):
 @pytest.mark.slow
 def test_this_device_trains_as_it_should():
     found = trial.run_trial()
-    assert found.peak_bytes and found.peak_bytes < found.plain_peak_bytes
-    assert [what for what, is_right, _ in found.checks() if not is_right] == []
+    assert found["peak_bytes"] and found["peak_bytes"] < found["plain_peak_bytes"]
+    assert [what for what, is_right, _ in trial.checks(found) if not is_right] == []

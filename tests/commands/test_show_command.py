@@ -66,7 +66,7 @@ def test_show_draws_what_goes_with_the_files(plan_files, graph_file, monkeypatch
 
     drawn = []
     monkeypatch.setattr(
-        show, "draw", lambda shown, picture: drawn.append(picture) or checkmate.plot.memory(GRAPH)
+        show, "draw", lambda *given: drawn.append(given[-1]) or checkmate.plot.memory(GRAPH)
     )
     for files in ([graph_file], plan_files[:1], plan_files):
         assert invoke("show", *files, "--png", tmp_path / "a.png").exit_code == 0

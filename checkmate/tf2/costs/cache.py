@@ -16,15 +16,9 @@ from checkmate.core.footprint import Footprint
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What an op takes.
-
-    Attributes:
-      seconds: Of one evaluation.
-      workspace_bytes: In use while it runs, besides its inputs and its value.
-      in_place: The deps whose memory its value takes over.
-      footprints: Of the TensorFlow ops of its group, in order, None for each that was not seen;
-        empty where none was.
-    """
+    """The costs of an op: `seconds` of one evaluation, `workspace_bytes` besides inputs and value,
+    the deps that its value reuses (`in_place`), and the footprint of each TensorFlow op of its
+    group, None if it was not seen; empty if none was."""
 
     seconds: float
     workspace_bytes: int
@@ -41,29 +35,20 @@ _of_process: dict[str, Entries] = {}
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder, or $CHECKMATE_CACHE_DIR if that is set. The folder need not
-    exist."""
+    """The user's cache folder, or $CHECKMATE_CACHE_DIR. It need not exist."""
     folder = os.environ.get("CHECKMATE_CACHE_DIR") or platformdirs.user_cache_dir("checkmate")
     return Path(os.path.expanduser(folder))
 
 
 def forget() -> None:
-    """Drops the measurements that this process has in memory."""
     _of_process.clear()
 
 
 class CostCache:
-    """The measurements of one device, for use in a `with` statement.
-
-    At the end of the statement new measurements are written to disk, also after an interruption. A
-    file that is damaged, or that cannot be written, is a note in the log.
-
-    Args:
-      device: Describes the device and the software whose measurements these are.
-
-    Attributes:
-      entries: The measurements; those of this process and those on disk.
-    """
+    """The measurements of one device, for use in a `with` statement. At its end new ones are
+    written to disk, also after an interruption. A file that is damaged, or that cannot be written,
+    is a note in the log. `device` describes the device and the software measured; `entries` are the
+    measurements of this process and of the disk."""
 
     def __init__(self, device: str):
         self._device = device

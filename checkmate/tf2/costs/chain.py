@@ -13,7 +13,7 @@ import gc
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -55,17 +55,9 @@ NOTHING = IsolatedOps((), (), ())
 
 
 class Chain:
-    """Groups of ops as one function. Making it runs it: that creates kernels and maps memory, and
-    the profiler may watch.
-
-    Args:
-      members: The groups, all of which can run.
-      device: Where they run.
-
-    Attributes:
-      tries: Whether that first run tries algorithms, which takes time and memory that no later run
-        does.
-    """
+    """Groups of ops that can run, as one function. Making it runs it: that creates kernels and maps
+    memory, and the profiler may watch. `tries` is whether that run tries algorithms, with time and
+    memory that no later run needs."""
 
     def __init__(self, members: Sequence[IsolatedOps], device: str):
         self.members, self.scope = members, f"{_SCOPE}{next(_numbers)}"
@@ -98,12 +90,10 @@ class Chain:
         self.tries = _tries(members, device)
 
     def run_again(self) -> None:
-        """Runs all ops with the algorithms that were chosen, and forgets how long the first run
-        took."""
+        """Runs all ops with the algorithms chosen, and forgets how long the first run lasted."""
         self._first = self.run()
 
     def run(self) -> list[float]:
-        """Runs all ops and returns the seconds of each group."""
         clocks = grappler.run(self._function, *self._numbers.values()).numpy().reshape(-1, 2)
         *seconds, overhead = (clocks[:, 1] - clocks[:, 0]).tolist()
         return [
@@ -112,7 +102,7 @@ class Chain:
         ]
 
     def seconds(self) -> list[float]:
-        """Runs all ops so often that their time is known, and returns it."""
+        """Runs all ops until their time is known."""
         runs, spent = [self._first], sum(self._first)
         enough = RUN_FOR_S * len(self.members)
         while len(runs) < RUNS or (spent < enough and len(runs) < MAX_RUNS):
@@ -121,11 +111,8 @@ class Chain:
         return [max(min(each), LEAST_S) for each in zip(*runs, strict=True)]
 
     def measurements(self, log: Log | None) -> list[Measurement]:
-        """Returns what each group takes.
-
-        Args:
-          log: What was asked of the allocator in a run; None where that was not seen.
-        """
+        """Of each group; `log` has the requests to the allocator in a run, None if they were not
+        seen."""
         seconds = self.seconds()
         if log is None:
             return [
@@ -146,8 +133,8 @@ class Chain:
         ]
 
     def _named(self, log: Log) -> Log:
-        """The log with the names of calls at what they ask for, in which the profiler sees no ops:
-        it comes after all that the group had before."""
+        """The log with the names of calls, whose ops the profiler does not see: it comes after all
+        that the group had before."""
         call_after: dict[str, str] = {}
         for copied in self._copied:
             before = [*copied.inputs[-1:], copied.clocks[0]]
@@ -165,16 +152,15 @@ class Chain:
 
     def _workspace(self, ops: IsolatedOps, copied: Copied, footprints: dict[str, Footprint]) -> int:
         """Bytes that a group requests besides those of its inputs and its value; only inputs that
-        it takes over can be written over or released before it ends."""
+        it reuses can be overwritten or released before it ends."""
         taken = {
             name: exact_bytes(tensor)
             for name, tensor in zip(copied.inputs, ops.arguments, strict=True)
             if in_place.made_by(tensor) in ops.taken
         }
+        kept = set(copied.inputs) - set(taken)
         nodes = [
-            replace(node, kind=Kind.RESIDENT)
-            if node.name in copied.inputs and node.name not in taken
-            else node
+            replace(node, kind=Kind.RESIDENT) if node.name in kept else node
             for node in self._nodes[copied.nodes]
         ]
         values = [(copied.made[o], k) for o in ops.values for k in range(len(o.outputs))]
@@ -187,12 +173,9 @@ class Chain:
 def measured(
     members: Sequence[IsolatedOps], device: str, reports: bool
 ) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
-    """Yields what each group takes, None where TensorFlow refuses to run it.
-
-    Args:
-      members: Groups that can run. Neighbours are timed together, and should take similar times.
-      reports: Whether the profiler sees what the device's allocator gives out.
-    """
+    """Yields the measurement of each group, None where TensorFlow refuses to run it. Neighbours are
+    timed together, and should last similarly long. `reports` is whether the profiler sees the
+    allocator's events."""
     try:
         yield from _measured(members, device, reports)
     finally:
@@ -216,20 +199,20 @@ def _measured(
             yield each, None
 
 
-def _run_again(chains: Iterable[Chain]) -> None:
+def _run_again(chains: Sequence[Chain]) -> None:
     for each in chains:
         each.run_again()
 
 
 def _tries(members: Sequence[IsolatedOps], device: str) -> bool:
-    """Whether an op of these tries algorithms when it runs for the first time."""
+    """Whether an op tries algorithms in its first run."""
     types = {operation.type for each in members for operation in each.group}
     return device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types)
 
 
 def _clock() -> Any:
     """A graph whose first op returns the time. `tf.timestamp` refuses to run where ops are
-    deterministic; to ask Python takes longer."""
+    deterministic; a call of Python lasts longer."""
     try:
         tf.timestamp()
         read = tf.timestamp
@@ -239,7 +222,6 @@ def _clock() -> Any:
 
 
 def _made(members: Sequence[IsolatedOps], device: str) -> list[Chain | IsolatedOps]:
-    """Chains of the groups that TensorFlow runs, and each group that it refuses to run."""
     if len(members) > LENGTH:
         return _made(members[:LENGTH], device) + _made(members[LENGTH:], device)
     try:
@@ -253,8 +235,8 @@ def _made(members: Sequence[IsolatedOps], device: str) -> list[Chain | IsolatedO
 
 
 def _watched(call: Callable[[], T], reports: bool) -> tuple[T, dict[str, Log | None]]:
-    """Calls what runs each of some chains once, and returns its result and what each asked of the
-    allocator meanwhile, by `Chain.scope`; nothing where that was not seen."""
+    """Runs each of some chains once, and returns the result and each one's requests to the
+    allocator, by `Chain.scope`; nothing where that was not seen."""
     try:
         seen = observe(call) if reports else None
     except CheckmateError as error:  # another profile is being taken
@@ -276,7 +258,7 @@ def _watched(call: Callable[[], T], reports: bool) -> tuple[T, dict[str, Log | N
 
 
 def _held_until(log: Log) -> dict[str, tuple[int, int]]:
-    """(when the memory was released that a node asked for last, as a number in order; its
+    """(when the memory was released that a node requested last, as a number in order; its
     bytes)."""
     live: dict[int, tuple[str, int]] = {}
     held: dict[str, tuple[int, int]] = {}
@@ -292,7 +274,7 @@ def _held_until(log: Log) -> dict[str, tuple[int, int]]:
 def _written_over(
     ops: IsolatedOps, copied: Copied, held: dict[str, tuple[int, int]]
 ) -> tuple[int, ...]:
-    """The argument that the group's value was written over: of the memory of its size, its own is
+    """The argument whose buffer the group's value reused: of the memory of its size, its own is
     held longest."""
     names = (*copied.inputs, *copied.made.values())
     found = []

@@ -32,14 +32,8 @@ constants in memory as long as it lives."""
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What `IsolatedOps.write` wrote.
-
-    Attributes:
-      nodes: Where its nodes are among those of the writer.
-      inputs: The names of the nodes that make the arguments.
-      made: The name of each op's copy; of the last, where it is evaluated several times.
-      clocks: The names of the ops that tell the time before the ops and after them.
-    """
+    """The result of `IsolatedOps.write`: the range of its nodes, the names of the nodes that make
+    the arguments, of each op's last copy, and of the ops that tell the time before and after."""
 
     nodes: slice
     inputs: tuple[str, ...]
@@ -48,18 +42,9 @@ class Copied:
 
 
 class IsolatedOps:
-    """A group of TensorFlow ops that can run alone, with an argument for each tensor that other ops
-    make.
-
-    Args:
-      group: The ops, in order.
-      values: Those of them whose outputs are the group's value.
-      taken: Ops whose values the group writes over.
-      times: How often the ops are evaluated, one evaluation after another.
-
-    Attributes:
-      arguments: The tensors that other ops make, and large constants.
-    """
+    """A group of TensorFlow ops that can run alone, with an argument for each tensor of other ops
+    and for each large constant. `values` are the ops whose outputs are the group's value, `taken`
+    those whose values it overwrites, `times` the number of evaluations, one after another."""
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
@@ -89,12 +74,11 @@ class IsolatedOps:
 
     @property
     def touched_bytes(self) -> int:
-        """The bytes that the ops read and make."""
         made = [tensor for operation in self.group for tensor in operation.outputs]
         return sum(tensor_bytes(tensor) or 0 for tensor in (*self.arguments, *made))
 
     def signature(self) -> str:
-        """Returns a digest of all that decides about time and memory."""
+        """A digest of all that decides about time and memory."""
         position = {operation: k for k, operation in enumerate(self.group)}
         parts: list[Any] = [self.times, [o in self.values for o in self.group]]
         parts.append(
@@ -118,16 +102,13 @@ class IsolatedOps:
         numbers: dict[tf.DType, str],
         after: Sequence[str],
     ) -> Copied:
-        """Writes the ops, on inputs that no other op holds, between two clocks.
+        """Writes the ops, on inputs that no other op holds, between two clocks (`clock` returns the
+        time). `numbers` names a scalar of each type; the inputs wait for the ops `after`: then the
+        group before is out of memory.
 
-        What an evaluation reads waits for the one before, and not its ops: TensorFlow and oneDNN
+        The inputs of an evaluation wait for the one before, and not its ops: TensorFlow and oneDNN
         run two of them as one kernel only where neither waits. The first of several evaluations
-        leave their inputs to the last one, which alone may write over them.
-
-        Args:
-          clock: An op that returns the time.
-          numbers: The name of a scalar of each type.
-          after: The ops that the inputs wait for: then the group before is out of memory.
+        leave their inputs to the last one, which alone may overwrite them.
         """
         start = len(writer.nodes)
         inputs, last = list[str](), after
@@ -164,8 +145,8 @@ class IsolatedOps:
     def _evaluate(
         self, writer: GraphWriter, given: Sequence[str], last: Sequence[str]
     ) -> dict[tf.Operation, str]:
-        """Writes the ops once, one after another as in a plan (see `plan_writer`), and returns
-        their names."""
+        """Writes the ops once, in order as in a plan (see `plan_writer`), and returns their
+        names."""
         made: dict[tf.Operation, str] = {}
         edges, before = [] if given else list(last), None
         for operation in self.group:
@@ -227,8 +208,8 @@ class IsolatedOps:
 
 
 def some_value(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a value that ops can run on: halves for floating-point numbers, since no kernel is
-    slow on them, and zeros for indices."""
+    """A value that ops can run on: halves for floating-point numbers, since no kernel is slow on
+    them, and zeros for indices."""
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return tf.fill(spec.shape, tf.constant(0.5, spec.dtype))
     return tf.zeros(spec.shape, spec.dtype)
@@ -239,8 +220,9 @@ def _can_be_made(tensor: tf.Tensor) -> bool:
 
 
 def _is_known(tensor: tf.Tensor) -> bool:
-    """True for small constants, static shapes, and what is computed of those alone, as the axes of
-    a sum: ops run on their values, which decide about memory and about whether they run at all."""
+    """Whether ops run on the tensor's own values, since these decide about memory and whether they
+    run at all: small constants, static shapes, and values computed of those, as the axes of a
+    sum."""
     pending = [source_of(tensor)]
     while pending:
         tensor = pending.pop()
@@ -254,7 +236,6 @@ def _is_known(tensor: tf.Tensor) -> bool:
 
 
 def _op(tensor: str) -> str:
-    """The name of the op that makes a tensor."""
     return tensor.partition(":")[0]
 
 

@@ -39,13 +39,8 @@ CostModel = Callable[[TracedStep, Progress], "list[Measurement]"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a step's ops take.
-
-    Attributes:
-      graph: The step's graph with costs in seconds (for "unit": in units) and workspaces.
-      footprints: What TensorFlow ops ask the allocator for, by their names in the flat graph; those
-        that were not seen are missing.
-    """
+    """The step's graph with costs and workspaces, and the requests of TensorFlow ops by their names
+    in the flat graph, as far as they were seen."""
 
     graph: DFGraph
     footprints: dict[str, Footprint]
@@ -57,7 +52,6 @@ def with_costs(
     *,
     on_progress: Progress | None = None,
 ) -> DFGraph:
-    """Returns the graph of `costs_of`."""
     return costs_of(traced, cost_model, on_progress=on_progress).graph
 
 
@@ -67,13 +61,8 @@ def costs_of(
     *,
     on_progress: Progress | None = None,
 ) -> Costs:
-    """Returns what the step's ops take.
-
-    Args:
-      cost_model: "profile", "roofline", "unit", or a function (traced, on_progress) -> a
-        `Measurement` per op.
-      on_progress: Called with (ops done, all ops) while ops are measured.
-    """
+    """Measures or estimates the ops. A `cost_model` may be a function (traced, on_progress) -> a
+    `Measurement` per op; `on_progress` is called with (ops done, all ops)."""
     models: dict[str, CostModel] = {"profile": profile, "roofline": roofline, "unit": unit}
     if isinstance(cost_model, str) and cost_model not in models:
         raise BudgetError(
@@ -96,12 +85,10 @@ def costs_of(
 
 
 def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
-    """Runs every distinct op on the training device, if it is pure (`bodies.is_pure`).
-
-    The seconds of the others are the roofline's, times the ratio of measured seconds to roofline of
-    those that ran. Measurements are kept in the process and on disk, by device and TensorFlow
-    version, in the user's cache folder (or $CHECKMATE_CACHE_DIR).
-    """
+    """Runs every distinct op that is pure (`bodies.is_pure`) on the training device. The seconds of
+    the others are the roofline's, times the ratio of measured to estimated seconds of those that
+    ran. Measurements are kept in the process and in `cache_folder`, by device and TensorFlow
+    version."""
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
     least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
@@ -111,17 +98,11 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
         IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
         for group, values, taken, estimate in parts
     ]
-    keys = [
-        each.signature()
-        if (
-            estimate.seconds >= least
-            or each.touched_bytes >= large
-            or any(map(called, each.group))  # types and shapes say little about those
-        )
-        and each.runs
-        else None
-        for each, estimate in zip(isolated, estimates, strict=True)
-    ]
+    keys = []
+    for each, estimate in zip(isolated, estimates, strict=True):
+        decides = estimate.seconds >= least or each.touched_bytes >= large
+        decides |= any(map(called, each.group))  # types and shapes say little about those
+        keys.append(each.signature() if decides and each.runs else None)
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
             key: (estimate.seconds, each)
@@ -150,7 +131,7 @@ def _completed(
     found: Sequence[Measurement | None],
     estimates: Sequence[Measurement],
 ) -> list[Measurement]:
-    """What was measured, with deps instead of arguments, and scaled estimates for the rest."""
+    """The measurements, with deps instead of arguments, and scaled estimates for the rest."""
     pairs = zip(found, estimates, strict=True)
     known = [(each.seconds, estimate.seconds) for each, estimate in pairs if each]
     factor = sum(m for m, _ in known) / sum(e for _, e in known) if known else 1.0

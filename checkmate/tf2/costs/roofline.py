@@ -19,13 +19,7 @@ from checkmate.tf2.ops.table import rule_of
 
 
 class Rates(NamedTuple):
-    """What a device reaches at most. Plans depend on the ratio of the two only; the seconds
-    themselves are rough.
-
-    Attributes:
-      flops_per_s: Floating-point operations per second.
-      bytes_per_s: Memory bandwidth.
-    """
+    """Peak rates of a device. Plans depend on the ratio of the two only; the seconds are rough."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -46,11 +40,10 @@ OTHER = (8, 0)
 above, those without TF32 have 17 and 25, the newest has 147."""
 
 LAUNCH_S = 5e-6
-"""What starting an op takes."""
+"""Seconds to start an op."""
 
 
 def rates_of(device: str) -> Rates:
-    """Returns the rates of a device, as "GPU:0"."""
     if not device.startswith("GPU"):
         return CPU
     capability = tuple(gpus.details(device).get("compute_capability", OTHER))
@@ -59,15 +52,13 @@ def rates_of(device: str) -> Rates:
 
 
 def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
-    """Counts every TensorFlow op as 1, which the paper calls unit cost."""
+    """Counts every TensorFlow op as 1, the paper's unit cost."""
     return _per_op(traced, lambda operation: 1.0)
 
 
 def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
-    """Estimates seconds by `roofline_s` for each TensorFlow op.
-
-    A loop costs what the ops of its body cost, times the number of iterations if that is known.
-    """
+    """`roofline_s` of each TensorFlow op. A loop costs as much as the ops of its body, times the
+    number of iterations if that is known."""
     rates = rates_of(devices.training_device())
     graph = traced.function.graph
     loops = LoopSizes(graph, tensor_bytes)
@@ -83,8 +74,8 @@ def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> lis
 
 
 def roofline_s(operation: tf.Operation, rates: Rates) -> float:
-    """Returns the estimated seconds of an op on a device of these rates: a launch, and the larger
-    of FLOPs / FLOP rate and bytes read and written / memory bandwidth."""
+    """Estimated seconds: a launch, and the larger of FLOPs / FLOP rate and bytes read and written /
+    memory bandwidth."""
     touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
     return LAUNCH_S + max(_flops(operation) / rates.flops_per_s, touched / rates.bytes_per_s)
 

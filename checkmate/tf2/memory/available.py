@@ -24,17 +24,13 @@ _pool_limits: dict[str, int] = {}
 
 
 def free_bytes(device: str) -> int:
-    """Returns how many bytes a training step could use now, what this process has in memory
-    included.
+    """The bytes that a training step could use now, those that this process has in memory included.
 
     The pool of a GPU has a limit, which follows from the GPU or its part (MIG), from `memory_limit`
     and from the memory that was free when TensorFlow began. By default the pool takes all of it at
     once. With memory growth, and with CUDA's own allocator, other processes may take it first: then
-    it is at most what the driver says is free, and what the pool has been seen to have.
-
-    Raises:
-      DriverUnavailableError: The driver must be asked and cannot be.
-      CheckmateError: The GPU's pool must be asked while another profile is taken.
+    it is at most the driver's free memory plus the pool's peak. Raises `DriverUnavailableError`,
+    and `CheckmateError` while another profile is taken.
     """
     if device.startswith("GPU"):
         limit = pool_limit_bytes(device)
@@ -51,7 +47,7 @@ def free_bytes(device: str) -> int:
 
 
 def free_or_none(device: str) -> int | None:
-    """Returns how much memory a step could use now; None where that cannot be found out."""
+    """As `free_bytes`; None where that cannot be found out."""
     try:
         return free_bytes(device)
     except Exception as error:  # NVML is another program's, and may be missing or refuse
@@ -60,24 +56,20 @@ def free_or_none(device: str) -> int | None:
 
 
 def auto_budget(device: str) -> int:
-    """Returns the bytes that `budget="auto"` stands for now. Raises as `free_bytes` does."""
+    """The bytes of `budget="auto"`. Raises as `free_bytes`."""
     return int(free_bytes(device) * (1 - (CAP_RESERVE if _is_its_own(device) else AUTO_RESERVE)))
 
 
 def driver_limit_bytes(device: str) -> int:
-    """Returns what the driver says is free of a GPU, and what the pool has been seen to have: its
-    limit where it grows.
-
-    Raises:
-      DriverUnavailableError: The driver cannot be asked.
-    """
+    """The free bytes of a GPU by its driver, plus the pool's: its limit where it grows. Raises
+    `DriverUnavailableError`."""
     pool = tf.config.experimental.get_memory_info(device)["peak"]
     return gpus.driver_free_bytes(device) + int(pool)
 
 
 def pool_limit_bytes(device: str) -> int | None:
-    """Returns the limit of the device's allocator, by what the profiler sees of one request; None
-    where it sees none."""
+    """The limit of the device's allocator, as the profiler shows for one request; None if it shows
+    none."""
     if device not in _pool_limits:
 
         def request() -> None:
@@ -99,7 +91,6 @@ def _is_its_own(device: str) -> bool:
 
 
 def container_limits() -> list[int]:
-    """Returns the limits of the container on the memory of its processes; empty without one."""
     found = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:

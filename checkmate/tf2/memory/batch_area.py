@@ -41,8 +41,8 @@ than the chunk's successor."""
 
 
 def make_output_buffers(traced: TracedStep) -> OutputBuffers | None:
-    """Returns buffers for a step's results, with memory set apart for its batches and small values;
-    None where there is too little memory."""
+    """Buffers for a step's results, with memory set apart for its batches and small values; None
+    where there is too little memory."""
     try:
         buffers = OutputBuffers(traced)
     except tf.errors.ResourceExhaustedError:
@@ -54,13 +54,8 @@ def make_output_buffers(traced: TracedStep) -> OutputBuffers | None:
 
 
 def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:
-    """Sets memory apart for batches and returns the buffer that keeps it apart for as long as the
-    buffer exists; None where that is not possible.
-
-    Args:
-      sizes: The bytes of each tensor of a batch.
-      small_bytes: The bytes for small buffers there.
-    """
+    """A buffer that keeps memory apart for batches (`sizes` of their tensors) and small buffers
+    while it exists; None where that is not possible."""
     device = devices.training_device()
     if not devices.allocator_reports(device):
         return None
@@ -79,7 +74,7 @@ def set_apart(sizes: Sequence[int], small_bytes: int = 0) -> tf.Tensor | None:
 
 
 def _next_to(chunk: tf.Tensor, address: int, shapes: list[tf.Tensor]) -> tf.Tensor | None:
-    """A buffer of the last shape at the address where a chunk ends; None where no free chunk begins
+    """A buffer of the last shape at the address where a chunk ends; None if no free chunk begins
     there."""
     others = [chunk]
     for shape in shapes[:-1]:

@@ -26,29 +26,23 @@ with six in none of 15."""
 
 
 def argument_bytes(traced: TracedStep) -> int:
-    """Returns the bytes of one batch."""
     return sum(tensor_bytes(tensor) or 0 for tensor in traced.argument_tensors())
 
 
 def bytes_ahead(traced: TracedStep, batches: int) -> int:
-    """Returns the bytes to set aside for the batches that a pipeline makes while a step runs: for
-    at least `batches`, and for none where that is 0."""
-    one = argument_bytes(traced) + _taken_bytes(traced)
+    """The bytes of the batches that a pipeline makes while a step runs: of at least `batches`, none
+    for 0."""
+    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
+    from_iterators = sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
+    one = argument_bytes(traced) + from_iterators
     if not batches or not one:
         return 0
     plain_peak = replay(traced.graph, traced.plain_plan()).peak_bytes
     return batches_ahead(batches, one, plain_peak) * one
 
 
-def _taken_bytes(traced: TracedStep) -> int:
-    """The bytes of a batch that the step takes from an iterator itself."""
-    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
-    return sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
-
-
 def batches_ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:
-    """Returns for how many batches memory is set aside: more than asked for where they are
-    small."""
+    """The number of batches that memory is set aside for: more than asked for if they are small."""
     cheap = int(SMALL_SHARE * plain_peak_bytes) // batch_bytes
     return max(batches, min(batches + MORE_BATCHES, cheap))
 
@@ -71,7 +65,6 @@ class ReserveShares:
     not_simulated: float = 0.2
 
     def of(self, traced: TracedStep) -> float:
-        """Returns the share for a step on the training device."""
         if not devices.allocator_reports(devices.training_device()):
             return self.not_simulated
         return self.with_loops if traced.has_loops else self.simulated
@@ -82,13 +75,8 @@ RESERVES = ReserveShares()
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """The device's memory when planning begins.
-
-    Attributes:
-      in_use_bytes: The allocator's count.
-      has_batch: A batch of the step is among these bytes.
-      released_bytes: The bytes among these that are released before the planned step runs.
-    """
+    """The device's memory when planning begins, by the allocator's count: whether a batch of the
+    step is in it, and the bytes of it released before the planned step runs."""
 
     in_use_bytes: int
     has_batch: bool = False
@@ -97,7 +85,7 @@ class StartState:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a budget is spent on, in bytes.
+    """The kinds of bytes of a budget.
 
     Resident bytes, bytes for the next batches and the step's own fixed bytes are the same with any
     plan: together they are the fixed bytes. The activation budget is what the limit leaves beyond
@@ -107,17 +95,15 @@ class MemoryBudget:
       limit_bytes: The budget.
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
-      counted_bytes: What of the resident bytes the step's graph counts: its variables and a batch.
-      batch_bytes: One batch.
+      counted_bytes: The resident bytes that the step's graph counts: its variables and a batch.
       next_batch_bytes: For batches that an input pipeline may make, or the program keep, while a
         step runs.
-      step_bytes: What the step itself always has in memory: results of two steps, constants, small
-        values.
+      step_bytes: Always in memory in a step: results of two steps, constants, small values.
       reserve_share: The reserve as a share of the activation budget.
-      uncounted_bytes: What of the resident bytes the allocator does not count.
+      uncounted_bytes: The resident bytes that the allocator does not count.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
         the allocator counts everything.
-      device_limit_bytes: What the device has for this process; None where that is not known.
+      device_limit_bytes: The device's memory for this process, if known.
     """
 
     limit_bytes: int
@@ -135,7 +121,6 @@ class MemoryBudget:
     def of(
         cls, traced: TracedStep, limit_bytes: int, start: StartState, *, next_batches: int
     ) -> MemoryBudget:
-        """Returns the budget of a step; `next_batches` is how many a pipeline makes ahead."""
         counted = traced.before_bytes
         batch = argument_bytes(traced)
         start_bytes = start.in_use_bytes + (0 if start.has_batch else batch)
@@ -154,59 +139,46 @@ class MemoryBudget:
 
     @property
     def fixed_bytes(self) -> int:
-        """What any plan takes."""
+        """Needed by any plan."""
         return self.resident_bytes + self.next_batch_bytes + self.step_bytes
 
     @property
     def graph_fixed_bytes(self) -> int:
-        """The fixed bytes that the step's graph counts."""
         return self.counted_bytes + self.step_bytes
 
     @property
     def other_bytes(self) -> int:
-        """The fixed bytes that the step's graph does not count: other resident bytes, and those for
-        the next batches."""
+        """The fixed bytes that the step's graph does not count: other resident bytes, and the next
+        batches."""
         return self.fixed_bytes - self.graph_fixed_bytes
 
     @property
     def activation_budget_bytes(self) -> int:
-        """The activation budget: for activations, gradients and workspaces, with the reserve."""
         return self.limit_bytes - self.fixed_bytes
 
     @property
     def reserve_bytes(self) -> int:
-        """What of the activation budget a plan must leave unused."""
+        """The part of the activation budget that a plan must leave unused."""
         return int(self.reserve_share * max(0, self.activation_budget_bytes))
 
     @property
     def peak_limit_bytes(self) -> int:
-        """The highest peak that a plan may have: the budget without the reserve."""
+        """The budget less the reserve."""
         return self.limit_bytes - self.reserve_bytes
 
-    def unused_bytes(self, peak_bytes: int) -> int:
-        """Returns what of the budget a step with this peak leaves."""
-        return max(0, self.limit_bytes - peak_bytes)
-
-    def allocator_overhead_bytes(self, peak_bytes: int, asked_bytes: int) -> int:
-        """Returns what a peak by the allocator's count has beyond the bytes that ops ask for:
-        rounding and holes."""
-        return max(0, peak_bytes - asked_bytes)
-
     def smallest_limit_bytes(self, peak_bytes: int) -> int:
-        """Returns the smallest budget whose reserve a plan with this peak leaves unused."""
+        """The smallest budget whose reserve a plan with this peak leaves unused."""
         return peak_bytes + math.ceil(
             self.reserve_share * (peak_bytes - self.fixed_bytes) / (1 - self.reserve_share)
         )
 
     def peak(self, allocated_bytes: int) -> int:
-        """Returns a peak by the allocator's count in the budget's terms."""
+        """A peak by the allocator's count in the budget's terms."""
         return allocated_bytes - self.start_bytes + self.resident_bytes + self.next_batch_bytes
 
 
 def other_bytes_in_use(traced: TracedStep) -> int:
-    """Returns the bytes in use on the device that the step's graph does not count as resident: the
-    batches of an input pipeline, other tensors of the process, and what the allocator lost on all
-    of them by chunks that it did not split.
-    """
+    """Bytes in use that the step's graph does not count as resident: an input pipeline's batches,
+    other tensors, and what chunks that were not split lost on all of them."""
     gc.collect()  # deleted models keep their variables in reference cycles
     return max(0, devices.bytes_in_use(devices.training_device()) - traced.before_bytes)

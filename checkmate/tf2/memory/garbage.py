@@ -1,5 +1,5 @@
-"""What planning leaves behind: functions that were traced and are no longer needed, which keep
-memory of the device in reference cycles until Python collects them."""
+"""The garbage of planning: traced functions that are no longer needed, which keep memory of the
+device in reference cycles until Python collects them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def only_new_garbage() -> Iterator[None]:
-    """Collects garbage, and has Python leave all other objects out of later collections until the
-    end of the block; and has it collect only where it is asked to.
+    """Collects garbage, leaves all other objects out of collections until the end of the block, and
+    collects in it only where asked to.
 
     Planning asks after each function that it runs and drops. A process that has TensorFlow and a
     model has half a million objects, and to look at all of them takes longer than to trace a small
-    step. Garbage of the block is found in it, and garbage of before that becomes such in the block
-    is found after it. A program that uses `gc.freeze` itself is left as it is.
+    step. Older objects that become garbage in the block are collected after it. A program that uses
+    `gc.freeze` itself is left as it is.
     """
     gc.collect()
     if gc.get_freeze_count():

@@ -32,20 +32,22 @@ _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDEN
 
 
 class Programs:
-    """Makes the programs of a step's plans. The facts about an op are found once for all plans.
-
-    Args:
-      graph: The step's graph with costs, for the workspaces of ops that were not seen to run yet.
-    """
+    """Programs of a step's plans; facts about an op are found once for all plans. `graph` has the
+    workspaces of ops that were not seen to run yet."""
 
     def __init__(self, traced: TracedStep, graph: DFGraph):
-        self._workspaces, self._in_place = _workspaces(traced, graph), _seen_in_place(traced, graph)
+        self._workspaces = _workspaces(traced, graph)
+        self._in_place = {
+            values[0].name
+            for op, values in zip(graph.ops, traced.values, strict=True)
+            if op.in_place and len(values) == 1
+        }
         self._facts: dict[tf.Operation, Node] = {}
         self._estimates = traced.estimates
 
     def of(self, written: Written) -> Program:
-        """Returns the nodes of a plan's step in the order in which they run, which is that in which
-        they are written."""
+        """The nodes of a plan's step in the order in which they run, which is that in which they
+        are written."""
         definitions, like = written.writer.nodes, written.writer.like
         nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
         _hand_on_workspaces(nodes, [definition.op for definition in definitions])
@@ -67,15 +69,24 @@ class Programs:
 
 
 def node_of(definition: Any, like: tf.Operation | Iterable[tf.Tensor] | None) -> Node:
-    """Returns the node of an op that is written, without what was measured of it.
-
-    Args:
-      like: The op that it is a copy of, or tensors that its outputs are like, if known.
-    """
-    if not isinstance(like, tf.Operation):
-        return _made(definition, like or ())
-    shares = any(map(may_share_memory, like.outputs))
-    return replace(_made(definition, like.outputs), key=like.name, shares=shares)
+    """The node of an op, without measurements. `like` is the op that it is a copy of, or tensors
+    like its outputs."""
+    operation: Any = like if isinstance(like, tf.Operation) else None
+    outputs: Any = like or () if operation is None else operation.outputs
+    rule = rule_of(definition.op)
+    kind = _KINDS.get(rule.role, Kind.KERNEL)
+    sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
+    node = Node(
+        definition.name,
+        definition.name if operation is None else operation.name,
+        kind,
+        _reads(definition),
+        sizes,
+        in_place=rule.in_place is not None,
+    )
+    if operation is None:
+        return node
+    return replace(node, shares=any(map(may_share_memory, outputs)))
 
 
 def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
@@ -99,14 +110,14 @@ def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
 
 
 def constants_of(written: Written) -> tuple[int, ...]:
-    """Returns the bytes of each constant of a plan's function, which TensorFlow allocates once."""
+    """The bytes of each constant of a plan's function, which TensorFlow allocates once."""
     like = (written.writer.like.get(node.name) for node in written.writer.nodes)
     constants = (each for each in like if isinstance(each, tf.Operation) and is_constant(each))
     return tuple(size for each in constants if (size := exact_bytes(each.outputs[0])))
 
 
 def log_of(seen: Observation) -> Log:
-    """Returns what ops asked for and gave back, for `core.events.requests_by_node`."""
+    """The requests and releases of ops, for `core.events.requests_by_node`."""
     return [
         (
             event.op.removeprefix(f"{SCOPE}/") if event.is_request else None,
@@ -116,20 +127,6 @@ def log_of(seen: Observation) -> Log:
         )
         for event in seen.events
     ]
-
-
-def _made(definition: Any, outputs: Iterable[tf.Tensor]) -> Node:
-    """A node whose outputs are like some tensors."""
-    kind = _KINDS.get(rule_of(definition.op).role, Kind.KERNEL)
-    sizes = tuple(exact_bytes(tensor) for tensor in outputs) or ((0,) if kind is Kind.VIEW else ())
-    return Node(
-        definition.name,
-        definition.name,
-        kind,
-        _reads(definition),
-        sizes,
-        in_place=rule_of(definition.op).in_place is not None,
-    )
 
 
 def _reads(definition: Any) -> tuple[tuple[str, int], ...]:
@@ -142,14 +139,14 @@ def _tensor(name: str) -> tuple[str, int]:
 
 
 def exact_bytes(tensor: tf.Tensor) -> int:
-    """Returns the bytes that an op requests for a tensor; 0 where its shape is not known."""
+    """The bytes that an op requests for a tensor; 0 if its shape is not known."""
     count = tensor.shape.num_elements()
     return count * tensor.dtype.size if count and can_be_copied(tensor.dtype) else 0
 
 
 def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
-    """What the ops of a group were measured to take beyond their outputs, by the name of the op
-    that is expected to."""
+    """The measured workspaces of a group's ops, by the name of the op that is expected to request
+    it."""
     found = {}
     for op, group, values, taken in zip(
         graph.ops, traced.groups, traced.values, traced.taken, strict=True
@@ -159,15 +156,6 @@ def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:
         if more > 0 and heavy:
             found[heavy[0].name] = more
     return found
-
-
-def _seen_in_place(traced: TracedStep, graph: DFGraph) -> set[str]:
-    """The names of the ops that were seen to run in place."""
-    return {
-        values[0].name
-        for op, values in zip(graph.ops, traced.values, strict=True)
-        if op.in_place and len(values) == 1
-    }
 
 
 log = logging.getLogger("checkmate")
@@ -180,12 +168,8 @@ _EMPTY_POOL_BYTES = 1 << 50
 
 
 class Peak(NamedTuple):
-    """The peak of simulated steps, by the allocator's count.
-
-    Attributes:
-      bytes: The most bytes in use.
-      rise_bytes: The most that a step has in use beyond what is in use when it begins.
-    """
+    """The peak of simulated steps by the allocator's count; `rise_bytes` above the bytes in use
+    when a step begins."""
 
     bytes: int
     rise_bytes: int
@@ -193,11 +177,8 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanOnPaper:
-    """The ops and nodes of a plan, of which no TensorFlow op is made yet.
-
-    Attributes:
-      constants: The bytes of each constant of its function.
-    """
+    """The ops and nodes of a plan before any TensorFlow op is made, and the bytes of each
+    constant."""
 
     written: Written
     program: Program
@@ -209,11 +190,11 @@ class Predictor:
     """Predicts the peaks of the plans of one step.
 
     Attributes:
-      batch: The tensors of a batch that is in memory; empty where there is none.
-      footprints: The requests of the step's ops, by the names of nodes; see `Program.events`.
-      buffers: Those of the step's results; None where results have none.
+      batch: The tensors of a batch that is in memory; empty without one.
+      footprints: The requests of the step's ops, by the names of nodes.
+      buffers: Of the step's results, if they have buffers.
       why_not: Why nothing can be predicted, as a clause; "" where it can.
-      pool: The allocator's state; None where it is not known.
+      pool: The allocator's state, if known.
     """
 
     traced: TracedStep
@@ -226,11 +207,8 @@ class Predictor:
     _programs: Programs | None = None
 
     def refresh(self, step_bytes: int) -> None:
-        """Asks the allocator which of its chunks are free now.
-
-        Args:
-          step_bytes: What a step may take in one piece.
-        """
+        """Asks the allocator which chunks are free now; a step needs at most `step_bytes` in one
+        piece."""
         self.pool = None
         try:
             self.pool = probe(step_bytes)
@@ -240,22 +218,22 @@ class Predictor:
             self.why_not = str(error)
 
     def write(self, plan: Plan) -> PlanOnPaper:
-        """Returns a plan's ops and nodes; no TensorFlow op is made yet."""
+        """The plan's ops and nodes; no TensorFlow op is made yet."""
         if self._programs is None:
             self._programs = Programs(self.traced, self.graph)
         written = write(self.traced, plan, self.buffers)
         return PlanOnPaper(written, self._programs.of(written), constants_of(written))
 
     def peak(self, plan: PlanOnPaper) -> Peak | None:
-        """Returns the highest peak over some steps on batches that lie elsewhere each time, made
-        before or after the one before is given back. The batch that is there now is the first of
-        them. None where memory runs out."""
+        """The highest peak over some steps on batches at other addresses each time, made before or
+        after the one before is released. The first is the batch that is there now. None where
+        memory runs out."""
         assert self.pool is not None
         return self._highest(self.pool, plan, self.batch)
 
     def plain_peak_bytes(self) -> int:
-        """Returns the peak of the plain step in a loop that keeps the results of the last step, a
-        batch and the constants included, in a pool without holes at its beginning."""
+        """The plain step's peak in a loop that keeps the last step's results, a batch and the
+        constants included, in a pool without holes at its beginning."""
         pool = Pool.of_free_chunks([(_EMPTY_POOL_BYTES, _EMPTY_POOL_BYTES)])
         found = self._highest(pool, self.write(self.traced.plain_plan()), ())
         assert found is not None  # the pool has no limit
@@ -263,30 +241,29 @@ class Predictor:
 
     @property
     def predicts(self) -> bool:
-        """True where the allocator's state is known."""
         return self.pool is not None
 
     def _highest(self, pool: Pool, plan: PlanOnPaper, batch: Sequence[tf.Tensor]) -> Peak | None:
         events = plan.program.events(self.footprints)
         try:
             found = [
-                self._peak(pool.copy(), events, plan.constants, batch, before_next)
+                each
                 for before_next in (False, True)
+                for each in self._peaks(pool.copy(), events, plan.constants, batch, before_next)
             ]
         except PoolExhausted:
             return None
         return Peak(max(each.bytes for each in found), max(each.rise_bytes for each in found))
 
-    def _peak(
+    def _peaks(
         self,
         pool: Pool,
         events: Events,
         constants: Iterable[int],
         first: Sequence[tf.Tensor],
         before_next: bool,
-    ) -> Peak:
-        """The highest peak of some steps, whose loop releases a batch before the next one is made,
-        or after that."""
+    ) -> list[Peak]:
+        """The peaks of some steps, whose loop releases a batch before or after the next is made."""
         sizes = [size for tensor in self.traced.argument_tensors() if (size := exact_bytes(tensor))]
         batch: list[int | None] = list(add_batch(pool, first))
         peaks: list[Peak] = []
@@ -307,7 +284,7 @@ class Predictor:
             peaks.append(Peak(peak, peak - before))
             _release(pool, results)
             results = [buffers[buffer] for buffer in events.results]
-        return Peak(max(each.bytes for each in peaks), max(each.rise_bytes for each in peaks))
+        return peaks
 
 
 def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
@@ -316,8 +293,7 @@ def _release(pool: Pool, addresses: Iterable[int | None]) -> None:
 
 
 def add_batch(pool: Pool, batch: Iterable[tf.Tensor]) -> set[int]:
-    """Adds the batch that is in use to a pool, and returns the addresses of its tensors, each
-    once."""
+    """Adds the batch in use to a pool, and returns the addresses of its tensors, each once."""
     sizes = {}
     for tensor in batch:
         if (size := exact_bytes(tensor)) >= pool.smallest_bytes:

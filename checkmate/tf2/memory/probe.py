@@ -39,13 +39,13 @@ from checkmate.units import format_bytes
 
 
 def smallest_bytes(device: str) -> int:
-    """Returns the smallest request that the device's pool serves, rounded up; smaller ones are not
+    """The smallest request that the device's pool serves, rounded up; smaller ones are not
     counted."""
     return UNIT_BYTES if devices.counts_everything(device) else ONEDNN_SMALLEST_BYTES
 
 
 def address_of(buffer: tf.Tensor) -> int:
-    """Returns where an eager tensor lies: the first field of its DLPack structure."""
+    """The address of an eager tensor: the first field of its DLPack structure."""
     capsule = tf.experimental.dlpack.to_dlpack(buffer)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -53,7 +53,7 @@ def address_of(buffer: tf.Tensor) -> int:
 
 
 def halved_sizes(largest_bytes: int, smallest_bytes: int) -> list[int]:
-    """Returns sizes that halve, from the largest down to the smallest, in the allocator's units."""
+    """Sizes that halve, from the largest down to the smallest, in the allocator's units."""
     sizes = [max(largest_bytes, smallest_bytes)]
     while sizes[-1] > smallest_bytes:
         sizes.append(max(smallest_bytes, sizes[-1] // 2 // UNIT_BYTES * UNIT_BYTES))
@@ -61,14 +61,14 @@ def halved_sizes(largest_bytes: int, smallest_bytes: int) -> list[int]:
 
 
 def shape_of(size: int) -> tf.Tensor:
-    """Returns the shape of a buffer of so many bytes. On a CPU the shape takes a chunk itself, so
-    make it before anything is counted."""
+    """The shape of a buffer of so many bytes. On a CPU the shape takes a chunk itself, so make it
+    before anything is counted."""
     with tf.device("CPU:0"):
         return tf.constant([size // UNIT_BYTES, UNIT_BYTES])
 
 
 def request(shape: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """Returns a buffer on the training device, with the bytes of its chunk."""
+    """A buffer on the training device, with the bytes of its chunk."""
     device = devices.training_device()
     before = devices.bytes_in_use(device)
     with tf.device(device):
@@ -79,12 +79,9 @@ def request(shape: tf.Tensor) -> tuple[tf.Tensor, int]:
 def request_within(
     place: range, shape: tf.Tensor, most: int, others: list[tf.Tensor]
 ) -> tuple[tf.Tensor, int] | None:
-    """Requests buffers until one begins within a range of addresses, and returns it with the bytes
-    of its chunk; None where none of so many does.
-
-    The allocator gives out the smallest free chunk that fits. So the other buffers fill the chunks
-    that fit better; they are appended to `others`, which keeps them in memory.
-    """
+    """Requests buffers until one begins in a range of addresses; returns it with its chunk's bytes,
+    or None. The allocator gives out the smallest free chunk that fits: the other buffers fill the
+    chunks that fit better and stay in `others`."""
     for _ in range(most):
         buffer, chunk_bytes = request(shape)
         if address_of(buffer) in place:
@@ -153,12 +150,8 @@ def probe(step_bytes: int) -> Pool:
 
 
 class _Search:
-    """The requests that fill the free chunks.
-
-    Attributes:
-      address: Where the large chunk begins.
-      large_bytes: Its size; from `any_size_bytes` on, a size that it has at least.
-    """
+    """The requests that fill the free chunks. The large chunk begins at `address`; from
+    `any_size_bytes` on, `large_bytes` is a lower bound of its size."""
 
     def __init__(self, device: str, step_bytes: int, smallest_bytes: int):
         self._device = device
@@ -181,15 +174,11 @@ class _Search:
             self._buffers.clear()
 
     def _measured_bytes(self) -> int:
-        """Returns the size of the large chunk, or a size that it has at least.
-
-        A chunk that is not split shows its size. A chunk that is split has at least what the rule
-        for splitting says. That size less one unit is requested next, so that the chunk is never
-        just as large as the request.
-
-        The loop ends at a size of which more is left after a step than all other free chunks have,
-        and which is always split: a larger chunk makes no difference.
-        """
+        """The size of the large chunk, or a lower bound of it. A chunk that is not split shows its
+        size; of one that is split the rule for splitting gives the bound. That size less one unit
+        is requested next, so that the chunk is never just as large as the request. The loop ends at
+        a size of which more is left after a step than all other free chunks have, and which is
+        always split: a larger chunk makes no difference."""
         size = self._step_bytes
         while size < 2 * self._step_bytes + SPLIT_BYTES:
             asked = size - UNIT_BYTES
@@ -224,13 +213,13 @@ def _too_large(device: str, size: int) -> CheckmateError:
 
 
 def _least_that_is_split(asked: int) -> int:
-    """Returns the size of the smallest chunk that is split for a request."""
+    """The size of the smallest chunk that is split for a request."""
     return min(2 * asked, asked + SPLIT_BYTES)
 
 
 def _large_chunk_bytes(events: Iterable[AllocatorEvent], address: int) -> int:
-    """Returns the size of the free chunk at an address: all of it where a request got it whole,
-    else what it has at least, as it was split."""
+    """The size of the free chunk at an address: exact where a request got it whole, else a lower
+    bound."""
     requests = [event for event in events if event.is_request and event.address == address]
     whole = [
         event.chunk_bytes
@@ -243,8 +232,8 @@ def _large_chunk_bytes(events: Iterable[AllocatorEvent], address: int) -> int:
 
 
 def _free_chunks(events: Iterable[AllocatorEvent], large: tuple[int, int]) -> list[tuple[int, int]]:
-    """Returns (address, bytes) of what is free after the events, of all that they gave out or took
-    back, and of the large chunk."""
+    """(address, bytes) of the free memory after the events, of all that they allocated or released,
+    and of the large chunk."""
     known, used = [large], {}
     for event in events:
         known.append((event.address, event.chunk_bytes))
@@ -262,10 +251,8 @@ def _free_chunks(events: Iterable[AllocatorEvent], large: tuple[int, int]) -> li
 
 
 def _joined(chunks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns (start, end) of the pieces of memory that chunks (address, bytes) cover together.
-    Those of different regions do not touch: malloc keeps its own data before each region, and
-    regions of a GPU that touch are one.
-    """
+    """(start, end) of the memory that chunks (address, bytes) cover together. Different regions do
+    not touch: malloc keeps its own data before each, and touching regions of a GPU are one."""
     pieces: list[tuple[int, int]] = []
     for address, size in sorted(chunks):
         if pieces and address <= pieces[-1][1]:

@@ -1,5 +1,5 @@
-"""What TensorFlow's profiler sees while a step runs: every op that ran, and every byte that the
-allocator gave out and took back.
+"""A step under TensorFlow's profiler: every op that ran, and every byte that the allocator gave out
+and took back.
 
 `get_memory_info` gives one number. The profiler's events say which op asked for how much, how much
 larger its chunk was, and what was in memory together at the peak.
@@ -25,23 +25,18 @@ from checkmate.tf2 import device as devices
 
 
 class AllocatorEvent(NamedTuple):
-    """The allocator gave out a chunk of memory, or took one back.
+    """A request to the allocator, or the release of a chunk.
 
     Attributes:
-      picoseconds: When, by the profiler's clock.
-      is_request: It was given out; False where it was taken back.
-      op: The op that asked, by the name it has in the graph that ran; "" where the profiler does
-        not know, and for what is taken back.
-      address: Where the chunk begins.
-      requested_bytes: What was asked for.
-      chunk_bytes: What was given: rounded up, and up to twice as much where a free chunk was not
-        worth splitting.
-      in_use_bytes: The bytes in use from then on, by the allocator's own count.
-      available_bytes: What the allocator's limit leaves beyond them.
-      limit_bytes: The allocator's limit.
-      region_type: What an op asked for: "output", "temp", "persist"; "" where the profiler does not
-        know.
-      allocator: The allocator's name.
+      picoseconds: By the profiler's clock.
+      op: The op of a request, by its name in the graph that ran; "" where the profiler does not
+        know, and for a release.
+      address: Of the chunk.
+      chunk_bytes: The request rounded up, and up to twice as much where a free chunk was not worth
+        splitting.
+      in_use_bytes: From then on, by the allocator's own count.
+      available_bytes: The allocator's limit less these.
+      region_type: "output", "temp", "persist"; "" where the profiler does not know.
     """
 
     picoseconds: int
@@ -58,49 +53,28 @@ class AllocatorEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """A tensor's memory as the allocator gave it out.
-
-    Attributes:
-      op: The op that asked, by the name it has in the graph that ran.
-      requested_bytes: What it asked for.
-      chunk_bytes: What it was given: rounded up, and up to twice as much where a free chunk was not
-        worth splitting.
-    """
-
-    op: str
-    requested_bytes: int
-    chunk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
     """One call as the profiler saw it.
 
     Attributes:
-      result: What the call returned.
-      ran: (op name, kernel) -> how often it ran.
-      peak_bytes: The most bytes in use at any moment, by the allocator's own count, what was in use
-        before included.
-      most_requested_bytes: The most that the call's own ops had asked for at once, without what the
-        allocator adds.
-      at_peak: What the call itself had in memory at that moment, the largest first.
-      asked: Op name -> the most bytes that it asked the allocator for at a time.
-      events: All that the device's allocator gave out and took back, in order.
+      ran: (op name, kernel) -> the number of evaluations.
+      peak_bytes: By the allocator's own count, bytes in use before included.
+      most_requested_bytes: The peak of the requests of the call's own ops.
+      at_peak: The call's own requests in memory at the peak, the largest first.
+      asked: Op name -> its largest request.
     """
 
     result: Any = field(repr=False)
     ran: Counter[tuple[str, str]] = field(repr=False)
     peak_bytes: int
     most_requested_bytes: int
-    at_peak: tuple[Allocation, ...] = field(repr=False)
+    at_peak: tuple[AllocatorEvent, ...] = field(repr=False)
     asked: dict[str, int] = field(repr=False)
     events: tuple[AllocatorEvent, ...] = field(repr=False)
 
     @property
     def in_use(self) -> tuple[tuple[float, int], ...]:
-        """(seconds since the first event, bytes in use from then on) for each event of the
-        allocator, by its own count."""
+        """(seconds since the first event, bytes in use from then on), by the allocator's count."""
         return tuple(
             ((each.picoseconds - self.events[0].picoseconds) / 1e12, each.in_use_bytes)
             for each in self.events
@@ -108,22 +82,19 @@ class Observation:
 
     @property
     def requested_bytes(self) -> int:
-        """What the call's ops had asked for of what was in use at the peak."""
+        """Requested by the call's ops and in use at the peak."""
         return sum(each.requested_bytes for each in self.at_peak)
 
     @property
     def lost_bytes(self) -> int:
-        """What the allocator had given out beyond that at the peak."""
+        """Allocated beyond that at the peak."""
         return sum(each.chunk_bytes - each.requested_bytes for each in self.at_peak)
 
 
 def observe(call: Callable[[], Any]) -> Observation:
-    """Runs `call` under TensorFlow's profiler, which slows it down somewhat.
-
-    Raises:
-      CheckmateError: Another profile is being taken, or this TensorFlow's profiler says nothing
-        that is understood here.
-    """
+    """Runs `call` under TensorFlow's profiler, which slows it down somewhat. Raises
+    `CheckmateError` where another profile is being taken, or where this TensorFlow's is not
+    understood."""
     result, planes = _profiled(call)
     ran: Counter[tuple[str, str]] = Counter()
     events: list[AllocatorEvent] = []
@@ -135,14 +106,9 @@ def observe(call: Callable[[], Any]) -> Observation:
                 name = names[event.metadata_id]
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
                     found = _statistics(plane, event)
+                    time = line.timestamp_ns * 1000 + event.offset_ps
                     if allocator in found.get("allocator_name", ""):
-                        events.append(
-                            _allocator_event(
-                                line.timestamp_ns * 1000 + event.offset_ps,
-                                name == "MemoryAllocation",
-                                found,
-                            )
-                        )
+                        events.append(_allocator_event(time, name == "MemoryAllocation", found))
                 elif name.count(":") == 1:
                     op, kernel = name.split(":")
                     ran[op, kernel] += 1
@@ -151,7 +117,7 @@ def observe(call: Callable[[], Any]) -> Observation:
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """What `call` returned, and what the profiler saw on the host."""
+    """The result of `call`, and the profiler's events on the host."""
     try:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
     except ImportError as error:
@@ -189,8 +155,10 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
     return result, host
 
 
-def _peak(events: list[AllocatorEvent]) -> tuple[int, int, tuple[Allocation, ...], dict[str, int]]:
-    live: dict[int, Allocation] = {}
+def _peak(
+    events: list[AllocatorEvent],
+) -> tuple[int, int, tuple[AllocatorEvent, ...], dict[str, int]]:
+    live: dict[int, AllocatorEvent] = {}
     asked: dict[str, int] = {}
     peak, at_peak = 0, {}
     requested = most_requested = 0
@@ -199,18 +167,14 @@ def _peak(events: list[AllocatorEvent]) -> tuple[int, int, tuple[Allocation, ...
             if event.address in live:
                 requested -= live.pop(event.address).requested_bytes
             continue
-        live[event.address] = Allocation(event.op, event.requested_bytes, event.chunk_bytes)
+        live[event.address] = event
         asked[event.op] = max(asked.get(event.op, 0), event.requested_bytes)
         requested += event.requested_bytes
         most_requested = max(most_requested, requested)
         if event.in_use_bytes > peak:
             peak, at_peak = event.in_use_bytes, dict(live)
-    return (
-        peak,
-        most_requested,
-        tuple(sorted(at_peak.values(), key=lambda each: -each.chunk_bytes)),
-        asked,
-    )
+    largest_first = sorted(at_peak.values(), key=lambda each: -each.chunk_bytes)
+    return peak, most_requested, tuple(largest_first), asked
 
 
 def _allocator_event(picoseconds: int, is_request: bool, found: dict[str, Any]) -> AllocatorEvent:

@@ -41,7 +41,7 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
 
 
 _MAX_DIMENSIONS = 7
-"""What TensorFlow's kernel of strided slices takes."""
+"""The limit of TensorFlow's kernel of strided slices."""
 
 
 def _write_nothing(variable: tf.Variable) -> None:
@@ -62,8 +62,8 @@ def _has_value(variable: tf.Variable) -> bool:
 
 
 class Scratch:
-    """Variables by device, shape and type, each for as long as a step refers to it. Sums of
-    gradients are as large for a batch of any size, and take no further memory for another one."""
+    """Variables by device, shape and type, kept while a step refers to them. Sums of gradients are
+    as large for a batch of any size, and so need no further memory for another one."""
 
     def __init__(self) -> None:
         self._made: dict[Any, weakref.ref[tf.Variable]] = {}
@@ -71,11 +71,8 @@ class Scratch:
     def variables(
         self, specs: Sequence[tf.TensorSpec], device: str | None = None
     ) -> tuple[tf.Variable, ...]:
-        """Returns a variable for each spec, no two of them the same.
-
-        Args:
-          device: Where they are; None for the device that trains.
-        """
+        """A variable for each spec, no two the same, on `device` (by default the one that
+        trains)."""
         place = device or devices.training_device()
         counts: Counter[Any] = Counter()
         found = []
@@ -94,8 +91,8 @@ class Scratch:
 
 
 def _outside_of_strategies(spec: tf.TensorSpec, device: str) -> tf.Variable:
-    """A variable of one device. In the scope of a strategy, which is that of a thread, it would be
-    one of all replicas."""
+    """A variable of one device. In the scope of a strategy, which is a thread's, it would be one of
+    all replicas."""
     if not tf.distribute.has_strategy():
         return _zeros(spec, device)
     with ThreadPoolExecutor(1) as thread:

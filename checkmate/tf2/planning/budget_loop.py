@@ -23,17 +23,17 @@ class SearchTuning:
       unused_share: The share that a plan may leave unused without another plan being asked for.
       close_share: Two amounts of memory that differ by less count as equal: the next target differs
         by more from all before.
-      max_plans: How often the solver is called at most.
-      max_plans_once_within: How often, once a plan is within the budget.
+      max_plans, max_plans_once_within: Calls of the solver, at most; once a plan is within the
+        budget.
       plain_spread: The share of its activations by which the plain step, whose ops run in an order
         that differs from step to step, may take more than is predicted.
       plain_values: How many of its largest values it may take more, where that is more.
-      min_time_s: The solver's time for a plan, unless the user gives one, is at least this.
-      time_per_op_s: The same for each op of the graph.
-      steps: How many steps training is taken to last at least. The default solver ends where the
-        time that it has taken is more than what a cheaper plan could save in so many. A step then
-        takes at most a thousandth of that time longer than with the cheapest plan, which is much of
-        a search for a step of 20 ms, and next to nothing for one of a second.
+      min_time_s, time_per_op_s: The solver's time for a plan, at least and for each op of the
+        graph, unless the user gives one.
+      steps: Training is taken to last at least so many. The default solver ends once its own time
+        is more than a cheaper plan could save in them. A step then lasts at most a thousandth of
+        that time longer than with the cheapest plan, which is much of a search for a step of 20 ms,
+        and next to nothing for one of a second.
       steepness: How many times what it cost to save a byte so far it can cost to save one more: the
         less memory a plan takes, the more the next byte costs.
       worth_share: The share of its cost by which another plan must be cheaper to take the place of
@@ -63,18 +63,11 @@ TUNING = SearchTuning()
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A plan that the solver was asked for.
-
-    Attributes:
-      target_bytes: The budget that the solver was given.
-      asked_bytes: What the plan's ops ask for at its peak; None where the solver found no plan.
-      peak_bytes: Its predicted or measured peak; None where memory runs out, or there is no plan.
-      recomputes: Whether the plan computes anything again. A plan that does not cannot become
-        cheaper.
-      reached_bytes: The lowest peak that the solver reached, where it found no plan: what its ops
-        ask for there.
-    """
+class Attempt:
+    """A call of the solver for a plan. `asked_bytes` are requested by the plan's ops at its peak,
+    None without a plan; `peak_bytes` is its predicted or measured peak, None where memory runs out.
+    A plan without recomputation cannot become cheaper. `reached_bytes` is the solver's lowest peak,
+    where it found no plan."""
 
     target_bytes: int
     asked_bytes: int | None
@@ -83,23 +76,15 @@ class Tried:
     reached_bytes: int | None = None
 
     def within(self, limit_bytes: int) -> bool:
-        """True for a plan whose peak is at most that."""
         return self.peak_bytes is not None and self.peak_bytes <= limit_bytes
 
 
 def next_target(
-    limit_bytes: int,
-    fixed_bytes: int,
-    tried: Sequence[Tried],
-    tuning: SearchTuning = TUNING,
+    limit_bytes: int, fixed_bytes: int, tried: Sequence[Attempt], tuning: SearchTuning = TUNING
 ) -> int | None:
-    """Returns the budget for the solver's next call, or None where another plan is not worth it.
-
-    Args:
-      limit_bytes: The most that a plan may take by the allocator's count.
-      fixed_bytes: What of it every plan takes.
-      tried: The plans so far, in order.
-    """
+    """The budget for the solver's next call, or None where another plan is not worth it.
+    `limit_bytes` is the highest peak of a plan by the allocator's count, `fixed_bytes` the part of
+    it that every plan needs."""
     activation_bytes = max(0, limit_bytes - fixed_bytes)
     if not tried:
         return limit_bytes - int(tuning.first_reserve * activation_bytes)
@@ -145,24 +130,18 @@ def could_save(
     saved_bytes: int,
     tuning: SearchTuning = TUNING,
 ) -> float:
-    """Returns how much less than a plan within the limit another one is expected to cost at most.
-
-    Args:
-      cost: That of the cheapest plan within the limit.
-      plain_cost: That of the plain step.
-      costs_above: Those of plans above the limit. None within it is expected to be cheaper.
-      unused_bytes: What the plan leaves of the limit.
-      saved_bytes: What it takes less than the plain step.
-    """
+    """How much less another plan is expected to cost at most than the cheapest within the limit.
+    None within it is expected to be cheaper than those above it (`costs_above`). The cheapest
+    leaves `unused_bytes` of the limit, and needs `saved_bytes` less than the plain step."""
     by_bytes = tuning.steepness * (cost - plain_cost) * unused_bytes / max(1, saved_bytes)
     return max(0.0, min(cost - min(costs_above, default=plain_cost), by_bytes))
 
 
 def _aimed(
-    last: Tried, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
+    last: Attempt, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
 ) -> int | None:
-    """The target at which a plan would just fit, by what the last plan took, with a margin; None
-    where there was none."""
+    """The target at which a plan would just fit, extrapolated from the last plan with a margin;
+    None without one."""
     if last.asked_bytes is None:
         return None
     if last.peak_bytes is None:

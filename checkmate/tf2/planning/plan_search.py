@@ -19,14 +19,13 @@ from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
-from checkmate.tf2.planning.budget_loop import TUNING, Tried, could_save, next_target
+from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, PlanTask
 from checkmate.tf2.planning.solver_calls import SolverCalls
 from checkmate.units import format_bytes
@@ -36,14 +35,9 @@ log = logging.getLogger("checkmate")
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A plan that the solver found.
-
-    Attributes:
-      expected_bytes: The peak that is expected in training, in the budget's terms: by the simulated
-        allocator or by the judge, corrected by what real steps took; None where memory runs out.
-      rise_bytes: The same beyond what is in use when a step begins.
-      written: Its ops, where they were written.
-    """
+    """A plan that the solver found. `expected_bytes` is its peak in training, in the budget's
+    terms: by the simulated allocator or the judge, corrected by real steps; None where memory runs
+    out. `rise_bytes` is the same above the bytes in use when a step begins."""
 
     result: SolveResult
     plan: Plan
@@ -55,14 +49,9 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class PlanSearch:
-    """The search for the cheapest plan within a budget.
-
-    Attributes:
-      piece_bytes: The most that the allocator has in one piece, where it has a limit of its own.
-      footprints: The requests of the step's ops that were run alone.
-      candidates: The plans that were found.
-      answers: (target, the plan that was found for it or None), in order.
-    """
+    """The search for the cheapest plan within a budget. `piece_bytes` is the allocator's largest
+    piece, where it has a limit of its own; `footprints` are the requests of the ops that were run
+    alone; `answers` are (target, the plan found for it or None), in order."""
 
     task: PlanTask
     graph: DFGraph
@@ -81,26 +70,21 @@ class PlanSearch:
         self.solver = SolverCalls(self.graph, task.request.options, task.clock)
 
     def run(self) -> Candidate | None:
-        """Returns the cheapest plan that is expected to be within the budget, once no further plan
-        is worth asking for; None where there is none: `candidates` and `refusal` say why."""
+        """The cheapest plan expected to be within the budget, once no further plan is worth a call;
+        None without one: `candidates` and `solver.refusal` tell why."""
         while (target := self._next_target()) is not None:
             if not self._ask(target):
                 break
         return self.cheapest()
 
     def cheapest(self) -> Candidate | None:
-        """Returns the cheapest of the plans found that is expected to be within the budget."""
         within = (each for each in self.candidates if self._fits(each))
         return min(within, key=lambda each: _cost(each.result), default=None)
 
     @property
-    def refusal(self) -> InfeasibleBudgetError | NoPlanFoundError | None:
-        """Why the solver found no plan, the first time that it found none."""
-        return self.solver.refusal
-
-    @property
     def predictor(self) -> Predictor:
-        """The predictor, which reads the allocator's state once the results' buffers are there."""
+        """Made on first use: it reads the allocator's state, in which the results' buffers must
+        be."""
         if self._predictor is None:
             with self.task.clock.phase("predicting"):
                 self._predictor = self._made_predictor()
@@ -108,19 +92,17 @@ class PlanSearch:
 
     @property
     def limit_bytes(self) -> int:
-        """The highest peak that a plan may be expected to have."""
         return self.memory.peak_limit_bytes
 
     def lowest(self) -> Candidate | None:
-        """Returns the plan with the lowest expected peak: of the plan with the lowest peak by the
-        judge, and of all that were tried."""
+        """The plan with the lowest expected peak, of those found and the one lowest by the
+        judge."""
         if (curve := self.solver.curve) is not None:
             self._add(curve.smallest_bytes, curve.lowest)
         known = [each for each in self.candidates if each.expected_bytes is not None]
         return min(known, key=lambda each: each.expected_bytes or 0, default=None)
 
     def forget(self) -> None:
-        """Releases all memory of the device that the search refers to."""
         self._predictor = None
         self.candidates, self.answers = [], []
 
@@ -149,7 +131,7 @@ class PlanSearch:
         return target if self._pays() else None
 
     def _pays(self) -> bool:
-        """False where another call of the solver is expected to take longer than a cheaper plan
+        """Whether another call of the solver is expected to last no longer than a cheaper plan
         could save in many steps. Costs that are no seconds do not tell."""
         found, cost_model = self.cheapest(), self.task.request.options.cost_model
         if found is None or found.expected_bytes is None or cost_model == "unit":
@@ -164,15 +146,15 @@ class PlanSearch:
         )
         return TUNING.steps * saved > self._seconds
 
-    def _tried(self, target: int, candidate: Candidate | None) -> Tried:
+    def _tried(self, target: int, candidate: Candidate | None) -> Attempt:
         other, reached = self.memory.other_bytes, self.solver.reached_bytes
         if candidate is None:
-            return Tried(target, None, None, reached_bytes=reached and reached + other)
+            return Attempt(target, None, None, reached_bytes=reached and reached + other)
         asked = candidate.peak_bytes + other
-        return Tried(target, asked, candidate.expected_bytes, bool(candidate.plan.recomputed))
+        return Attempt(target, asked, candidate.expected_bytes, bool(candidate.plan.recomputed))
 
     def _ask(self, target: int) -> bool:
-        """Asks the solver for plans; False where the user interrupted it."""
+        """False where the user interrupted the solver."""
         started = time.perf_counter()
         result = self.solver.best(max(1, target - self.memory.other_bytes))
         self._add(target, result)

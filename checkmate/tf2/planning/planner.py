@@ -44,12 +44,8 @@ MAX_PLANS_ANEW = 3
 
 @dataclass(slots=True, eq=False)
 class Planner:
-    """Plans a step for the shapes that come.
-
-    Attributes:
-      budget_bytes: The budget in bytes, known once the first shapes are planned.
-      plans_anew: How often the step was planned anew.
-    """
+    """Plans a step for the shapes that come. The budget in bytes is known once the first shapes are
+    planned; `plans_anew` counts plannings after that."""
 
     request: PlanRequest
     budget_bytes: int = 0
@@ -64,13 +60,9 @@ class Planner:
         traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> Planned:
-        """Plans the step for these shapes; with `like`, under the same plan where it fits.
-
-        Args:
-          batch: Flattened values of these specs that are in memory, where there are any.
-          traced: The step traced for these specs, where it was before.
-          released_bytes: Bytes in use that are released once this plan is taken.
-        """
+        """Plans the step for these shapes; with `like`, under the same plan where it fits. `batch`
+        has flattened values of these specs in memory, if there are any; `released_bytes` are in use
+        and released once this plan is taken."""
         request = self.request
         if request.options.plan:
             store.prepare(request.options.plan)
@@ -115,13 +107,9 @@ class Planner:
         why: str,
         correction: float,
     ) -> Planned:
-        """Returns a plan that counts what real steps took, and what is in use now; the same plan
-        where no other is found, or none that is cheaper for steps that took less than predicted.
-
-        Args:
-          why: What was found, as a sentence.
-          correction: Activations that steps had in use, as a multiple of the predicted ones.
-        """
+        """A plan for the memory of real steps, and for what is in use now; the same plan where no
+        other is found, or none that is cheaper for steps below the prediction. `why` is a sentence,
+        `correction` measured activations as a multiple of the predicted ones."""
         if self.plans_anew >= MAX_PLANS_ANEW:
             log.warning("%s It was planned anew %d times: its plan stays.", why, self.plans_anew)
             return planned
@@ -153,7 +141,6 @@ class Planner:
         return found
 
     def path_of(self, traced: TracedStep) -> Path | None:
-        """Where the folder of `plan` has the plan of a step; None without a folder."""
         return store.path_of(self.request, traced)
 
     def _under_same_plan(
@@ -173,8 +160,7 @@ class Planner:
 
 
 def measured(task: PlanTask) -> tuple[Costs, int]:
-    """Returns the costs of a step, and the predicted peak of the plain step, with all else that is
-    in use."""
+    """The costs of a step, and the plain step's predicted peak with all else that is in use."""
     clock = task.clock
     with clock.phase("measuring ops"):
         costs = costs_of(
@@ -187,19 +173,14 @@ def measured(task: PlanTask) -> tuple[Costs, int]:
 
 
 def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
-    """Returns the same with its budget in bytes, which may be a share of the plain step's peak."""
+    """The task with its budget in bytes, which may be a share of the plain step's peak."""
     known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
     return task.within(known)
 
 
 def _new_plan(task: PlanTask) -> Planned:
-    """The step with the cheapest plan that is expected to be within the budget; unchanged where it
-    fits.
-
-    Raises:
-      InfeasibleBudgetError: No plan fits the budget, which is proven.
-      NoPlanFoundError: None was found.
-    """
+    """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
+    Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
     piece = task.fetch_region()
     costs, plain_peak = measured(task)
     task = with_budget(task, plain_peak)
@@ -223,8 +204,8 @@ def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
 
 
 def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
-    """The step under the plan that a search finds. Under budget="auto" it runs unchanged where none
-    is found: what trains without a plan must not stop."""
+    """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
+    trains without a plan must not stop."""
     found = search.run()
     if found is None:
         refusal = Refusal(search)  # has looked for the plan with the lowest peak

@@ -1,5 +1,4 @@
-"""What a user is told when no plan fits: what binds, how much is missing, and what would fit
-instead."""
+"""The error where no plan fits: the op that binds, the missing bytes, and what would fit."""
 
 from __future__ import annotations
 
@@ -30,14 +29,9 @@ from checkmate.units import format_bytes, shown_bytes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What must be in memory together while an op runs, whatever the plan.
-
-    Attributes:
-      bytes: All of it, fixed bytes included.
-      op: Index of the op in the graph.
-      values: (bytes, name) of the op's inputs, its value and its workspace, and of values that may
-        not be recomputed and are still needed.
-    """
+    """Bytes that must be in memory together while an op runs, whatever the plan, fixed bytes
+    included. `values` are (bytes, name) of its inputs, value and workspace, and of values that may
+    not be recomputed and are still needed."""
 
     bytes: int
     op: int
@@ -45,11 +39,7 @@ class Need:
 
 
 def needs_apart(traced: TracedStep, graph: DFGraph) -> list[Need]:
-    """Returns what each op of a step's graph needs, its TensorFlow ops run apart.
-
-    Args:
-      graph: The step's graph with costs.
-    """
+    """The need of each op of a step's graph with costs, its TensorFlow ops run apart."""
     planned = traced.numbers()
     return [_need(traced, graph, planned, floor) for floor in op_floors(graph)]
 
@@ -71,7 +61,7 @@ def _need(
 def _held(
     operation: tf.Operation, planned: dict[tf.Operation, int], seen_in_place: bool
 ) -> list[tuple[int, str]]:
-    """(bytes, name) of what one op reads and makes, as far as shapes tell."""
+    """(bytes, name) of the inputs and outputs of one TensorFlow op, as far as shapes tell."""
     buffers = {buffer.ref(): buffer for buffer in map(in_place.buffer_of, operation.inputs)}
     read = [
         (tensor_bytes(buffer) or 0, buffer.op.name)
@@ -102,13 +92,9 @@ class Refusal:
     """Why a search found no plan within the budget.
 
     A refusal is proven where the bytes that must be in memory together are above the budget, in
-    whatever order ops run. What a solver proves of plans in one order, small values, batches that a
-    pipeline may make, and the expected overhead of the allocator prove nothing.
-
-    Attributes:
-      lowest_bytes: The lowest peak that a plan is expected to have; None where none was found.
-      smallest_bytes: A budget that is expected to be accepted; None where none was looked for, or
-        found.
+    whatever order ops run. A solver's proof for one order, small values, batches that a pipeline
+    may make, and the expected overhead of the allocator prove nothing. `lowest_bytes` is the lowest
+    expected peak of a plan, `smallest_bytes` a budget expected to be accepted, if they were found.
     """
 
     search: PlanSearch
@@ -125,17 +111,13 @@ class Refusal:
             self.smallest_bytes = shown_bytes(memory.smallest_limit_bytes(self.lowest_bytes))
 
     def error(self) -> InfeasibleBudgetError | NoPlanFoundError:
-        """Returns the refusal in the user's terms, with what would work: the smallest budget, and
-        the largest batch."""
+        """The refusal in the user's terms, with what would work: the smallest budget, the largest
+        batch."""
         search, memory = self.search, self.search.memory
         budget, lowest = memory.limit_bytes, self._binding()
         counted = floor(search.graph).bytes + memory.other_bytes
-        proven = (
-            lowest.bytes
-            + memory.other_bytes
-            - search.task.traced.small_bytes
-            - memory.next_batch_bytes
-        )
+        proven = lowest.bytes + memory.other_bytes
+        proven -= search.task.traced.small_bytes + memory.next_batch_bytes
         needed = max(counted, self.smallest_bytes or 0)
         binds, advice = self._binds(lowest) + self._of_loops(), self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
@@ -149,7 +131,7 @@ class Refusal:
                 op_name=search.graph.ops[lowest.op].name,
                 smallest_budget_bytes=self.smallest_bytes,
             )
-        best = self.lowest_bytes or getattr(search.refusal, "best_peak_bytes", None)
+        best = self.lowest_bytes or getattr(search.solver.refusal, "best_peak_bytes", None)
         return NoPlanFoundError(
             f"No plan within {asked}: {self._found(counted)} {binds} {advice}",
             best_peak_bytes=best,
@@ -157,28 +139,23 @@ class Refusal:
         )
 
     def _binding(self) -> Need:
-        """The op that needs most by itself."""
         found = needs_apart(self.search.task.traced, self.search.graph)
         return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
-        search, budget, error = self.search, self.search.memory.limit_bytes, self.search.refusal
+        search, error = self.search, self.search.solver.refusal
+        budget = search.memory.limit_bytes
         if counted > budget:
             return (
                 "with small values and the next batch one is expected to take"
                 f" {format_bytes(counted)} at least, {format_bytes(counted - budget)} too much."
             )
-        if self.lowest_bytes is not None and self.lowest_bytes > budget:
-            over = format_bytes(self.lowest_bytes - budget)
-            return (
-                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
-                f" {over} too much."
-            )
         if self.lowest_bytes is not None:
-            return (
-                f"the lowest that was found is expected to take {format_bytes(self.lowest_bytes)},"
-                " which leaves less than the reserve."
-            )
+            over, end = self.lowest_bytes - budget, "which leaves less than the reserve."
+            if over > 0:
+                end = f"{format_bytes(over)} too much."
+            lowest = format_bytes(self.lowest_bytes)
+            return f"the lowest that was found is expected to take {lowest}, {end}"
         if isinstance(error, InfeasibleBudgetError):
             least = format_bytes(error.floor_bytes + search.memory.other_bytes)
             return (
@@ -205,8 +182,8 @@ class Refusal:
         )
 
     def _of_loops(self) -> str:
-        """Which loop runs more ops than the rest of the step, where one does: a plan takes it as it
-        is."""
+        """The loop that runs more ops than the rest of the step, if there is one: no plan changes
+        it."""
         graph_def = self.search.task.traced.function.graph.as_graph_def()
         sizes = {each.signature.name: len(each.node_def) for each in graph_def.library.function}
         most, name = 0, ""
@@ -222,7 +199,7 @@ class Refusal:
         )
 
     def _of_algorithms(self, lowest: Need) -> str:
-        """What limits the workspaces of convolutions on a GPU, where one binds."""
+        """The limit of convolutions' workspaces on a GPU, where one binds."""
         types = [operation.type for operation in self.search.task.traced.groups[lowest.op]]
         if not devices.training_device().startswith("GPU") or not any(
             rule_of(each).tries_algorithms for each in types
@@ -235,28 +212,18 @@ class Refusal:
         )
 
     def _values(self, lowest: Need) -> str:
-        """The largest values that must be in memory together while the op runs."""
         sized = sorted((each for each in lowest.values if each[0]), reverse=True)
-        named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
-        return (
-            " (with"
-            f" {', '.join(named)}{f' and {len(sized) - NAMED} more' if len(sized) > NAMED else ''})"
-            if named
-            else ""
-        )
+        named = ", ".join(f"{name} {format_bytes(size)}" for size, name in sized[:NAMED])
+        more = f" and {len(sized) - NAMED} more" if len(sized) > NAMED else ""
+        return f" (with {named}{more})" if named else ""
 
     def _advice(self, needed_bytes: int) -> str:
         budget_bytes = self.search.memory.limit_bytes
         batch, budget = self._batch_that_fits(needed_bytes), format_bytes(budget_bytes)
-        smaller = (
-            "or use a smaller batch."
-            if batch is None
-            else (
-                f"or use a batch of at most {batch} within {budget}."
-                if batch
-                else f"as not even a batch of 1 would fit {budget}."
-            )
-        )
+        smaller = "or use a smaller batch."
+        if batch is not None:
+            fitting = f"or use a batch of at most {batch} within {budget}."
+            smaller = fitting if batch else f"as not even a batch of 1 would fit {budget}."
         request = self.search.task.request
         if batch != 0 and request.explains and request.options.micro_batches == 1:
             smaller += ' Or have the batch run in slices: micro_batches="auto".'
@@ -268,9 +235,8 @@ class Refusal:
         )
 
     def _batch_that_fits(self, needed_bytes: int) -> int | None:
-        """The largest batch within the budget, what is needed taken to grow in a straight line from
-        the floor of one example; None where that is unknown.
-        """
+        """The largest batch within the budget, extrapolated linearly from the floor of one example;
+        None where that is unknown."""
         sizes = {
             spec.shape[0] for spec in tf.nest.flatten(self.search.task.specs) if spec.shape.rank
         }

@@ -32,12 +32,10 @@ class Planned:
     """A step for one set of shapes, ready to run.
 
     Attributes:
-      run: Takes the flattened arguments and returns what the step returns.
+      run: From the flattened arguments to the result of the step.
       result: The solver's judged answer, or None where the step runs unchanged.
-      rise_bytes: The most that a step is predicted to have in use beyond what is in use when it
-        begins; 0 where that is not known.
-      part: Where the step runs in slices, the plan of a slice, which `graph`, `plan` and `result`
-        are of; else None.
+      rise_bytes: The predicted peak above the bytes in use when a step begins; 0 if not known.
+      part: For a step in slices the plan of a slice, whose are `graph`, `plan` and `result`.
     """
 
     traced: TracedStep
@@ -51,24 +49,19 @@ class Planned:
 
     @property
     def cost(self) -> float:
-        """Predicted seconds of the kernels; for a plan of slices, of one slice."""
         cost = self.result.cost if self.result else None
         return self.graph.total_cost if cost is None else cost
 
     @property
     def bound(self) -> float:
-        """Seconds that no plan takes less than."""
+        """Seconds of the kernels below which there is no plan."""
         bound = self.result.bound if self.result else None
         return self.graph.total_cost if bound is None else bound
 
 
 class Clock:
-    """Seconds per phase, and those of all CPU cores; the times of a repeated phase add up. Phases
-    are shown as they begin.
-
-    Args:
-      progress: Shows them; None for phases that are not shown.
-    """
+    """Wall-clock and CPU seconds per phase, shown by `progress` as they begin; a repeated phase
+    adds up."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("", {}, enabled=False)
@@ -77,7 +70,6 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
-        """Adds the time that the block takes."""
         started, cpu_started = time.perf_counter(), time.process_time()
         with self.progress.phase(name, limit_s=limit_s):
             yield
@@ -86,7 +78,6 @@ class Clock:
 
 
 def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
-    """Returns the step as it was traced, on flattened arguments."""
     return lambda *flat: traced.function(*tf.nest.pack_sequence_as(specs, flat))
 
 
@@ -99,14 +90,12 @@ class PlanRequest:
     """A step and the options for it, independent of shapes.
 
     Attributes:
-      step: The function to trace.
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
       has_output_buffers: Whether results lie in buffers that outlive a step (see
         `execution.replay`): of the main step, unless its plan is replayed in another function.
-      next_batches: How many further batches may be in memory while the step runs, as an input
-        pipeline makes them or the program keeps them: memory is set aside for them.
-      correction: Activations that real steps had in use, as a multiple of the predicted ones.
-      scratch: What a step leaves in memory between its functions.
+      next_batches: The further batches, of an input pipeline or kept by the program, for which
+        memory is set aside while the step runs.
+      correction: Activations of real steps as a multiple of the predicted ones.
       others: Device -> the same step there, for other devices of this process that run the plan.
     """
 
@@ -121,8 +110,8 @@ class PlanRequest:
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
-        """Returns the budget in bytes. A share is one of what the step itself takes; the other
-        bytes are in use with any plan, and added."""
+        """The budget in bytes. A share is one of the step's own peak, to which the other bytes are
+        added."""
         budget = self.options.budget
         if budget == "auto":
             return auto_budget(devices.training_device())
@@ -135,13 +124,10 @@ class PlanTask:
     """The planning of one set of shapes.
 
     Attributes:
-      specs: The nest of specs of the step's arguments.
       start: The kinds of bytes when planning began, for a budget of 0.
-      batch: The flattened arguments of the call that comes, where they are in the memory that steps
-        train in; else None.
-      released_bytes: Bytes in use that are released once this plan is taken.
+      batch: The arguments of the coming call, if they are in the memory that steps train in.
       is_main: The step of the largest batch, not of a smaller one.
-      budget_bytes: The budget in bytes; 0 until the plain step's peak is known.
+      budget_bytes: 0 until the plain step's peak is known.
     """
 
     request: PlanRequest
@@ -164,31 +150,23 @@ class PlanTask:
         values: Sequence[Any],
         *,
         released_bytes: int,
-        is_main: bool = True,
-        budget_bytes: int = 0,
+        **more: Any,
     ) -> PlanTask:
-        """Returns the planning of a traced step, whose variables are then in memory of their own.
-
-        Args:
-          values: Flattened values of the specs, where there are any.
-        """
+        """The task of a traced step, whose variables then share no buffers. `values` are flattened
+        values of the specs, if there are any."""
         give_own_memory(traced.variables)
         batch = in_memory(values, tf.nest.flatten(specs))
         gc.collect()  # deleted models keep their variables in reference cycles
         in_use = devices.bytes_in_use(devices.training_device())
         state = StartState(in_use, batch is not None, released_bytes)
         start = MemoryBudget.of(traced, 0, state, next_batches=request.next_batches)
-        return cls(
-            request, traced, specs, clock, start, batch, released_bytes, is_main, budget_bytes
-        )
+        return cls(request, traced, specs, clock, start, batch, released_bytes, **more)
 
     def within(self, budget_bytes: int) -> PlanTask:
-        """Returns the same with a budget."""
         return replace(self, budget_bytes=budget_bytes)
 
     @property
     def memory(self) -> MemoryBudget:
-        """The kinds of bytes of the budget."""
         return replace(self.start, limit_bytes=self.budget_bytes)
 
     @property
@@ -198,16 +176,10 @@ class PlanTask:
 
     @property
     def reports(self) -> bool:
-        """True where the allocator reports what is in use."""
         return devices.allocator_reports(devices.training_device())
 
     def report(self, graph: DFGraph, plain_peak_bytes: int, **more: Any) -> Report:
-        """Returns the report of a step that runs unchanged, before steps ran, with more or other
-        fields.
-
-        Args:
-          graph: The step's graph with costs.
-        """
+        """The report of a step that runs unchanged, before steps ran, with more or other fields."""
         fields: dict[str, Any] = {
             "name": self.request.name,
             "memory": self.memory,
@@ -224,7 +196,6 @@ class PlanTask:
         return Report(**fields | more)
 
     def notes(self) -> tuple[str, ...]:
-        """Cautions about the device."""
         if self.reports:
             return ()
         return (
@@ -233,12 +204,9 @@ class PlanTask:
         )
 
     def fetch_region(self) -> int:
-        """Has the allocator fetch what the step will need in one piece, before the ops that are
-        measured cut its pool into small pieces.
-
-        Returns: The bytes that a step can have in one piece: half of the region where the allocator
-          has a limit of its own, which is all that it ever fetches; else `ANY_SIZE`.
-        """
+        """Has the allocator fetch the step's memory in one piece, before the ops that are measured
+        cut its pool. Returns the largest piece of a step: half of the region where the allocator
+        has a limit of its own, and so fetches no other; else `ANY_SIZE`."""
         if not self.reports:
             return ANY_SIZE
         device, other = devices.training_device(), self.other_bytes
@@ -253,8 +221,7 @@ class PlanTask:
 
 
 def in_memory(values: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor] | None:
-    """Returns the values where they are tensors of these specs in the memory that steps train in;
-    else None."""
+    """The values, if they are tensors of these specs in the memory that steps train in."""
     device = devices.training_device()
     eager = all(isinstance(value, tf.Tensor) and hasattr(value, "numpy") for value in values)
     if not values or not eager or len(values) != len(specs):

@@ -42,22 +42,16 @@ HAS_DRAWN = (
 
 
 class OutOfMemory(Exception):
-    """Memory ran out in a step that was undone; the caller handles it."""
+    """Memory ran out in a step that was undone."""
 
 
 class RunningStep:
-    """A planned step and what its steps took.
-
-    Args:
-      planned: The step.
-      budget_bytes: The budget.
-      name: Its name, for messages.
+    """A planned step in training.
 
     Attributes:
-      steps: How many came to their end.
-      peak_bytes: The most bytes in use in a step, by the allocator's count; 0 where that is not
-        known.
-      rise_bytes: The most beyond what was in use when a step began.
+      steps: The number of steps that came to their end.
+      peak_bytes: Of a step, by the allocator's count; 0 where that is not known.
+      rise_bytes: Its largest difference from the bytes in use when a step began.
       seconds: The shortest time of a step but the first; None before the second.
       is_final: No other plan is looked for.
     """
@@ -84,11 +78,7 @@ class RunningStep:
         )
 
     def __call__(self, *flat: tf.Tensor) -> Any:
-        """Runs a step.
-
-        Raises:
-          OutOfMemory: Memory ran out before a step came to its end; all is as before the step.
-        """
+        """Runs a step. After `OutOfMemory` all is as before it."""
         run = self.planned.run if self.steps else self._undone_if_out_of_memory
         if not self._reports:
             return self._timed(run, flat)
@@ -112,8 +102,8 @@ class RunningStep:
         return result
 
     def reason_to_plan_anew(self) -> tuple[str, float] | None:
-        """Returns why, as a sentence, and the correction of predictions, where the last step took
-        more than the budget, or the next one would, or so much less that a cheaper plan may pay."""
+        """A sentence, and the correction of predictions, where the last step was above the budget,
+        the next one would be, or a cheaper plan may pay; else None."""
         if self.is_final:
             return None
         if self._above:
@@ -130,8 +120,8 @@ class RunningStep:
         return None
 
     def _may_be_cheaper(self) -> bool:
-        """True where activations were fewer than predicted, and what recomputation takes in many
-        steps is more than planning took."""
+        """Whether activations were fewer than predicted, and recomputation lasts longer in many
+        steps than planning did."""
         planned = self.planned
         if planned.result is None or planned.part or self.correction > 1 - UNUSED_SHARE:
             return False
@@ -139,8 +129,8 @@ class RunningStep:
         return self._reports and seconds > sum(planned.report.seconds.values())
 
     def _excess_bytes(self) -> int:
-        """By how many bytes the next step's peak would be above the budget for what is in use now;
-        0 for none, or where the allocator does not report."""
+        """The next step's expected peak above the budget, by the bytes in use now; 0 for none, or
+        where the allocator does not report."""
         rise = self.rise_bytes or self.planned.rise_bytes
         if not self._reports or not rise:
             return 0
@@ -152,17 +142,17 @@ class RunningStep:
 
     @property
     def correction(self) -> float:
-        """What steps had in use beyond what was there when they began, as a multiple of what was
-        predicted."""
+        """Measured bytes above those in use at the start of a step, as a multiple of the predicted
+        ones."""
         return self.rise_bytes / self.planned.rise_bytes if self.planned.rise_bytes else 1.0
 
     @property
     def has_drawn(self) -> bool:
-        """True where steps drew random numbers whose state the kernels of this plan keep."""
+        """Whether steps drew random numbers whose state the kernels of this plan keep."""
         return self.steps > 0 and draws(self.planned.traced.function)
 
     def _counts(self) -> tuple[int, int]:
-        """Bytes in use now, and the most so far, with what the allocator does not count."""
+        """Bytes in use now, and the peak, with those that the allocator does not count."""
         found = tf.config.experimental.get_memory_info(self._device)
         uncounted = self.planned.report.memory.uncounted_bytes
         return found["current"] + uncounted, found["peak"] + uncounted

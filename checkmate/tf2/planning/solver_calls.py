@@ -18,20 +18,14 @@ from checkmate.tf2.planning.request import Clock
 
 
 def time_limit(asked_s: float | None, graph: DFGraph) -> float:
-    """Returns the seconds that the solver may take for a plan of a graph: those that the user asked
-    for, or by the graph's size."""
+    """The solver's seconds for a plan: the user's, or by the graph's size."""
     return max(TUNING.min_time_s, TUNING.time_per_op_s * len(graph)) if asked_s is None else asked_s
 
 
 @dataclass(slots=True, eq=False)
 class SolverCalls:
-    """The calls of the solver, and the first reason why it found no plan.
-
-    Attributes:
-      count: How often the solver was called.
-      refusal: Why the first call without a plan found none.
-      reached_bytes: The lowest peak that the last such call reached; None where it is not known.
-    """
+    """The calls of the solver, the first refusal, and the lowest peak that the last call without a
+    plan reached, if known."""
 
     graph: DFGraph
     options: PlanOptions
@@ -43,28 +37,26 @@ class SolverCalls:
 
     @property
     def name(self) -> str:
-        """The solver's name."""
         solver = self.options.solver
         return solver if isinstance(solver, str) else solver.name
 
     @property
     def time_limit_s(self) -> float:
-        """The seconds of a call. Those after the first have half of them, unless the user asked for
-        so many."""
+        """Of the next call: those after the first have half the seconds, unless the user set
+        them."""
         asked = self.options.time_limit_s
         seconds = time_limit(asked, self.graph)
         return seconds / 2 if self.count > 1 and asked is None else seconds
 
     @property
     def _solver(self) -> str | Solver:
-        """The solver. The default one ends a search that no longer pays, unless the user asked for
-        seconds or costs are none."""
+        """The default solver ends a search that no longer pays, unless the user set seconds or
+        costs are no seconds."""
         asked = self.options
         ends = asked.solver == "auto" and asked.time_limit_s is None and asked.cost_model != "unit"
         return Auto(steps=TUNING.steps) if ends else asked.solver
 
     def best(self, budget_bytes: int) -> SolveResult | None:
-        """Returns the cheapest plan that the solver finds; None where it finds none."""
         self.count += 1
         limit_s = self.time_limit_s
         with self.clock.phase("solving", limit_s=limit_s):

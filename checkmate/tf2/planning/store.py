@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -38,17 +38,15 @@ from checkmate.units import format_bytes
 from checkmate.version import __version__
 
 PARTS = ("forward pass", "backward pass", "optimizer's update")
-"""The parts, by name."""
-
 
 SMALL_SHARE = 0.01
 """Values are small next to the largest of the step up to this share."""
 
 
 def parts_of(traced: TracedStep) -> dict[str, str]:
-    """Returns a fingerprint of each part: of the types of its ops and the shapes of their values,
-    in any order. Small values are left out: whether they are planned depends on the whole step. So
-    are counters and averages, which the forward pass updates."""
+    """A fingerprint of each part: of the types of its ops and the shapes of their values, in any
+    order. Small values, whose planning depends on the whole step, are left out, and so are counters
+    and averages, which the forward pass updates."""
     found: dict[str, list[Any]] = {part: [] for part in PARTS}
     least = SMALL_SHARE * max(map(_bytes, chain.from_iterable(traced.groups)))
     needed = _before_gradients(traced)
@@ -68,7 +66,7 @@ def parts_of(traced: TracedStep) -> dict[str, str]:
 
 
 def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
-    """The ops that gradients or results are computed from. An update decays slots of the optimizer
+    """The ops from which gradients or results are computed. An update decays slots of the optimizer
     that no gradient has reached yet."""
     operations = chain.from_iterable(traced.groups)
     gradients = [o for o in operations if _is_gradient(o)]
@@ -83,8 +81,8 @@ def _before_gradients(traced: TracedStep) -> set[tf.Operation]:
 
 
 def _is_gradient(operation: tf.Operation) -> bool:
-    """True for an op of the backward pass by its name, which begins with the tape's, or by its type
-    for sums of gradients; names of an update's ops begin with the optimizer's."""
+    """By the name, which begins with the tape's, or by the type for sums of gradients; names of an
+    update's ops begin with the optimizer's."""
     adds = rule_of(operation.type).shares is Shares.IDLE_SUM and "/" not in operation.name
     return operation.name.startswith("gradient_tape/") or adds
 
@@ -98,17 +96,9 @@ log = logging.getLogger("checkmate")
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The contents of a planned step's file.
-
-    Attributes:
-      graph: The step's graph with the costs that the plan was made with.
-      plan: The plan, or None where the step runs unchanged.
-      budget_bytes: The budget that the plan was made for.
-      peak_bytes: Its predicted peak, and no less than the judge's count.
-      plain_bytes: The plain step's predicted peak.
-      rise_bytes: As in `Planned`.
-      is_named: The user named the file; False where it was found in a folder.
-    """
+    """The contents of a planned step's file: the graph with the costs that the plan was made with;
+    no plan where the step runs unchanged; the predicted peaks of the step, no less than the judge's
+    count, and of the plain step."""
 
     path: Path
     graph: DFGraph
@@ -117,11 +107,9 @@ class StoredPlan:
     peak_bytes: int
     plain_bytes: int
     rise_bytes: int
-    is_named: bool = True
 
     def result(self, budget_bytes: int) -> SolveResult:
-        """Returns the plan as a solver's answer. The bound is the cost of every op once, which
-        needs no solver."""
+        """As a solver's answer. The bound is the cost of every op once, which needs no solver."""
         assert self.plan is not None
         return SolveResult(
             SolveStatus.FEASIBLE,
@@ -141,12 +129,8 @@ def write(
     plan: Plan,
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes a planned step; an older file is replaced whole or not at all.
-
-    Args:
-      facts: `unchanged` and `budget_bytes`, which `load` needs; the peaks of `StoredPlan`; and
-        anything else, for people.
-    """
+    """Writes a planned step; an older file is replaced whole or not at all. `facts` are `unchanged`
+    and `budget_bytes`, the peaks of `StoredPlan`, and anything else for people."""
     costs = [[op.cost, op.workspace_bytes, op.in_place] for op in graph.ops]
     save_plan(
         plan,
@@ -159,23 +143,22 @@ def write(
 
 
 def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
-    """Reads a planned step for this one.
-
-    Raises:
-      PlanFileError: No such file, not JSON, of another version, or made for another graph, other
-        shapes or another kind of device.
-      PlanError: Its steps are not legal for the graph.
-    """
+    """Reads a planned step for this one. Raises `PlanFileError` for no such file, no JSON, another
+    version, graph, shapes or kind of device, and `PlanError` where its steps are not legal for the
+    graph."""
     data = read_plan(path)
     _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
     try:
         return _stored(Path(path), data, traced, plan)
     except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
-        raise PlanFileError(
-            f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
-            " again."
-        ) from error
+        raise _no_plan(path, error) from error
+
+
+def _no_plan(path: str | os.PathLike, error: Exception) -> PlanFileError:
+    return PlanFileError(
+        f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again."
+    )
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
@@ -200,7 +183,7 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
 
 
 def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
-    """The contents of a file; raises where they are not of the types that they must have."""
+    """Raises where the contents are not of the types that they must have."""
     graph = _with_costs(traced.graph, data["costs"])
     peak = replay(graph, plan).peak_bytes
     plain = replay(graph, traced.plain_plan()).peak_bytes
@@ -215,45 +198,11 @@ def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) ->
     return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes)
 
 
-def find(
-    named: str | os.PathLike,
-    traced: TracedStep,
-    key: Sequence[Any],
-    accept: Callable[[StoredPlan], None],
-) -> StoredPlan | None:
-    """Returns the plan of a file, which must be for this step and accepted; or that of a folder,
-    None where the folder has no such plan.
-
-    Args:
-      named: A .json file, or a folder.
-      key: `PlanOptions.key`, for the name of the file in a folder.
-      accept: Raises where the plan is not acceptable.
-    """
-    path = path_in(named, traced, key)
-    try:
-        stored = replace(load(path or named, traced), is_named=path is None)
-        accept(stored)
-    except (PlanFileError, PlanError) as error:
-        if path is None:
-            raise
-        log.info("No plan was found for %r: %s", traced.graph.name, error)
-        return None
-    return stored
-
-
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
-    """Returns where the folder of `PlanOptions.plan` has the plan of a step; None without one."""
-    folder = request.options.plan
-    return path_in(folder, traced, request.options.key) if folder else None
-
-
-def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) -> Path | None:
-    """Returns where a folder has the plan of this step; None where `named` is a file, whose name
-    ends in .json.
-
-    The name stands for all that a plan depends on: the graph, the options, device and versions.
-    """
-    if Path(named).suffix == ".json":
+    """The file of this step's plan in the folder of the request; None for a .json file, or without
+    either. Its name stands for all that a plan depends on: graph, options, device and versions."""
+    named = request.options.plan
+    if not named or Path(named).suffix == ".json":
         return None
     here = _made_for(traced)
     facts = [
@@ -262,14 +211,13 @@ def path_in(named: str | os.PathLike, traced: TracedStep, key: Sequence[Any]) ->
         here["device"],
         here["tensorflow"],
         __version__,
-        *map(repr, key),
+        *map(repr, request.options.key),
     ]
     return Path(named) / f"plan-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
 def prepare(named: str | os.PathLike) -> None:
-    """Makes the folder for plans before any work is done for one; a file, whose name ends in .json,
-    must be one that holds a plan."""
+    """Makes the folder for plans before any work is done for one; a .json file must hold a plan."""
     if Path(named).suffix == ".json":
         read_plan(named)
         return
@@ -282,8 +230,7 @@ def prepare(named: str | os.PathLike) -> None:
         ) from error
 
 
-def refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
-    """Raises where a plan from a file takes more than the budget."""
+def _refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
     peak = stored.peak_bytes
     if peak > budget_bytes:
         raise PlanFileError(
@@ -325,12 +272,8 @@ def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlices:
-    """The slices of a batch that the plan of a file is for.
-
-    Attributes:
-      size: How many examples a slice has.
-      plain_bytes: What the step on the whole batch takes itself.
-    """
+    """The slices of a batch that a file's plan is for: `size` examples each. `plain_bytes` is the
+    plain peak of the step on the whole batch."""
 
     size: int
     plain_bytes: int
@@ -341,41 +284,34 @@ class StoredSlices:
 
 
 def slices_of(path: str | os.PathLike) -> StoredSlices | None:
-    """Returns the slices that the plan of a file is for; None where it is for a whole batch.
-
-    Raises:
-      PlanFileError: The file cannot be read, or holds no plan.
-    """
+    """The slices of a file's plan; None for a whole batch. Raises `PlanFileError` as `load`."""
     found = read_plan(path).get("slices")
     try:
         return None if found is None else StoredSlices(**found)
     except (TypeError, ValueError) as error:
-        raise PlanFileError(
-            f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan"
-            " again."
-        ) from error
+        raise _no_plan(path, error) from error
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
-    """Returns the step under the plan of a file that is for it; None without one. Like any plan it
-    is confirmed by the first real steps.
-
-    Raises:
-      PlanFileError: The file that was named does not fit the step or the budget.
-    """
-    request, traced = task.request, task.traced
+    """The step under the plan of its file; None without one. Like any plan it is confirmed by the
+    first real steps. Raises `PlanFileError` where a named file does not fit step or budget."""
+    request, traced, other = task.request, task.traced, task.other_bytes
     if not request.options.plan or not task.is_main:
         return None
-    other = task.other_bytes
-    stored = find(
-        request.options.plan,
-        traced,
-        request.options.key,
-        lambda each: refuse_above(each, _budget(task, each) - other),
-    )
-    if stored is None:
+    path = path_of(request, traced)
+    try:
+        stored = load(path or request.options.plan, traced)
+        if path is None and request.options.budget == "auto":
+            budget = stored.budget_bytes + other
+        else:
+            budget = request.resolve(stored.plain_bytes + other, other)
+        _refuse_above(stored, budget - other)  # the file counts the bytes of the step alone
+    except (PlanFileError, PlanError) as error:
+        if path is None:
+            raise
+        log.info("No plan was found for %r: %s", traced.graph.name, error)
         return None
-    task = task.within(_budget(task, stored))
+    task = task.within(budget)
     task.fetch_region()
     with task.clock.phase("building"):
         buffers = make_output_buffers(traced) if request.has_output_buffers else None
@@ -393,14 +329,6 @@ def stored_plan(task: PlanTask) -> Planned | None:
     return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
 
 
-def _budget(task: PlanTask, stored: StoredPlan) -> int:
-    """The budget in bytes for a plan from a file, which counts the bytes of the step alone."""
-    request, other = task.request, task.other_bytes
-    if stored.is_named and request.options.budget == "auto":
-        return stored.budget_bytes + other
-    return request.resolve(stored.plain_bytes + other, other)
-
-
 def keep(path: Path, planned: Planned) -> None:
     """Writes a plan into its folder; where that fails, the step trains all the same."""
     with forgiven(path.parent):
@@ -408,8 +336,7 @@ def keep(path: Path, planned: Planned) -> None:
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
-    """Writes a planned step as a file, for `plan` of another run; the file counts the bytes of the
-    step alone."""
+    """Writes a planned step as a file, which counts the bytes of the step alone."""
     micro = planned.report.micro_batches
     planned = planned.part or planned
     report = planned.report

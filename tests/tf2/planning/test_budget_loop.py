@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate.tf2.planning.budget_loop import TUNING, Tried, could_save, next_target
+from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
 
 FIXED, LIMIT = 10_000_000, 110_000_000
 ACTIVATIONS = LIMIT - FIXED
@@ -24,12 +24,14 @@ def tried(target, peak, *, asked=None, recomputes=True):
     """A plan for a share of the activation budget that asks for all of it, unless said, and takes
     another; None for no plan."""
     if peak is None:
-        return Tried(share(target), None, None)
-    return Tried(share(target), share(target if asked is None else asked), share(peak), recomputes)
+        return Attempt(share(target), None, None)
+    return Attempt(
+        share(target), share(target if asked is None else asked), share(peak), recomputes
+    )
 
 
 def ran_out(target):
-    return Tried(share(target), share(target), None)
+    return Attempt(share(target), share(target), None)
 
 
 def searched(limit, fixed, took):
@@ -160,7 +162,7 @@ def test_a_plan_for_more_that_takes_less_is_found():
 
 @pytest.mark.parametrize("limit", [FIXED // 2, 1])
 def test_nothing_above_the_limit_is_asked_for_where_all_of_it_is_fixed(limit):
-    found = searched(limit, FIXED, lambda target: Tried(target, None, None))
+    found = searched(limit, FIXED, lambda target: Attempt(target, None, None))
     assert all(each.target_bytes <= limit for each in found)
 
 
@@ -180,9 +182,9 @@ def ways_down(draw):
     def took(target):
         part = (target - fixed) / activations
         if part < hopeless:
-            return Tried(target, None, None)
+            return Attempt(target, None, None)
         peak = first + more * part + sum(rise for start, rise in rises if part >= start)
-        return Tried(
+        return Attempt(
             target,
             fixed + int(asks * part * activations),
             fixed + int(peak * activations) if peak < 3 else None,
@@ -203,9 +205,9 @@ def anything(draw):
     def took(target):
         chance = random.Random(seed * target)
         if chance.random() < 0.3:
-            return Tried(target, None, None)
+            return Attempt(target, None, None)
         asked = fixed + int(chance.random() * (target - fixed))
-        return Tried(
+        return Attempt(
             target,
             asked,
             None if chance.random() < 0.1 else fixed + int(chance.uniform(0, 2) * activations),
@@ -252,15 +254,15 @@ def test_it_gives_up_early_only_where_nothing_further_away_fits(problem):
 
 def test_after_a_search_without_a_plan_the_lowest_peak_that_it_reached_is_asked_for():
     """There is a plan with that peak, and three searches in between found none before."""
-    failed = Tried(share(0.95), None, None, reached_bytes=share(0.99))
+    failed = Attempt(share(0.95), None, None, reached_bytes=share(0.99))
     assert next_target(LIMIT, FIXED, [failed]) == share(0.99)
-    again = Tried(share(0.95), None, None, reached_bytes=share(0.95))
+    again = Attempt(share(0.95), None, None, reached_bytes=share(0.95))
     assert next_target(LIMIT, FIXED, [again]) == next_target(LIMIT, FIXED, [tried(0.95, None)])
 
 
 def test_no_further_search_where_the_lowest_peak_is_above_the_limit():
     def took(target):
-        return Tried(target, None, None, reached_bytes=share(1.2))
+        return Attempt(target, None, None, reached_bytes=share(1.2))
 
     assert len(searched(LIMIT, FIXED, took)) == 1
 
@@ -269,7 +271,7 @@ def test_where_a_plan_was_found_it_says_more_than_a_search_without_one():
     """What it takes is too much, and a plan for less is looked for half-way."""
     too_large = tried(0.95, 1.3, asked=0.93)
     for reached in (0.93, 1.2):
-        failed = Tried(share(0.6), None, None, reached_bytes=share(reached))
+        failed = Attempt(share(0.6), None, None, reached_bytes=share(reached))
         assert next_target(LIMIT, FIXED, [too_large, failed]) == next_target(
             LIMIT, FIXED, [too_large, tried(0.6, None)]
         )
