@@ -40,10 +40,9 @@ class BatchAxes:
     graph knows before it runs are listed nowhere: each op makes its constants where it runs.
 
     Attributes:
-      relations: The relation of each output of each pair of ops.
-      early_ops: Ops of the whole batch's graph that run once, before the slices, in order.
+      early_ops, whole_ops: Ops of the whole batch's graph that run once, before the slices and
+        after them, in order.
       in_each_slice: Ops of a slice's graph that run in each slice, in order.
-      whole_ops: Ops of the whole batch's graph that run once, after the slices, in order.
       fed: Inputs in a slice -> the tensor of the whole batch's graph, computed early, that is read
         there: in full if its relation is SAME, the slice's part of it if that is BATCHED. It may be
         made of constants.
@@ -56,7 +55,7 @@ class BatchAxes:
         batch's graph that they make: those that are SUMMED by addition, those that are BATCHED by
         concatenation; of those that are SAME any will do.
       binding: The first op that keeps the step from running in slices, or None. If there is one,
-        nothing is said of what runs when.
+        nothing is said of phases.
     """
 
     relations: Mapping[Pair, tuple[Relation, ...]]
@@ -81,14 +80,10 @@ def batch_axes(
     `check_last_slice` tells whether both analyses fit together.
 
     Args:
-      whole: The step, traced for the whole batch.
-      part: The same step, traced for a slice.
-      examples: The number of examples of the whole and of a slice.
+      whole, part: The step, traced for the whole batch and for a slice.
+      examples: Their numbers of examples.
       every: The slices begin at multiples of this number of examples: for a shorter last slice the
         number that the others have. By default the number that this one has.
-
-    Returns:
-      With `binding`, if the step cannot run in slices.
 
     Raises:
       TraceError: The two traces differ in more than the number of examples. The graph optimizer

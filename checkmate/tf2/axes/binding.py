@@ -17,12 +17,10 @@ from checkmate.tf2.ops.table import rule_of
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """An op that needs the values of all examples at once.
+    """An op, in the graph of the whole batch, that needs the values of all examples at once.
 
     Attributes:
-      operation: The op, in the graph of the whole batch.
       layer: The layer of the model that it belongs to; "" if its name tells none.
-      reason: A sentence that says what binds the examples together.
     """
 
     operation: tf.Operation
@@ -31,13 +29,11 @@ class Binding:
 
     @property
     def sentence(self) -> str:
-        """The reason with the layer."""
         layer = f" Layer {self.layer!r}:" if self.layer else ""
         return f"The examples of its batch are bound together.{layer} {self.reason}"
 
 
 def binding_of(whole: TracedStep, walk: Walk) -> Binding | None:
-    """Returns the first op that binds the examples together, or None if none does."""
     if walk.binding is None:
         return None
     operation = walk.binding.whole

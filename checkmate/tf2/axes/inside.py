@@ -21,24 +21,14 @@ from checkmate.tf2.ops.relation import SAME, WHOLE, Count, Kind, Relation
 
 
 def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns the graphs of the functions that a loop, condition or call runs, for the whole and
-    for a slice.
-
-    Args:
-      functions: The graphs that have these functions.
-    """
+    """The graphs of the functions that a loop, condition or call runs, for the whole and for a
+    slice; `functions` are the graphs that have them."""
     found = (graphs_of(graph, side) for graph, side in zip(functions, pair, strict=True))
     return list(zip(*found, strict=True))
 
 
 def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
-    """Returns the relations of what a function returns, or None if it needs the whole batch.
-
-    Args:
-      count: How many times as many examples the whole has as a slice.
-      whole, part: The function's graphs.
-      arguments: The relations of its arguments.
-    """
+    """The relations of what a function returns, or None if it needs the whole batch."""
     if whole is None or part is None:
         return None
     given = {a.op: b.op for a, b in zip(whole.inputs, part.inputs, strict=True)}

@@ -17,20 +17,16 @@ KEPT_BYTES = 64
 
 @dataclass(slots=True)
 class Keeping:
-    """What may be kept.
-
-    Kept are: results of the step, which are there anyway; what is small (`KEPT_BYTES`); what can be
-    computed early, or is no larger than the variables, if the examples end in the op that reads it,
-    as in an update, or the op makes a result; and the gradients of a table's rows with their
-    indices on the way into an update by index, whatever their size: they have one row for each
-    token, where the activations of a model have many (`Rows`). Rows that are only added up, in a
-    gradient of the table's shape, are not kept: a slice hands on their sum.
+    """Which values may be kept: results of the step, which are there anyway; small ones
+    (`KEPT_BYTES`); those that can be computed early, or are no larger than the variables, if the
+    examples end in the op that reads them, as in an update, or the op makes a result; and the
+    gradients of a table's rows with their indices on the way into an update by index, whatever
+    their size: they have one row for each token, where the activations of a model have many
+    (`Rows`). Rows that are only added up, in a gradient of the table's shape, are not kept: a slice
+    hands on their sum.
 
     Attributes:
-      examples: The number of examples of the whole.
       results: References of the step's results.
-      variable_bytes: The size of the step's variables.
-      rows: Gradients of rows.
     """
 
     examples: int
@@ -39,15 +35,12 @@ class Keeping:
     rows: Rows
 
     def has_results_only(self, operation: tf.Operation) -> bool:
-        """True if all outputs of an op are results of the step."""
         return all(tensor.ref() in self.results for tensor in operation.outputs)
 
     def is_there(self, tensor: tf.Tensor) -> bool:
-        """True for a value that is kept for any reader."""
         return tensor.ref() in self.results or self.is_small(tensor)
 
     def is_small(self, tensor: tf.Tensor) -> bool:
-        """True for a value of a few bytes per example."""
         size = tensor_bytes(tensor)
         return size is not None and size <= KEPT_BYTES * self.examples
 

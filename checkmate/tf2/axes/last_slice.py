@@ -22,11 +22,6 @@ def check_last_slice(axes: BatchAxes, last: BatchAxes, *, examples: tuple[int, i
     slice of one example is taken only if, besides, each value follows from the slices in the same
     way: along an axis of length one an op may broadcast, and sums may be left out.
 
-    Args:
-      axes: What `batch_axes` says of the slices but the last.
-      last: What it says of the last slice.
-      examples: The number of examples of a slice and of the last slice.
-
     Raises:
       TraceError: They do not go together, and why.
     """
@@ -58,12 +53,10 @@ def _compare(examples: tuple[int, int], values: Ways, last: Ways) -> None:
 
 
 def _handed(axes: BatchAxes, size: int) -> Ways:
-    """How the values of the whole batch that are handed on are made of those of slices."""
     return {each.whole.name: _way(each.relation, size) for each in axes.handed_on}
 
 
 def _values(axes: BatchAxes, size: int) -> Ways:
-    """How all values of the whole batch follow from those of slices."""
     return {
         tensor.name: _way(relation, size)
         for pair, relations in axes.relations.items()

@@ -29,7 +29,6 @@ class Graphs(NamedTuple):
     """Both graphs of a step, or of the body of a loop.
 
     Attributes:
-      whole, part: The graphs.
       pairs: Their ops, inputs first.
       known_whole, known_part: The values that are known before the step runs.
       swapped: Pairs of a commutative op whose two inputs are in the other order for a slice.
@@ -108,8 +107,8 @@ def _swapped_fits_better(graphs: Graphs, pair: Pair) -> bool:
 def _likeness(
     graphs: Graphs, pair: Pair, part: tuple[tf.Tensor, tf.Tensor]
 ) -> tuple[int, int, int]:
-    """How many inputs are known in both graphs or in neither, have ops of the same type, have the
-    same name."""
+    """The numbers of inputs that are known in both graphs or in neither, of one type, of one
+    name."""
     found = [0, 0, 0]
     for a, b in zip(pair.whole.inputs, part, strict=True):
         found[0] += (_of(graphs.known_whole, a) is None) == (_of(graphs.known_part, b) is None)
@@ -145,7 +144,7 @@ def _unknown(
 
 
 def arguments_of(whole: Any, part: Any) -> Arguments:
-    """Returns the argument of one function that each argument of another is, by position, or by the
+    """The argument of one function that each argument of another is, by position, or by the
     variable or tensor that it stands for."""
     own = [len(f.inputs) - len(f.captured_inputs) for f in (whole, part)]
     found = zip(whole.inputs[: own[0]], part.inputs[: own[1]], strict=True)
@@ -177,7 +176,7 @@ def _check(pair: Pair, arguments: Arguments) -> None:
 
 
 def _settings(operation: tf.Operation) -> dict[str, Any]:
-    """What an op's attributes say of how it computes: all but shapes, values and functions."""
+    """The attributes that decide how an op computes: all but shapes, values and functions."""
     return {
         name: value
         for name, value in operation.node_def.attr.items()
@@ -188,7 +187,6 @@ def _settings(operation: tf.Operation) -> dict[str, Any]:
 
 
 def _is_setting(values: Any) -> bool:
-    """True for a list of numbers, texts or types."""
     return bool(values.i or values.f or values.b or values.s or values.type)
 
 

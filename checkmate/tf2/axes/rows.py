@@ -22,16 +22,13 @@ from checkmate.tf2.ops.table import rule_of
 Shape = tuple[int | None, ...]
 
 _ROWS_OF_WRITES = ("indices", "updates", "grad")
-"""What ops that write to some rows of a variable call their inputs: which rows, and what is
-written."""
+"""Names of inputs of ops that write to some rows of a variable: which rows, and their values."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """The ops that take gradients of rows into updates, and what is kept for them.
-
-    For one update no more bytes are kept than the rows have.
-    """
+    """The ops that take gradients of rows into updates, and the values kept for them: for one
+    update no more bytes than the rows have."""
 
     _updates: dict[tf.Operation, set[tf.Operation]] = field(default_factory=dict)
     _limits: dict[tf.Operation, int] = field(default_factory=dict)
@@ -45,7 +42,7 @@ class Rows:
 
         Args:
           operations: The ops of the whole batch's graph, inputs first.
-          results: References of what the step returns.
+          results: References of the step's results.
           variables: The shapes of the step's variables.
         """
         rows, shapes = cls(), set(variables)
@@ -63,8 +60,8 @@ class Rows:
         return rows
 
     def keep(self, operation: tf.Operation, k: int) -> bool:
-        """Keeps what an op reads as its input `k`; returns False if that is no gradient of rows, or
-        if the rows that are kept would then have more bytes than are written."""
+        """Keeps the input `k` of an op; False if that is no gradient of rows, or if the rows that
+        are kept would then have more bytes than are written."""
         if operation in self._limits and k not in _rows_read(operation):
             return False
         updates, tensor = self._updates.get(operation, set()), operation.inputs[k]

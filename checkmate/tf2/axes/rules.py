@@ -29,10 +29,9 @@ from checkmate.tf2.ops.table import rule_of
 
 
 class Found(NamedTuple):
-    """What is known of an op's outputs.
+    """The relations of an op's outputs.
 
     Attributes:
-      outputs: Their relations.
       read: Indices of the inputs whose values are read as numbers, and not as shapes or the like.
       average: The outputs are sums of those of the slices, each divided by `Call.count`.
     """
@@ -43,7 +42,7 @@ class Found(NamedTuple):
 
 
 def outputs_of(call: Call) -> Found | None:
-    """Returns the relations of an op's outputs, or None if they need the whole batch."""
+    """The relations of an op's outputs, or None if they need the whole batch."""
     as_numbers = [
         SAME if relation == SIZE and known is not None else relation
         for relation, known in zip(call.inputs, call.known, strict=True)
@@ -98,7 +97,6 @@ def _is_list(call: Call) -> bool:
 
 
 def _fit(outputs: Relations, call: Call) -> bool:
-    """True if the outputs have shapes that allow their relations."""
     for relation, whole, part in zip(
         outputs, call.pair.whole.outputs, call.pair.part.outputs, strict=False
     ):
@@ -112,8 +110,7 @@ def _fit(outputs: Relations, call: Call) -> bool:
 
 
 def _offset(parts: list[np.ndarray]) -> int:
-    """By how much each part of whole numbers exceeds the one before; 0 if they are no such
-    numbers."""
+    """How much each part of whole numbers exceeds the one before; 0 if they are no such numbers."""
     if parts[0].dtype.kind not in "iu" or not parts[0].size:
         return 0
     offset = int(parts[1].flat[0]) - int(parts[0].flat[0])
@@ -122,22 +119,15 @@ def _offset(parts: list[np.ndarray]) -> int:
 
 
 class Known(NamedTuple):
-    """A value that is known before the step runs.
-
-    Attributes:
-      relation: How that of the whole follows from that of a slice.
-      instead: What a slice has to read instead of its own value, if it reads it as numbers.
-    """
+    """The relation of a value that is known before the step runs, and the value that a slice has to
+    read `instead` of its own, if it reads it as numbers."""
 
     relation: Relation
     instead: Any = None
 
 
 def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> Known:
-    """Returns the relation of a known value, with what each slice has to read instead.
-
-    The relation is WHOLE for a value of which each slice needs another part.
-    """
+    """The relation of a known value: WHOLE for one of which each slice needs another part."""
     if whole.shape == part.shape:
         if np.array_equal(whole, part):
             return Known(SAME if whole.size == 0 or whole.any() else ZERO)

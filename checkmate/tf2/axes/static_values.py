@@ -21,10 +21,8 @@ Known = dict[tf.Operation, list[np.ndarray | None]]
 
 
 def known_values(operations: Sequence[tf.Operation]) -> Known:
-    """Returns for each op, inputs first, its outputs as arrays, or None where they are not known.
-
-    An array of one number takes the memory of that number.
-    """
+    """For each op, inputs first, its outputs as arrays, or None where they are not known. An array
+    of one number takes the memory of that number."""
     known: Known = {}
     for operation in operations:
         inputs = [

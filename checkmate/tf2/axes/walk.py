@@ -33,7 +33,8 @@ Read = tuple[Pair, int]
 
 
 class Of(IntFlag):
-    """What a value that can be computed early depends on. What depends on both is an activation."""
+    """The dependences of a value that can be computed early. One that depends on both is an
+    activation."""
 
     NOTHING = 0
     EXAMPLES = 1
@@ -43,14 +44,14 @@ class Of(IntFlag):
 
 @dataclass(slots=True)
 class Input:
-    """What an op reads.
+    """One input of an op.
 
     Attributes:
       relation: How the whole's value follows from those of the slices.
       known: The values, if known before the step runs.
-      instead: What a slice reads instead of its own value.
-      of: What the whole's value depends on, if it can be computed early; else Of.BOTH.
-      fed: The slices are handed what is computed early.
+      instead: A value that a slice reads instead of its own.
+      of: The dependences of the whole's value, if it can be computed early; else Of.BOTH.
+      fed: The slices are handed the value that is computed early.
     """
 
     relation: Relation
@@ -61,7 +62,6 @@ class Input:
 
     @property
     def early(self) -> bool:
-        """True if the whole's value can be computed early."""
         return self.of is not Of.BOTH
 
 
@@ -70,17 +70,13 @@ class Walk:
     """The relations of a graph's values.
 
     Attributes:
-      graphs: The graphs, paired.
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
       every: Slices begin at multiples of this number of examples.
-      arguments: The relations of the step's arguments.
-      keeping: What may be kept for the whole batch.
-      relations: The relations of each op's outputs.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
       late: Ops that are computed after the slices.
-      from_whole: What a slice reads instead of the value that its graph has.
+      from_whole: Values that a slice reads instead of those that its graph has.
       fed: Inputs that a slice takes from what is computed early.
       averages: Ops whose results in a slice are divided by `count`.
       draws: Ops that draw random numbers for each example.
@@ -148,7 +144,6 @@ class Walk:
             self.early[pair] = of
 
     def _depends(self, pair: Pair, inputs: Sequence[Input]) -> Of:
-        """What the outputs of an op depend on."""
         reads = any(handle.outputs[0].dtype == tf.resource for handle in handles(pair.whole))
         floats = any(tensor.dtype.is_floating for tensor in pair.whole.outputs)
         return reduce(or_, (each.of for each in inputs), Of.WEIGHTS if reads and floats else Of(0))
@@ -175,7 +170,6 @@ class Walk:
         return found
 
     def _random(self, pair: Pair, inputs: list[Input]) -> Found | None:
-        """Random numbers: a part of the whole's for each slice, or the same for all."""
         found = outputs_of(self.call(pair, inputs))
         if found is None:
             return None
@@ -194,7 +188,6 @@ class Walk:
         return found
 
     def _write(self, pair: Pair) -> None:
-        """An op that writes to variables runs once, early or late."""
         inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
         is_early = all(each.early for each in inputs) and self.accesses.read(pair)
         self.accesses.write(pair, early=is_early, read=is_early and bool(pair.whole.outputs))
@@ -259,7 +252,6 @@ class Walk:
         return Input(SAME if axis is None else batched(axis), of=of, fed=True)
 
     def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
-        """What a rule is told of an op."""
         return Call(
             pair,
             self.graphs.inputs(pair),

@@ -22,11 +22,8 @@ from checkmate.tf2.ops.table import rule_of
 
 
 class InOrder(GraphWriter):
-    """A GraphWriter that copies loops and conditions with bodies in order.
-
-    Args:
-      graph: The graph of the function whose ops are copied, which has the functions that they run.
-    """
+    """A GraphWriter that copies loops and conditions with bodies in order. `graph` is that of the
+    function whose ops are copied, which has the functions that they run."""
 
     def __init__(self, graph: tf.Graph):
         super().__init__()
@@ -34,8 +31,7 @@ class InOrder(GraphWriter):
         self._bodies: dict[str, Any] = {}
 
     def definition(self, operation: tf.Operation) -> Any:
-        """Returns an op's definition; a loop or condition runs bodies in order, and a loop runs one
-        iteration after another."""
+        """An op's definition; a loop or condition runs bodies in order, a loop its iterations."""
         node = super().definition(operation)
         for function in functions_of(operation, node):
             if function.name not in self._bodies:
@@ -49,8 +45,8 @@ class InOrder(GraphWriter):
     def apart(
         self, operation: tf.Operation, inputs: Sequence[str], last: Sequence[str]
     ) -> list[str]:
-        """Returns the names of an op's inputs; those that may be computed within one kernel with it
-        wait for the ops `last`, which run in between.
+        """The names of an op's inputs; those that may be computed within one kernel with it wait
+        for the ops `last`, which run in between.
 
         TensorFlow and oneDNN fuse two kernels without regard to the ops between them, and the fused
         kernel would wait for itself. A control edge to the op would not prevent that, nor one to an
@@ -73,8 +69,8 @@ class InOrder(GraphWriter):
 
 
 def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
-    """Returns the control edge by which an op of a chain waits for the one before; none if it reads
-    that one's value.
+    """The control edge by which an op of a chain waits for the one before; none if it reads that
+    one's value.
 
     A control edge parallel to a data edge would keep kernels from being fused. A loop gets it all
     the same: it begins as soon as one of its inputs is there.
@@ -84,8 +80,6 @@ def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list
 
 
 def _optimized(body: Any) -> Any:
-    """A body as TensorFlow's graph optimizer leaves it. The optimizer is off when the planned step
-    runs."""
     with tf.init_scope():
         return optimize(
             SimpleNamespace(

@@ -48,7 +48,7 @@ class Undo:
 
     @classmethod
     def before(cls, run: Any, traced: TracedStep) -> Undo:
-        """Copies what the step that runs next writes before its memory is highest; nothing of a
+        """Copies the variables that the next step writes before its memory is highest; none for a
         function whose order is not known."""
         if not isinstance(run, Replayed):
             return cls(writes=[(0, variable) for variable in traced.variables])

@@ -25,16 +25,15 @@ from checkmate.tf2.ops.table import rule_of
 
 
 class Values:
-    """Copies ops of a traced step, and keeps the names of what the copies make.
+    """Copies ops of a traced step, and keeps the names of the tensors that the copies make.
 
     Attributes:
-      writer: What is written so far.
       given: The names of the step's inputs, by tensor reference.
       planned: The TensorFlow ops of the plan.
       current: For each planned op the name of its latest evaluation.
       gone: Planned ops whose latest evaluation the plan has freed.
       last: The ops that the next kernel waits for: the one before it, or a pair.
-      fusible: Evaluations that may run within the kernel of a product, with what they make.
+      fusible: Evaluations that may run within the kernel of a product, with their outputs.
     """
 
     def __init__(self, traced: TracedStep):
@@ -72,11 +71,8 @@ class Values:
                     self.made(operation)
 
     def tensor(self, tensor: tf.Tensor) -> str:
-        """Returns the name of a tensor's present value.
-
-        A view of a planned value is made again for each reader, and other ops once, if they do not
-        exist yet.
-        """
+        """The name of a tensor's present value. A view of a planned value is made again for each
+        reader, and other ops once, if they do not exist yet."""
         tensor = source_of(tensor)
         operation = tensor.op
         if tensor.ref() in self.given:
@@ -137,8 +133,8 @@ class Values:
             self.made(operation)
 
     def made(self, operation: tf.Operation) -> str:
-        """Returns the name of the copy of an op that runs once, written now if need be; for a
-        planned op, of its latest evaluation."""
+        """The name of the copy of an op that runs once, written now if need be; for a planned op,
+        of its latest evaluation."""
         pending = [operation]
         while pending:  # an own stack: a chain of small ops may be longer than Python's
             top = pending[-1]
@@ -152,8 +148,8 @@ class Values:
         return self._once.get(operation) or self.current[operation]
 
     def control_predecessors(self, operation: tf.Operation) -> list[str]:
-        """Returns the names of the ops that an op waits for in the traced step. TensorFlow's
-        gradients have constants wait, which need not."""
+        """The names of the ops that an op waits for in the traced step. TensorFlow's gradients have
+        constants wait, which need not."""
         if is_constant(operation):
             return []
         return [
@@ -163,7 +159,7 @@ class Values:
         ]
 
     def done(self, name: str) -> str:
-        """Returns the name of the op to wait for in order to wait for an evaluation.
+        """The name of the op to wait for in order to wait for an evaluation.
 
         A control edge from an op keeps TensorFlow from running it within a product's kernel, so for
         such an op the edge comes from another op that reads it.
@@ -176,7 +172,7 @@ class Values:
         return self._markers[name]
 
     def pending_readers(self, write: tf.Operation) -> list[tf.Operation]:
-        """Returns the small ops, not written yet, that read the content of a variable which an op
+        """The small ops, not written yet, that read the content of a variable which an op
         overwrites, and whose inputs are in memory."""
         return [each for each in self._readers_before(write) if self._is_ready(each, write)]
 
@@ -197,8 +193,8 @@ class Values:
         return {tensor.ref() for tensor in inputs if tensor.dtype == tf.resource}
 
     def _has_effects(self, operation: tf.Operation, read: set[Any]) -> bool:
-        """True for an op that changes more than variables whose content no planned op reads, and no
-        op after one."""
+        """True for an op that changes more than variables whose content no planned op, nor one
+        after it, reads."""
         handles = {source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource}
         only_writes = handles and not operation.outputs and handles.isdisjoint(read)
         return is_stateful(operation) and not (only_writes and self._is_last(operation))
@@ -226,7 +222,6 @@ class Values:
         return operation in self._once or operation in self.current
 
     def _missing(self, operation: tf.Operation) -> list[tf.Operation]:
-        """The ops that must be written before this one."""
         inputs = [source_of(tensor) for tensor in operation.inputs]
         before = [tensor.op for tensor in inputs if tensor.ref() not in self.given]
         return [
@@ -278,7 +273,7 @@ class Values:
 
 
 def _captured(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """(reference of the placeholder, value) of what a function captures."""
+    """(reference of the placeholder, value) of each captured tensor."""
     values = function.captured_inputs
     placeholders = function.inputs[len(function.inputs) - len(values) :]
     return [(tensor.ref(), value) for tensor, value in zip(placeholders, values, strict=True)]

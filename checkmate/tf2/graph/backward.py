@@ -21,12 +21,7 @@ def in_order_of_trace(
     operations: Sequence[tf.Operation], place: Mapping[str, int]
 ) -> list[tf.Operation]:
     """Returns ops in the order of the trace, inputs first. An op comes no later than the first of
-    its readers would; an op that the trace does not have comes as soon as its inputs are there.
-
-    Args:
-      operations: The ops, inputs first.
-      place: The place in the trace of each op that is there, by its name.
-    """
+    its readers would; one without a `place` in the trace, as soon as its inputs are there."""
     before = {operation: set(_before(operation)) for operation in operations}
     readers: dict[tf.Operation, list[tf.Operation]] = {operation: [] for operation in operations}
     for operation, needed in before.items():
@@ -72,15 +67,12 @@ def _before(operation: tf.Operation) -> Iterable[tf.Operation]:
 
 
 def in_backward_scope(operation: tf.Operation) -> bool:
-    """True if the op's name says that it computes a gradient."""
     return "gradient_tape/" in operation.name or operation.name.startswith("gradients/")
 
 
 def follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> bool:
-    """True for an op that computes a gradient or depends on an op of `backward`.
-
-    Lists do not count: a loop of the forward pass reads the lists that its gradient will read.
-    """
+    """True for an op that computes a gradient or depends on one. Lists do not count: a loop of the
+    forward pass reads the lists that its gradient will read."""
     if in_backward_scope(operation) or not backward.isdisjoint(operation.control_inputs):
         return True
     return any(
@@ -91,7 +83,6 @@ def follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> b
 
 
 def forward_names(concrete: Any) -> set[str]:
-    """Returns the names of a traced function's ops that are not part of the backward pass."""
     backward: set[tf.Operation] = set()
     for operation in reachable(concrete.graph):
         if follows_gradients(operation, backward):
@@ -102,13 +93,8 @@ def forward_names(concrete: Any) -> set[str]:
 
 
 def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
-    """Returns the ops from which gradients are computed that come later: the values of any forward
-    pass, of the second one in a step too, and gradients of which gradients of higher order are
-    computed.
-
-    Args:
-      operations: All ops, inputs first.
-    """
+    """Returns the ops, given inputs first, that later gradients are computed from: values of any
+    forward pass, and gradients of which gradients of higher order are computed."""
     highest: dict[tf.Operation, int] = {}  # the highest order of the gradients that read an op
     found = set()
     for operation in reversed(operations):
@@ -123,22 +109,16 @@ def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
 
 
 def has_second_order(operations: list[tf.Operation]) -> bool:
-    """True where gradients of gradients are computed."""
     return any(_order(operation) > 1 for operation in operations)
 
 
 def _order(operation: tf.Operation) -> int:
-    """The order of a gradient by its name: 1 for one of a loss, 2 for one of such a gradient; 0 for
-    another op."""
+    """The order of a gradient by its name: 1 for one of a loss, 2 for one of such; else 0."""
     return max(operation.name.count("gradient_tape/"), int(in_backward_scope(operation)))
 
 
 def with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
-    """Returns the ops of these names and all ops that they are computed from.
-
-    Args:
-      operations: All ops, inputs first.
-    """
+    """Returns the ops of these names and all that they are computed from. Inputs come first."""
     found: set[tf.Operation] = set()
     for operation in reversed(operations):
         if operation.name in names or operation in found:

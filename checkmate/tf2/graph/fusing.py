@@ -26,7 +26,7 @@ op needs."""
 
 
 def values_of(flat: FlatGraph, group: Group) -> Group:
-    """Returns the ops of a group that others read, and the group's last one."""
+    """The ops of a group that others read, and the group's last one."""
     inside = set(group)
     return tuple(
         o for o in group if o is group[-1] or o in flat.read_once or not flat.readers[o] <= inside
@@ -36,8 +36,8 @@ def values_of(flat: FlatGraph, group: Group) -> Group:
 def paired_gradients(
     flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]
 ) -> dict[tf.Operation, tf.Operation]:
-    """Returns the gradients of biases, each with the filter gradient of the same convolution: both
-    read the same tensor."""
+    """The gradients of biases -> the filter gradient of the same convolution: both read one
+    tensor."""
     filters = {
         source_of(o.inputs[2]).ref(): o
         for o in order
@@ -59,8 +59,8 @@ def paired_gradients(
 def fused(
     flat: FlatGraph, order: list[tf.Operation], paired: Pairs, recomputable: set[tf.Operation]
 ) -> tuple[Group, ...]:
-    """Returns groups of neighbouring planned ops that become one op each. Only the group itself
-    reads their inner values."""
+    """Returns the neighbouring planned ops that become one op each, whose inner values they alone
+    read."""
     tolerated = RAISED_SHARE * max(_needed_bytes(flat, [operation]) for operation in order)
 
     def fits(one: Sequence[tf.Operation], other: Sequence[tf.Operation]) -> bool:

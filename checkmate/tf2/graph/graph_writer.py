@@ -23,8 +23,7 @@ CopyStep = tuple[str, dict[str, tf.DType]]
 
 
 def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
-    """Returns the ops that, one after another, copy a value of a type which
-    `operations.can_be_copied`."""
+    """The ops that, one after another, copy a value of a type that `can_be_copied`."""
     if dtype in (*ON_GPUS, tf.int32):
         return (("DeepCopy", {"T": dtype}),)
     if dtype == tf.bool:
@@ -40,7 +39,6 @@ def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
 
 
 def copy_of(value: tf.Tensor) -> tf.Tensor:
-    """Returns a copy of a tensor of numbers, or makes its ops in the graph that is being traced."""
     for kind, types in copy_steps(value.dtype):
         if kind == "DeepCopy":
             value = tf.raw_ops.DeepCopy(x=value)
@@ -52,11 +50,7 @@ def copy_of(value: tf.Tensor) -> tf.Tensor:
 
 
 def place(nodes: Sequence[Any], added: Collection[str]) -> None:
-    """Writes the devices of the nodes of these names that name none.
-
-    Args:
-      nodes: Definitions of ops, inputs first.
-    """
+    """Writes the devices of the nodes of these names that name none. `nodes` has inputs first."""
     device = {node.name: node.device for node in nodes}
     moved = [node for node in nodes if node.name in added and not _is_at_variable(node)]
     for node in moved:
@@ -81,13 +75,11 @@ def _first(devices: Iterable[str]) -> str:
 
 
 class GraphWriter:
-    """Writes ops. A tensor is named "op:k"; the caller chooses the names of tensors that no written
-    op makes.
+    """Writes ops as a GraphDef, which imports much faster than ops are made one by one in Python.
 
-    To import one GraphDef takes much less time than to make the ops one by one in Python.
-
-    Args:
-      nodes: Definitions of ops that are written already, inputs first.
+    A tensor is named "op:k"; the caller names the tensors that no written op makes. A method that
+    writes returns the name of its tensor, or of its op where that has none to read; the ops named
+    in `after` run before; a tensor `like` has the value's shape and dtype.
 
     Attributes:
       like: Node name -> the op that it is a copy of, or tensors that its outputs are like, if
@@ -107,7 +99,6 @@ class GraphWriter:
 
     @property
     def nodes(self) -> Sequence[Any]:
-        """The definitions of what is written, inputs first."""
         return self._graph_def.node
 
     def copy(
@@ -119,12 +110,8 @@ class GraphWriter:
         name: str = "",
         device: str = "",
     ) -> str:
-        """Writes an op like `operation` on other inputs, to run after the ops of these names;
-        returns its name.
-
-        Args:
-          device: Where it runs if `operation` does not say.
-        """
+        """Writes an op like `operation` on other inputs, and returns its name. It runs on `device`
+        if `operation` does not say where."""
         if operation not in self._node_defs:
             self._node_defs[operation] = self.definition(operation)
         node = self._graph_def.node.add()
@@ -141,7 +128,6 @@ class GraphWriter:
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
-        """Returns the definition of a copy of an op; its name and inputs do not count."""
         return operation.node_def
 
     def overwrite(
@@ -152,41 +138,35 @@ class GraphWriter:
 
         After TensorFlow's op for that, every read copies the variable, so that parts of it can be
         written. A second op switches that off.
-
-        Args:
-          like: A tensor of the value's shape and dtype.
         """
         kind = "ResourceStridedSliceAssign"
         node = self._assign_all(kind, handle, value, like, after=after, name=name)
         return self.share(handle, after=node.name)
 
     def share(self, handle: str, *, after: str) -> str:
-        """Writes an op that has reads of a variable share its memory again instead of copying it;
-        returns the op's name."""
+        """Has reads of a variable share its memory again instead of copying it; returns the op's
+        name."""
         return self._node(f"{after}/shared", "DisableCopyOnRead", [handle], [after]).name
 
     def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that returns a variable's memory, and returns the name of its tensor."""
+        """Returns a variable's memory, without a copy."""
         return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
     def allocate(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that allocates memory for a value like this one without filling it; returns
-        the name of its tensor."""
+        """Allocates memory without filling it."""
         shape = self.constant(like.shape.as_list(), tf.int32)
         node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that copies a value into memory that `allocate` returned and that no other
-        op reads; returns the name of its tensor."""
+        """Copies a value into memory that `allocate` returned and that no other op reads."""
         kind = "TensorStridedSliceUpdate"
         node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
-        """Writes what copies a value to memory of its own; returns the name of its tensor."""
         for kind, types in copy_steps(like.dtype):
             node = self._node(name, kind, [value], after, **types)
             self.like[node.name] = (like,)
@@ -196,7 +176,6 @@ class GraphWriter:
     def _assign_all(
         self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
     ) -> Any:
-        """Writes an op that assigns to a slice, which is the whole."""
         whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
         node = self._node(name, kind, [to, *whole, value], after, T=like.dtype, Index=tf.int32)
         node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
@@ -211,32 +190,21 @@ class GraphWriter:
         after: Sequence[str] = (),
         name: str,
     ) -> str:
-        """Writes an op whose one type attribute is T, to run after the ops of these names; returns
-        the name of its tensor."""
+        """Writes an op whose one type attribute is T."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
     def sum(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        """Writes a sum of two tensors and returns the name of its tensor."""
         return self.add("AddV2", [first, second], dtype, name=name)
 
     def multiply(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        """Writes a product of two tensors, element by element, and returns its tensor's name."""
         return self.add("Mul", [first, second], dtype, name=name)
 
     def reshape(self, value: str, shape: Sequence[int], dtype: tf.DType) -> str:
-        """Writes a view of a tensor in another shape and returns its tensor's name."""
         return self.add("Reshape", [value, self.constant(shape, tf.int32)], dtype, name="reshaped")
 
     def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
-        """Writes an op that returns a value after the ops `before` have run; returns the name of
-        its tensor.
-
-        TensorFlow's optimizer would remove an identity and add control edges between its neighbours
-        instead.
-
-        Args:
-          like: A tensor of the value's shape and dtype.
-        """
+        """Returns a value after the ops `before` have run. TensorFlow's optimizer would remove an
+        identity and add control edges between its neighbours instead."""
         if like.shape.rank is None:  # EnsureShape refuses that
             return self.add("Identity", [value], like.dtype, after=before, name="in_turn")
         name = self.add("EnsureShape", [value], like.dtype, after=before, name="in_turn")
@@ -244,12 +212,7 @@ class GraphWriter:
         return name
 
     def made(self, number: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that fills memory of its own with a number; returns the name of its tensor.
-
-        Args:
-          number: The name of a scalar.
-          like: A tensor of the value's shape and dtype.
-        """
+        """Fills memory of its own with a number, which is the name of a scalar."""
         shape = tuple(like.shape.as_list())
         if shape not in self._shapes:
             self._shapes[shape] = self.constant(shape, tf.int32)
@@ -259,14 +222,12 @@ class GraphWriter:
         return name
 
     def after(self, before: Sequence[str]) -> Sequence[str]:
-        """Writes what waits until these ops have run, on a GPU their kernels, too, and returns the
-        names of the ops to wait for."""
+        """The ops to wait for in order to wait for these ops, on a GPU for their kernels, too."""
         if not training_device().startswith("GPU"):
             return before
         return [self._node("synchronized", "SyncDevice", [], before).name]
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
-        """Writes a constant and returns its tensor's name."""
         node = self._node("shape", "Const", [], dtype=dtype)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
@@ -287,7 +248,6 @@ class GraphWriter:
 
         Args:
           given: The tensors that no written op makes, by name.
-          scope: A prefix for the names of all ops.
         """
         graph = tf.compat.v1.get_default_graph()
         place(self._graph_def.node, self._added)
@@ -305,15 +265,10 @@ class GraphWriter:
     def function_like(
         self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
     ) -> Any:
-        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete` that runs the
-        written ops.
-
-        Args:
-          concrete: A function, whose inputs have the names that `names_of_inputs` gives.
-          outputs: The names of the tensors that it returns.
-          as_written: Leave out the control edges by which `tf.function` keeps side effects in
-            order. Only a function that runs needs them.
-        """
+        """Returns a `ConcreteFunction` of the written ops with the flattened arguments of
+        `concrete`, which have the names that `names_of_inputs` gives. With `as_written` it lacks
+        the control edges by which `tf.function` keeps side effects in order: only a function that
+        runs needs them."""
         arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in arguments]
         names = names_of_inputs(concrete).values()
@@ -338,7 +293,6 @@ class GraphWriter:
     def _node(
         self, name: str, op: str, read: Sequence[str], after: Sequence[str] = (), **types: tf.DType
     ) -> Any:
-        """Adds an op with these type attributes, to run after the ops of these names."""
         inputs = [*read, *(f"^{before}" for before in after)]
         node = self._graph_def.node.add(name=self._unique(name), op=op, input=inputs)
         self._added.add(node.name)
@@ -364,13 +318,12 @@ def tell_shapes(node: Any, operation: tf.Operation) -> None:
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:
-    """Returns a name for each input of a function, by the reference of its tensor."""
     return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
 
 
 def reachable(graph: Any) -> list[tf.Operation]:
-    """Returns the ops of a function's graph that outputs and side effects need, inputs first,
-    otherwise in the order of the trace. TensorFlow never runs the others."""
+    """The ops of a function's graph that outputs and side effects need, inputs first, otherwise in
+    the order of the trace. TensorFlow never runs the others."""
     pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
     inputs_of: dict[tf.Operation, list[tf.Operation]] = {}
     while pending:

@@ -32,16 +32,8 @@ of device of this one."""
 
 
 def inline(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects without
-    calls of functions.
-
-    Args:
-      concrete: A traced function.
-
-    Returns:
-      A function of the same flattened arguments, or `concrete` itself if it calls nothing that can
-      be inlined.
-    """
+    """Returns a `ConcreteFunction` of the same flattened arguments, outputs and side effects
+    without calls of functions, or `concrete` itself if it calls nothing that can be inlined."""
     if not any(map(is_call, concrete.graph.get_operations())):
         return concrete
     inliner = _Inliner(concrete)
@@ -132,6 +124,5 @@ class _Inliner:
 
 
 def _is_replaced(definition: Any) -> bool:
-    """True for a function that TensorFlow replaces with another one on the device that trains."""
     kind = devices.training_device().partition(":")[0].encode()
     return REPLACED in definition.attr and definition.attr[MADE_FOR].s != kind

@@ -35,12 +35,11 @@ WORTH = 0.02
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
-    """Returns the planned ops in groups, each of which becomes one op, in the order of their first
-    evaluation.
+    """Returns the planned ops in groups, each of which becomes one op, in the order of the trace,
+    or in a depth-first one if plans need less in it.
 
-    The order is that of the trace, or a depth-first one if plans need less in it. Afterwards
-    `flat.recomputable` has the ops that may be recomputed in that order: the more gradients do, the
-    later updates run.
+    Afterwards `flat.recomputable` has the ops that may be recomputed in that order: the more
+    gradients do, the later updates run.
     """
     update = update_only(flat)
     orders = [flat.planned, *(_DepthFirst(flat, update, early).order() for early in (True, False))]
@@ -76,7 +75,7 @@ class _Arrangement:
         self.groups = fused(flat, order, paired, self.recomputable)
 
     def is_lower_than(self, other: _Arrangement) -> bool:
-        """True if one of the two `peaks` is lower by more than `WORTH`, and neither is higher by
+        """True if one of the two `peaks` is lower by more than `WORTH`, and neither higher by
         more."""
         (plain, least), (others, others_least) = self.peaks, other.peaks
         tolerated = WORTH * others
@@ -87,8 +86,8 @@ class _Arrangement:
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
-        """The largest number of bytes of all values in memory, each kept until its last reader has
-        run; and the same of the values that may not be recomputed."""
+        """The most bytes of values in memory, each kept until its last reader has run: of all
+        values, and of those that may not be recomputed."""
         kept = (o for o in self.flat.planned if o not in self.recomputable)
         return self._peak(self.flat.planned), self._peak(kept)
 
@@ -117,11 +116,8 @@ class _DepthFirst:
     """An order of the planned ops that ends one branch of the step before it begins the next.
 
     An op that frees at least as many bytes as it makes runs as soon as it can. Otherwise the op
-    runs that became possible last.
-
-    Args:
-      early_updates: Without it, updates run when nothing else can: until then, what reads a
-        variable may run again.
+    runs that became possible last. Without `early_updates` updates run when nothing else can: until
+    then, what reads a variable may run again.
     """
 
     def __init__(self, flat: FlatGraph, update: set[tf.Operation], early_updates: bool):
@@ -137,7 +133,6 @@ class _DepthFirst:
         self.ready_since = dict.fromkeys(flat.planned, 0)
 
     def order(self) -> list[tf.Operation]:
-        """Returns the ops in that order."""
         flat, unread, missing = self.flat, self.unread, self.missing
         ready = [(self._rank(o), o) for o in flat.planned if not missing[o]]
         heapq.heapify(ready)
@@ -182,11 +177,8 @@ def _with_early_updates(
     paired: Pairs,
     hazards: Mapping[tf.Operation, int],
 ) -> list[tf.Operation]:
-    """Moves the ops of the optimizer's update up as far as their inputs allow.
-
-    An update that overwrites a variable waits until no later op can need a value that is recomputed
-    from the old content.
-    """
+    """Moves the ops of the optimizer's update up as far as their inputs allow. One that overwrites
+    a variable waits until no later op can need a value that is recomputed from the old content."""
     position = {operation: k for k, operation in enumerate(order)}
     late = late_updates(flat, order, update)
     key: dict[tf.Operation, tuple[int, int]] = {}
@@ -207,11 +199,8 @@ def _with_late_values(
     flat: FlatGraph, order: list[tf.Operation], paired: Pairs
 ) -> list[tf.Operation]:
     """Moves ops down to right before their first reader if what must be kept for them until then is
-    no larger than their value.
-
-    Most often it is kept for other ops anyway. Ops with side effects do not move, nor do ops whose
-    inputs are overwritten before the reader.
-    """
+    no larger than their value: most often it is kept for other ops anyway. Ops with side effects do
+    not move, nor do ops whose inputs are overwritten before the reader."""
     position: dict[tf.Operation, float] = {operation: float(k) for k, operation in enumerate(order)}
     # So small that all ops together stay between a reader and the op before it.
     nudge = 0.25 / len(order) ** 2
@@ -245,8 +234,7 @@ def _kept_longer(
 
 
 def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> list[tf.Operation]:
-    """Moves what makes a bias of a weight, as in mixed precision, up to right before the product
-    that it is added to."""
+    """Moves the ops that make a bias of a weight, as in mixed precision, before the product."""
     position = {operation: float(k) for k, operation in enumerate(order)}
     for operation in order:
         if rule_of(operation.type).fusion is not Fusion.BIAS:

@@ -42,15 +42,8 @@ Small = tuple[str, tuple[int, ...]]
 
 
 def simplify(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` with the same flat outputs and side effects, and fewer
-    broadcasts, constants and repeated scalars.
-
-    Args:
-      concrete: A traced function.
-
-    Returns:
-      A function of the same flattened arguments.
-    """
+    """Returns a `ConcreteFunction` of the same flattened arguments, outputs and side effects, with
+    fewer broadcasts, constants and repeated scalars."""
     simplifier = _Simplifier(concrete)
     for operation in reachable(concrete.graph):
         simplifier.write(operation)
@@ -64,7 +57,6 @@ class _Simplifier:
     Attributes:
       small: For each tensor that is not broadcast yet, what is to be broadcast.
       folded: Tensors that depend on constants alone.
-      copies: The name of each op's copy.
       made: The copies' names: of a scalar by all that its value depends on, else by the op.
     """
 
@@ -78,7 +70,6 @@ class _Simplifier:
         self.made: dict[Any, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
-        """Copies one op, or replaces it."""
         if is_argument(operation):
             return
         inputs = [source_of(tensor) for tensor in operation.inputs]
@@ -100,7 +91,7 @@ class _Simplifier:
         self._copy(operation, [self.name(tensor) for tensor in operation.inputs])
 
     def name(self, tensor: tf.Tensor) -> str:
-        """Returns the name of a tensor in full size."""
+        """The name of a tensor in full size."""
         if tensor.ref() in self.given:
             return self.given[tensor.ref()]
         source = source_of(tensor)
@@ -129,8 +120,6 @@ class _Simplifier:
         return self.name(tensor), tuple(tensor.shape.as_list())
 
     def _combine(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> bool:
-        """Computes an op on inputs that are not broadcast yet, and returns True, if that gives the
-        same bits."""
         output = operation.outputs[0]
         if rule_of(operation.type).broadcasts:
             small = [self._smallest(tensor) for tensor in inputs]
@@ -187,8 +176,8 @@ def _definition(operation: tf.Operation) -> bytes:
 
 
 def _is_broadcast(operation: tf.Operation) -> bool:
-    """True for a Tile or BroadcastTo that only repeats along dimensions of size one, with all
-    shapes known, and of no more dimensions than kernels broadcast."""
+    """True for a Tile or BroadcastTo that only repeats along dimensions of size one, and that
+    kernels can do instead: with all shapes known, of few dimensions."""
     if operation.type not in ("Tile", "BroadcastTo"):
         return False
     before, after = operation.inputs[0].shape, operation.outputs[0].shape

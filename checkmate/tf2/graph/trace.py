@@ -39,22 +39,16 @@ class AlreadyTraced:
         self._concrete, self._specs = concrete, specs
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function."""
         return self._concrete(*args)
 
     def get_concrete_function(self, *specs: Any) -> Any:
-        """The function, for the shapes that it was traced with."""
         if tuple(specs) != tuple(self._specs):
             raise TraceError("This step was traced before, for other shapes.")
         return self._concrete
 
 
 def analyse_same(concrete: Any, main: TracedStep, name: str) -> TracedStep:
-    """Returns what a replica traced, analysed, so that it can run a plan of the first replica's.
-
-    Args:
-      main: What the first replica traced.
-      name: The name of the step.
+    """Analyses the trace of a replica, so that it can run a plan of the first replica's.
 
     Raises:
       TraceError: The graphs differ.
@@ -115,11 +109,10 @@ class TracedStep:
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that the step reads or writes."""
         return variables_of(self.function)
 
     def argument_tensors(self) -> list[tf.Tensor]:
-        """The placeholders of the step's own arguments, without those of what it captures."""
+        """The placeholders of the step's own arguments, without those of captured tensors."""
         inputs = self.flat.inputs
         return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
 
@@ -129,13 +122,12 @@ class TracedStep:
 
     @property
     def has_loops(self) -> bool:
-        """True if the step has a loop."""
         return any(map(is_loop, self.flat.graph.get_operations()))
 
     @property
     def between_bytes(self) -> int:
-        """Bytes in memory between two steps: `graph.fixed_bytes` without the early results of the
-        next step."""
+        """Bytes in memory between two steps: `graph.fixed_bytes` without the next step's early
+        results."""
         return self.graph.fixed_bytes - sum(
             tensor_bytes(t) or 0
             for t, early in zip(self.flat.outputs, self.early, strict=True)
@@ -144,16 +136,12 @@ class TracedStep:
 
     @property
     def before_bytes(self) -> int:
-        """Bytes in memory before the first step: `between_bytes` without the results of a step
-        before."""
+        """Bytes in memory before the first step: `between_bytes` without a step's results."""
         return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns what the step returns, in its structure.
-
-        Args:
-          outputs: The flat function's outputs. A None in that structure has none.
-        """
+        """The step's result in its structure, from the flat function's outputs. A None in that
+        structure has none."""
         structure = self.function.structured_outputs
         left = iter(outputs)
         leaves = [
@@ -163,7 +151,6 @@ class TracedStep:
         return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
 
     def plain_plan(self) -> Plan:
-        """Returns the plan of the plain step: every op once, in the order of the trace."""
         return Plan.from_order(self.graph, self.plain_order)
 
 
@@ -221,7 +208,6 @@ def trace(
 def analyse(
     concrete: Any, *, name: str, like: TracedStep | None = None, as_written: bool = False
 ) -> TracedStep:
-    """Returns the `TracedStep` of a `ConcreteFunction`; see `trace`."""
     inlined = inline(concrete)
     simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
     planned_names = {o.name for group in like.groups for o in group} if like else None
@@ -259,8 +245,6 @@ def analyse(
 
 
 def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, values: Group) -> Op:
-    """The op of the DFGraph that stands for a group."""
-
     def others(operations: Iterable[tf.Operation]) -> tuple[int, ...]:
         return tuple(sorted({number[o] for o in operations} - {number[group[-1]]}))
 
@@ -284,8 +268,7 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
-    """The ops as close to their place in the trace as their dependencies allow. An op that stands
-    for several TensorFlow ops runs as a whole."""
+    """The ops as close to their place in the trace as their dependencies allow."""
     network = nx.DiGraph()
     network.add_nodes_from(range(len(ops)))
     network.add_edges_from(
@@ -311,10 +294,6 @@ def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] 
 
 
 def python_of(step: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Returns the Python function of a step, and whether its control flow on tensors becomes
-    TensorFlow's.
-
-    Args:
-      step: A function or a `tf.function`.
-    """
+    """The Python function of a step, and whether its control flow on tensors becomes
+    TensorFlow's."""
     return getattr(step, "python_function", step), getattr(step, "_autograph", True)

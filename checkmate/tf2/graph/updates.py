@@ -14,8 +14,7 @@ from checkmate.tf2.graph.operations import is_stateful
 
 
 def update_only(flat: FlatGraph) -> set[tf.Operation]:
-    """Returns the ops of the optimizer's update: they are no gradients, and only writes to
-    variables depend on them."""
+    """The optimizer's update: no gradients, and only writes to variables depend on its ops."""
     update: set[tf.Operation] = set()
     for operation in reversed(flat.planned):
         if in_backward_scope(operation) or operation in flat.read_once:
@@ -36,8 +35,7 @@ def late_updates(
     """Returns the updates that stay at the end of the step, where they are in the trace.
 
     An early update adds its own memory to that of the activations; a late one keeps its gradient
-    until the end. An update is late if it would set the peak of the whole step when early, and
-    would not when late.
+    until the end. It is late if it would set the peak of the step when early, and not when late.
     """
     steps = [operation for operation in order if operation not in update]
     place = {operation: k for k, operation in enumerate(steps)}
@@ -89,12 +87,11 @@ def _by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[tf.Oper
 def last_hazards(
     flat: FlatGraph, order: Sequence[tf.Operation], recomputable: set[tf.Operation]
 ) -> tuple[dict[tf.Operation, int], set[tf.Operation]]:
-    """Returns, for each op that overwrites a variable, the position of the last op that could need
-    the recomputation of a reader of the old content; and which of the ops `recomputable` may be
-    recomputed.
+    """For each op that overwrites a variable, the position of the last op that could need the
+    recomputation of a reader of the old content; and those of the ops `recomputable` that are.
 
-    What ops after the writer read, most often metrics of the prediction, is retained, so that they
-    need no such recomputation.
+    A value that ops after the writer read, most often metrics of the prediction, is retained, so
+    that they need no such recomputation.
     """
     recomputable = set(recomputable)
     bit = {o: 1 << k for k, o in enumerate(order)}

@@ -14,11 +14,11 @@ from checkmate.tf2.report import MicroBatches
 
 @dataclass(frozen=True, slots=True)
 class PlainFigures:
-    """What is known of the plain step, whose batch is not split.
+    """Figures of the plain step, whose batch is not split.
 
     Attributes:
       peak_bytes: Its predicted peak.
-      own_bytes: What it takes itself, of which a budget can be a share.
+      own_bytes: Bytes of the step itself, of which a budget can be a share.
       cost: Seconds of its kernels; None where they were not measured.
     """
 
@@ -28,11 +28,7 @@ class PlainFigures:
 
 
 def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
-    """Returns the step that runs in slices, with what the plan of a slice says.
-
-    Args:
-      task: The planning of the whole step.
-    """
+    """Returns the step that runs in slices, with the figures of the plan of a slice."""
     slices, after = pieces.slices, pieces.after
     part = pieces.each[slices.size]
     parts = [*pieces.each.values(), after]
@@ -91,14 +87,13 @@ def _figures(pieces: Pieces, plain: PlainFigures) -> MicroBatches:
 
 
 def _in_all(pieces: Pieces, seconds: Callable[[Planned], float]) -> float:
-    """What all slices take, with what runs after them."""
     sizes = pieces.slices.sizes
     slices = sum(many * seconds(pieces.each[size]) for size, many in sizes.items())
     return slices + seconds(pieces.after)
 
 
 def _notes(pieces: Pieces, parts: Iterable[Planned]) -> tuple[str, ...]:
-    """What the functions' reports say, each once, and what is not as in the whole."""
+    """The notes of the functions' reports, each once, and those on differences from the whole."""
     notes = [note for each in parts for note in each.report.notes]
     return tuple(dict.fromkeys([*notes, *pieces.functions.notes]))
 

@@ -14,7 +14,7 @@ from checkmate.tf2.planning.request import Planned
 
 
 def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable[..., Any]]:
-    """Returns what each replica runs. The ops run in the plan's order also where a step or a slice
+    """The function of each replica. The ops run in the plan's order also where a step or a slice
     needs no plan: the function that calls them would run them in any.
 
     Args:
@@ -31,8 +31,6 @@ def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable
 
 
 def _sliced(pieces: Pieces, functions: Functions, name: str) -> SlicedRun:
-    """The slices of one replica."""
-
     def replayed(concrete: Any, piece: Planned) -> Replayed:
         return Replayed(analyse_same(concrete, piece.traced, name), piece.plan)
 

@@ -49,10 +49,9 @@ class OpCopies:
         constants: Mapping[Input, np.ndarray] | None = None,
         factors: Mapping[tf.Operation, float] | None = None,
     ) -> OpCopies:
-        """Writes the ops.
+        """Writes the ops that `make` needs to return `outputs`.
 
         Args:
-          outputs: The tensors that `make` is to return.
           constants: Inputs of ops -> the array to read there.
           factors: Ops -> the factor for their first output.
         """
@@ -85,12 +84,7 @@ class OpCopies:
         instead: Sequence[tf.Tensor] = (),
         added: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Makes the ops and returns the outputs.
-
-        Args:
-          arguments: The function's arguments.
-          given, instead, added: The values that the caller has, in the order of the constructor's.
-        """
+        """Makes the ops and returns the outputs; values are in the order of the constructor's."""
         named = dict(zip(self._inputs, [*arguments, *self._flat.captured_inputs], strict=True))
         named |= dict(zip(self._given, given, strict=True))
         named |= dict(zip(self._instead.values(), instead, strict=True))
@@ -98,7 +92,7 @@ class OpCopies:
         return self._writer.import_here(named, [self._names[t.ref()] for t in self._outputs])
 
     def _counted(self, operation: tf.Operation, k: int, name: str) -> str:
-        """The name of what an op reads, with what is added there."""
+        """The name of an op's input, with the value that is added there."""
         more = self._added.get((operation, k))
         if more is None:
             return name

@@ -37,8 +37,6 @@ class Parts:
 
     Attributes:
       whole: The step on the batch.
-      axes: How it follows from the step on slices.
-      examples: How many examples the batch has.
       scratch: The memory of `kept`.
       device: Where the step runs; None for the device that trains.
       kept: The variables in which slices leave what they hand on.
@@ -62,7 +60,6 @@ class Parts:
         self._early = list({tensor.ref(): tensor for tensor in early}.values())
 
     def before(self) -> Any:
-        """Returns the function that runs before the slices."""
         copies = OpCopies(self.whole.flat, self.axes.early_ops).write(self._early)
 
         def before(*batch: tf.Tensor) -> list[tf.Tensor]:
@@ -72,13 +69,8 @@ class Parts:
         return concrete(before, self.specs)
 
     def each(self, part: TracedStep, axes: BatchAxes, size: int) -> Any:
-        """Returns the function that runs for a slice of `size` examples.
-
-        Args:
-          part: The step on such a slice.
-          axes: How the step on the batch follows from it. For a shorter last slice it must fit to
-            the axes of the others (`check_last_slice`).
-        """
+        """The function that runs for a slice of `size` examples. The axes of a shorter last slice
+        must fit to those of the others (`check_last_slice`)."""
         draws = {(o, d.input): d for o, d in axes.random_ops.items() if d.input is not None}
         read = {"instead": list(axes.fed), "added": list(draws)}
         copies = OpCopies(part.flat, axes.in_each_slice, **read)
@@ -106,7 +98,6 @@ class Parts:
         return concrete(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
 
     def after(self) -> Any:
-        """Returns the function that runs after the slices."""
         axes = self.axes
         given = [*(h.whole for h in axes.handed_on), *self._early]
         copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
@@ -126,11 +117,10 @@ class Parts:
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
-        """The specs of the step's flattened arguments."""
         return _specs(self.whole.argument_tensors())
 
     def _arguments(self, part: TracedStep) -> list[tuple[Relation, tf.Tensor]]:
-        """For each argument its relation to those of the slices, and what a slice gets."""
+        """For each argument its relation to those of the slices, and its tensor in a slice."""
         pairs = zip(self.whole.argument_tensors(), part.argument_tensors(), strict=True)
         return [(relation_of(a.shape, b.shape), b) for a, b in pairs]
 
@@ -149,8 +139,8 @@ def _viewed(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(first: tf.Tensor, counts: Fraction, like: tf.Tensor) -> tf.Tensor:
-    """What the slice that begins with example `first` adds to the count of a random generator,
-    which grows by `counts` with each example."""
+    """The addend of the slice that begins with example `first` to a random generator's count, which
+    grows by `counts` with each example."""
     moved = tf.cast(first, tf.int64) * counts.numerator // counts.denominator
     moved = tf.cast(moved, like.dtype)
     return tf.stack([moved, tf.zeros([], like.dtype)])
@@ -161,5 +151,4 @@ def _specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
 
 
 def concrete(run: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Returns a function of tensors of these specs, traced."""
     return tf.function(run, autograph=False).get_concrete_function(*specs)

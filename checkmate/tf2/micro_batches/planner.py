@@ -33,7 +33,6 @@ log = logging.getLogger("checkmate")
 
 
 def planner_of(request: PlanRequest) -> Planner:
-    """Returns what plans a request."""
     return Planner(request) if request.options.micro_batches == 1 else MicroBatchPlanner(request)
 
 
@@ -98,7 +97,7 @@ class MicroBatchPlanner(Planner):
 
     def _stored(self, task: PlanTask, plain: PlainFigures, path: Path | None) -> Planned | None:
         """The step under the plan of a file that is for it; None without one. A budget that is a
-        share is one of what the plain step took when the plan was made, since that differs a little
+        share is one of the plain step's bytes when the plan was made, since those differ a little
         from process to process."""
         named = path or self.request.options.plan
         if not named or not Path(named).exists():

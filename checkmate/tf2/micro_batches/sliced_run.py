@@ -14,15 +14,7 @@ from checkmate.tf2.micro_batches.slices import Slices
 
 
 class SlicedRun:
-    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`.
-
-    Args:
-      slices: The slices.
-      before: What runs first.
-      each: What runs for a slice of each size.
-      after: What runs last.
-      pieces: What was planned, with the functions of other devices.
-    """
+    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`."""
 
     def __init__(
         self,
@@ -36,7 +28,6 @@ class SlicedRun:
         self.pieces = pieces
 
     def __call__(self, *flat: tf.Tensor) -> Any:
-        """Runs the step."""
         early = self._before(*flat)
         for first, size in self._slices:
             self._each[size](tf.constant(first), *flat, *early)
@@ -50,5 +41,4 @@ class SlicedRun:
 
     @property
     def buffers(self) -> OutputBuffers | None:
-        """The buffers of the step's results."""
         return self._after.buffers if isinstance(self._after, Replayed) else None

@@ -36,20 +36,18 @@ class Draw(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """True if the numbers are those of the whole."""
         return self.input is not None
 
 
 def is_random(operation: tf.Operation) -> bool:
-    """True for an op that makes random numbers."""
     name = operation.type
     named = any(part in name for part in ("Random", "TruncatedNormal", "Multinomial"))
     return named and "GetKeyCounter" not in name
 
 
 def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
-    """Returns how a slice of `size` examples, which begins at a multiple of `every`, draws its part
-    of the numbers of the op `pair`."""
+    """How a slice of `size` examples, which begins at a multiple of `every`, draws its part of the
+    numbers of an op."""
     operation = pair.part
     counter = rule_of(operation.type).counter
     if counter is None or relation.blocks != 1:

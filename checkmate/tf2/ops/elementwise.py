@@ -13,14 +13,14 @@ from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
 
 
 def aligned(shape: Sequence[int], rank: int) -> Labels:
-    """Returns the labels of an input that is broadcast to `rank` axes: the number of each axis of
-    the output, None for an axis that is repeated."""
+    """The labels of an input that is broadcast to `rank` axes; None for an axis that is
+    repeated."""
     skipped = rank - len(shape)
     return tuple(None if size == 1 else skipped + k for k, size in enumerate(shape))
 
 
 def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
-    """Returns the rule of an op that computes each element from the elements in its place, after
+    """The rule of an op that computes each element from the elements in its place, after
     broadcasting."""
 
     def rule(call: Call) -> Signature:
@@ -42,14 +42,12 @@ def cast(call: Call) -> Signature:
 
 
 def bias_add(call: Call) -> Signature:
-    """A bias for each entry of the last or the second axis."""
     labels = tuple(range(call.ranks()[0]))
     channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
     return Signature((labels, (channel,)), (labels,), linear=Linear.TOGETHER)
 
 
 def bias_add_grad(call: Call) -> Signature:
-    """The sum over all axes but that of the bias."""
     labels = tuple(range(call.ranks()[0]))
     channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
     summed = frozenset(labels) - {channel}
@@ -77,12 +75,8 @@ _CHOICES = frozenset({1, 2})
 
 
 def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
-    """Returns the rule of an op that reduces the axes named by its second input.
-
-    Args:
-      sums: It adds up.
-      averages: It adds up and divides by the number of terms.
-    """
+    """The rule of an op that reduces the axes named by its second input: by sums, by averages (sums
+    divided by the number of terms), or otherwise."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0]
@@ -105,8 +99,8 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
 
 
 def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule:
-    """Returns the rule of an op that computes from the last `count` axes of its first input, for
-    each entry of the others, which are also the first axes of its other inputs and its outputs."""
+    """The rule of an op that computes from the last `count` axes of its first input, for each entry
+    of the others, which are also the first axes of its other inputs and its outputs."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0] - count
@@ -130,7 +124,7 @@ def _leading(tensor: tf.Tensor, count: int) -> Labels:
 
 
 def along_axis(linear: Linear | None = None) -> Rule:
-    """Returns the rule of an op that computes along the axes named by its second input, such as a
+    """The rule of an op that computes along the axes named by its second input, such as a
     cumulative sum or a reversal."""
 
     def rule(call: Call) -> Signature:
@@ -143,7 +137,6 @@ def along_axis(linear: Linear | None = None) -> Rule:
 
 
 def arg_reduction(call: Call) -> Signature:
-    """The index of the largest or smallest entry along an axis."""
     rank = call.ranks()[0]
     axis = int(call.value(1)) % rank
     labels = tuple(None if k == axis else k for k in range(rank))

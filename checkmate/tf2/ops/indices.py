@@ -11,7 +11,6 @@ _FIRST, _SECOND = frozenset({0}), frozenset({1})
 
 
 def gather(call: Call) -> Signature:
-    """Entries of the first input along an axis, by index."""
     ranks = call.ranks()
     axis = int(call.value(2)) % ranks[0] if len(ranks) > 2 else 0
     shared = int(call.attr("batch_dims")) % (ranks[1] + 1) if call.type == "GatherV2" else 0
@@ -54,7 +53,6 @@ def scatter_nd(call: Call) -> Signature:
 
 
 def segment_sum(call: Call) -> Signature:
-    """Sums of the entries that have the same index."""
     data, indices = call.ranks()[:2]
     rows = tuple(range(indices))
     left = tuple(f"data {k}" for k in range(data - indices))
@@ -69,7 +67,6 @@ def segment_sum(call: Call) -> Signature:
 
 
 def one_hot(call: Call) -> Signature:
-    """A new axis with a mark at each index."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % (rank + 1)
     labels = tuple(range(rank))
@@ -77,7 +74,6 @@ def one_hot(call: Call) -> Signature:
 
 
 def cross_entropy(call: Call) -> Signature:
-    """The loss of each row, and its gradient."""
     labels = (0, None)
     classes = (0,) if call.type.startswith("Sparse") else labels
     return Signature((labels, classes), ((0,), labels))

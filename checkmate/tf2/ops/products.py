@@ -9,7 +9,7 @@ _ROW, _INNER, _COLUMN = "row", "inner", "column"
 
 
 def matrix_product(call: Call) -> Signature:
-    """A product of two matrices; a fused one adds a bias and applies a function."""
+    """A fused one adds a bias and applies a function."""
     first, second = (_ROW, _INNER), (_INNER, _COLUMN)
     first = first[::-1] if call.attr("transpose_a") else first
     second = second[::-1] if call.attr("transpose_b") else second
@@ -71,8 +71,8 @@ def einsum(call: Call) -> Signature | None:
 def per_example(
     *inputs: int, linear: Linear | None = None, linear_in: tuple[int, ...] = ()
 ) -> Rule:
-    """Returns the rule of an op that computes for each entry of the first axis of the inputs with
-    these indices, such as a convolution; the other inputs are shared by all."""
+    """The rule of an op that computes for each entry of the first axis of the inputs with these
+    indices, such as a convolution; the other inputs are shared by all."""
 
     def rule(call: Call) -> Signature:
         tensors = call.pair.whole.inputs
@@ -95,8 +95,8 @@ def per_example(
 
 
 def fused_convolution(call: Call) -> Signature:
-    """A convolution with a bias, a sum and a function in one kernel. What is added has an axis for
-    the examples."""
+    """A convolution with a bias, a sum and a function in one kernel. The sum's other term has an
+    axis for the examples."""
     ranks = call.ranks()
     labels = tuple(
         _first_axis(rank) if k != 1 and rank == ranks[0] else (None,) * rank
@@ -106,7 +106,7 @@ def fused_convolution(call: Call) -> Signature:
 
 
 def filter_gradient(call: Call) -> Signature:
-    """The gradient of a convolution's filter: a sum over the examples of input and gradient."""
+    """A sum over the examples of input and gradient."""
     ranks = call.ranks()
     return Signature(
         (_first_axis(ranks[0]), OWN, _first_axis(ranks[2])),

@@ -36,14 +36,12 @@ def reshape(call: Call) -> Relations | None:
 
 
 def transpose(call: Call) -> Signature:
-    """Other order of axes."""
     labels = tuple(range(call.ranks()[0]))
     order = tuple(int(axis) for axis in call.value(1))
     return Signature((labels, OWN), (order,), linear=Linear.EACH)
 
 
 def broadcast(call: Call) -> Signature:
-    """Repeats the first input to a shape."""
     result = call.results()[0]
     labels = aligned(call.shapes(0)[0], len(result))
     return Signature(
@@ -56,7 +54,6 @@ def broadcast(call: Call) -> Signature:
 
 
 def fill(call: Call) -> Signature:
-    """Repeats a number to a shape."""
     labels = tuple(range(len(call.results()[0])))
     return Signature(
         (OWN, ()), (labels,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({0})
@@ -70,7 +67,7 @@ def like(call: Call) -> Signature:
 
 
 def tile(call: Call) -> Relations | Signature | None:
-    """Repeats along axes. Repeated examples are as many blocks."""
+    """Repeated examples are as many blocks."""
     whole, part = call.values(1)
     shape = call.shapes(0)[0]
     relation = call.inputs[0]
@@ -92,7 +89,7 @@ def tile(call: Call) -> Relations | Signature | None:
 
 
 def concat(call: Call) -> Relations | Signature | None:
-    """Joins along an axis. Examples behind examples are blocks."""
+    """Examples behind examples are blocks."""
     count = len(call.pair.whole.inputs) - 1
     rank = call.ranks()[0]
     axis = int(call.value(count)) % rank
@@ -105,7 +102,7 @@ def concat(call: Call) -> Relations | Signature | None:
 
 
 def split(call: Call) -> Relations | Signature | None:
-    """Cuts into equal parts along an axis; `SplitV` into parts of any size."""
+    """Equal parts along an axis; those of `SplitV` have any size."""
     at = {"Split": 0, "SplitV": 2}[call.type]
     data = 1 - at if at < 2 else 0
     axis = int(call.value(at)) % call.ranks()[data]
@@ -121,7 +118,6 @@ def split(call: Call) -> Relations | Signature | None:
 
 
 def pack(call: Call) -> Signature:
-    """Joins along a new axis."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % (rank + 1)
     labels = tuple(range(rank))
@@ -130,7 +126,6 @@ def pack(call: Call) -> Signature:
 
 
 def unpack(call: Call) -> Signature:
-    """Cuts along an axis, which is gone."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % rank
     labels = tuple(None if k == axis else k for k in range(rank))
@@ -139,7 +134,7 @@ def unpack(call: Call) -> Signature:
 
 
 def pad(call: Call) -> Signature:
-    """Adds entries around; those of `PadV2` are a number."""
+    """The entries that `PadV2` adds are a number."""
     kept = [not row.any() for row in call.value(1)]
     labels = tuple(k if keep else None for k, keep in enumerate(kept))
     more: tuple[Labels, ...] = ((),) if call.type == "PadV2" else ()
@@ -218,7 +213,7 @@ _Axis = tuple[int | None, int | None, int, int, int]
 
 
 def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
-    """What a strided slice takes of each axis of the larger tensor."""
+    """The part of each axis of the larger tensor that a strided slice takes."""
     begin, end, step = (call.values(1 + k)[side] for k in range(3))
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {name: int(call.attr(f"{name}_mask")) for name in names}
@@ -320,7 +315,6 @@ def batch_to_space(call: Call) -> Relations | None:
 
 
 def add_up(call: Call) -> Signature:
-    """`AddN`: a sum of tensors of one shape."""
     labels = tuple(range(call.ranks()[0]))
     return Signature((labels,) * len(call.inputs), (labels,), linear=Linear.TOGETHER)
 

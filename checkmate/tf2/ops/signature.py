@@ -47,12 +47,9 @@ class Signature:
     """Which axes of an op's inputs and outputs belong together.
 
     Attributes:
-      inputs: The labels of each input's axes.
-      outputs: The same of the outputs.
       summed: Labels over whose entries the outputs without that label are sums.
       averages: Those sums are divided by the number of entries.
-      linear: Whether and how the outputs are linear in the inputs `linear_in`.
-      linear_in: Indices of inputs; None for all.
+      linear: Whether and how the outputs are linear in the inputs `linear_in` (None for all).
       broadcasts: An output may be longer than an input along an axis, and repeats it there.
       shapes: Indices of `OWN` inputs that are shapes of the outputs, and may differ between the
         whole and a slice. All other `OWN` inputs have one value, or the rule does not apply.
@@ -69,7 +66,7 @@ class Signature:
 
 
 def relate(signature: Signature, call: Call) -> Relations | None:
-    """Returns the relation of each output, or None if outputs need the whole batch."""
+    """The relation of each output, or None if outputs need the whole batch."""
     read = [k for k, labels in enumerate(signature.inputs) if labels is not OWN]
     if any(call.inputs[k].kind in (Kind.WHOLE, Kind.SIZE) for k in read):
         return None

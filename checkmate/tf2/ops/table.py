@@ -56,12 +56,10 @@ _example = products.per_example
 
 
 def rule_of(op_type: str) -> OpRule:
-    """Returns the rule of an op type."""
     return TABLE.get(op_type, DEFAULT)
 
 
 def row(op_types: str, /, **columns: Any) -> None:
-    """Adds a row for some op types."""
     rule = OpRule(**columns)
     for op_type in op_types.split():
         if op_type in TABLE:
