@@ -43,12 +43,7 @@ import tensorflow as tf
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
-from checkmate.tf2.graph.graph_writer import (
-    GraphWriter,
-    names_of_inputs,
-    reachable,
-    tell_shapes,
-)
+from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable, tell_shapes
 from checkmate.tf2.graph.operations import is_stateful
 
 _STAND_IN = "FakeParam"

@@ -11,16 +11,7 @@ from checkmate.tf2.device import training_device
 from checkmate.tf2.ops.rule import Role, Runs, Shares, Source, State
 from checkmate.tf2.ops.table import rule_of
 
-ON_GPUS = (
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.int8,
-    tf.uint8,
-    tf.int64,
-    tf.uint64,
-)
+ON_GPUS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int64, tf.uint64)
 """Types for which GPUs have kernels that allocate memory, write a part of it, and copy it, all on
 the device. (32-bit integers are kept in the host's memory, where `DeepCopy` copies them.)"""
 

@@ -33,11 +33,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
     part = pieces.each[slices.size]
     parts = [*pieces.each.values(), after]
     beyond, memory = pieces.results_bytes, part.report.memory
-    memory = replace(
-        memory,
-        limit_bytes=task.budget_bytes,
-        step_bytes=memory.step_bytes + beyond,
-    )
+    memory = replace(memory, limit_bytes=task.budget_bytes, step_bytes=memory.step_bytes + beyond)
     predicted = [each.report.expected_peak_bytes for each in parts]
     report = replace(
         part.report,

@@ -160,10 +160,7 @@ def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> P
         options = replace(options, budget=budget)
     planner = Planner(replace(task.request, options=options), task.budget_bytes)
     return planner.plan(
-        task.specs,
-        batch=task.batch or (),
-        traced=task.traced,
-        released_bytes=task.released_bytes,
+        task.specs, batch=task.batch or (), traced=task.traced, released_bytes=task.released_bytes
     )
 
 

@@ -84,11 +84,7 @@ def per_example(
         of_result = "Backprop" in call.type or call.type.startswith("AvgPool")
         sizes = frozenset({0} if of_result else ())
         return Signature(
-            labels,
-            outputs,
-            linear=linear,
-            linear_in=frozenset(linear_in) or None,
-            shapes=sizes,
+            labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None, shapes=sizes
         )
 
     return rule

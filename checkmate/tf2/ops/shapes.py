@@ -80,11 +80,7 @@ def tile(call: Call) -> Relations | Signature | None:
     labels = tuple(k if moved[k] else None for k in range(len(shape)))
     output = tuple(k if moved[k] or shape[k] == 1 else None for k in range(len(shape)))
     return Signature(
-        (labels, OWN),
-        (output,),
-        linear=Linear.EACH,
-        broadcasts=True,
-        shapes=frozenset({1}),
+        (labels, OWN), (output,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({1})
     )
 
 
