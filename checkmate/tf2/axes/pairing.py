@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.static_values import Known, known_values
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import argument_tensors, captured_tensors, reachable
 from checkmate.tf2.graph.operations import is_argument, is_stateful
 from checkmate.tf2.ops.call import Pair
 from checkmate.tf2.ops.table import rule_of
@@ -146,14 +146,10 @@ def _unknown(
 def arguments_of(whole: Any, part: Any) -> Arguments:
     """The argument of one function that each argument of another is, by position, or by the
     variable or tensor that it stands for."""
-    own = [len(f.inputs) - len(f.captured_inputs) for f in (whole, part)]
-    found = zip(whole.inputs[: own[0]], part.inputs[: own[1]], strict=True)
+    found = zip(argument_tensors(whole), argument_tensors(part), strict=True)
     pairs = {a.op: b.op for a, b in found}
-    captured = {
-        id(value): tensor.op
-        for value, tensor in zip(part.captured_inputs, part.inputs[own[1] :], strict=True)
-    }
-    for value, tensor in zip(whole.captured_inputs, whole.inputs[own[0] :], strict=True):
+    captured = {id(value): tensor.op for tensor, value in captured_tensors(part)}
+    for tensor, value in captured_tensors(whole):
         if id(value) in captured:
             pairs[tensor.op] = captured[id(value)]
     return pairs

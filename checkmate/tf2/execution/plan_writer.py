@@ -147,7 +147,8 @@ class PlanWriter:
         ):
             return name
         writer = self.values.writer
-        return writer.reshape(name, (-1, tensor.shape[-1]), tensor.dtype)
+        shape = writer.constant((-1, tensor.shape[-1]), tf.int32)
+        return writer.add("Reshape", [name, shape], tensor.dtype, name="reshaped")
 
 
 def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:

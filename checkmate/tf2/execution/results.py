@@ -9,7 +9,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.values import Values
 from checkmate.tf2.graph.operations import can_be_copied, source_of
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep
 
 
@@ -30,7 +30,7 @@ class OutputBuffers:
                 [tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results]
                 for _ in range(2)
             ]
-        self.bytes = 2 * sum(tensor_bytes(each) or 0 for each in results)
+        self.bytes = 2 * known_bytes(results)
         self._turns = cycle(both)
 
     def handles(self) -> list[tf.Tensor]:

@@ -21,6 +21,7 @@ from checkmate.core.replay import replay
 from checkmate.tf2.execution.plan_writer import EVALUATION_MARK, SCOPE
 from checkmate.tf2.execution.replay import Replayed, Written
 from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.graph_writer import captured_tensors, names_of_inputs
 from checkmate.tf2.graph.operations import can_be_filled, is_stateful
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.rule import State
@@ -78,10 +79,10 @@ def _order(
 ) -> tuple[dict[str, int], list[tuple[int, tf.Variable]], list[tuple[int, str]]]:
     traced, flat = written.traced, written.traced.flat
     by_handle = {id(variable.handle): variable for variable in traced.variables}
-    count = len(flat.inputs) - len(flat.captured_inputs)
+    names = names_of_inputs(flat)
     variables = {
-        name: by_handle[id(value)]
-        for name, value in zip(written.given[count:], flat.captured_inputs, strict=True)
+        names[tensor.ref()]: by_handle[id(value)]
+        for tensor, value in captured_tensors(flat)
         if id(value) in by_handle
     }
     places: dict[str, int] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.execution.sequential import InOrder
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import captured_tensors, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     is_argument,
@@ -40,12 +40,12 @@ class Values:
         self.traced = traced
         self.writer = InOrder(traced.function.graph)
         self.planned = {operation for group in traced.groups for operation in group}
-        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
+        self.given = names_of_inputs(traced.flat)
         self.current: dict[tf.Operation, str] = {}
         self.gone: set[tf.Operation] = set()
         self.last: list[str] = []
         self.fusible: dict[str, tf.Tensor] = {}
-        self._captured = dict(_captured(traced.flat))
+        self._captured = {t.ref(): value for t, value in captured_tensors(traced.flat)}
         self._running = dict.fromkeys(reachable(traced.flat.graph))  # in order
         self._once: dict[tf.Operation, str] = {}  # any op that is not planned -> its copy
         self._variable_of: dict[str, Any] = {}  # tensor that is a variable's memory -> the handle
@@ -270,10 +270,3 @@ class Values:
             if not tf.executing_eagerly() or not tf.raw_ops.VarIsInitializedOp(resource=handle):
                 return False
             return tf.raw_ops.VariableShape(input=handle).numpy().tolist() == value.shape.as_list()
-
-
-def _captured(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """(reference of the placeholder, value) of each captured tensor."""
-    values = function.captured_inputs
-    placeholders = function.inputs[len(function.inputs) - len(values) :]
-    return [(tensor.ref(), value) for tensor, value in zip(placeholders, values, strict=True)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import inputs_first, reachable
 from checkmate.tf2.graph.operations import source_of
 
 # Of several equal ops the optimizer keeps one, which may be the last: a constant of the forward
@@ -22,48 +21,18 @@ def in_order_of_trace(
 ) -> list[tf.Operation]:
     """Returns ops in the order of the trace, inputs first. An op comes no later than the first of
     its readers would; one without a `place` in the trace, as soon as its inputs are there."""
-    before = {operation: set(_before(operation)) for operation in operations}
-    readers: dict[tf.Operation, list[tf.Operation]] = {operation: [] for operation in operations}
-    for operation, needed in before.items():
-        for each in needed:
-            readers[each].append(operation)
-    wanted = _wanted(operations, readers, place)
     number = {operation: k for k, operation in enumerate(operations)}
-    missing = {operation: len(needed) for operation, needed in before.items()}
-    ready = [
-        (min(place.get(operation.name, -1), wanted[operation]), number[operation])
+    before = [
+        {number[each] for each in (*(t.op for t in operation.inputs), *operation.control_inputs)}
         for operation in operations
-        if not missing[operation]
     ]
-    heapq.heapify(ready)
-    order: list[tf.Operation] = []
-    while ready:
-        at, k = heapq.heappop(ready)
-        order.append(operations[k])
-        for reader in readers[operations[k]]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                at_reader = min(place.get(reader.name, at), wanted[reader])
-                heapq.heappush(ready, (at_reader, number[reader]))
-    return order
-
-
-def _wanted(
-    operations: Sequence[tf.Operation],
-    readers: Mapping[tf.Operation, Sequence[tf.Operation]],
-    place: Mapping[str, int],
-) -> dict[tf.Operation, int]:
-    """The first place in the trace of each op and of all that depends on it."""
-    wanted: dict[tf.Operation, int] = {}
-    for operation in reversed(operations):
-        own = place.get(operation.name, len(place))
-        wanted[operation] = min([own, *(wanted[reader] for reader in readers[operation])])
-    return wanted
-
-
-def _before(operation: tf.Operation) -> Iterable[tf.Operation]:
-    yield from (tensor.op for tensor in operation.inputs)
-    yield from operation.control_inputs
+    # The first place of each op and of all that depends on it.
+    wanted = [place.get(operation.name, len(place)) for operation in operations]
+    for k in reversed(range(len(operations))):
+        for each in before[k]:
+            wanted[each] = min(wanted[each], wanted[k])
+    order = inputs_first(before, lambda k, at: min(place.get(operations[k].name, at), wanted[k]))
+    return [operations[k] for k in order]
 
 
 def in_backward_scope(operation: tf.Operation) -> bool:

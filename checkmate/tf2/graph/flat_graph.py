@@ -14,6 +14,7 @@ The small outputs of a planned op that also has a large one count as resident, t
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +29,7 @@ from checkmate.tf2.graph.backward import (
     read_by_gradients,
     with_inputs,
 )
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import argument_tensors, reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     has_bodies,
@@ -41,7 +42,7 @@ from checkmate.tf2.graph.operations import (
     static_shape,
     ties_recomputation,
 )
-from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
+from checkmate.tf2.graph.sizes import OpSizes, known_bytes, tensor_bytes
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of
@@ -130,10 +131,8 @@ class FlatGraph:
     def fixed_bytes(self) -> int:
         """Bytes that are resident during the whole step. Two steps' results count: a training loop
         still holds those of the step before, and the early ones of this step are allocated."""
-        total = sum(
-            (tensor_bytes(tensor) or 0) * (1 + early)
-            for tensor, early in zip(self.concrete.outputs, self.early, strict=True)
-        )
+        outputs = self.concrete.outputs
+        total = known_bytes([*outputs, *compress(outputs, self.early)])
         seen: set[int] = set()
         for variable in self.variables:
             seen.add(id(variable.handle))
@@ -142,10 +141,7 @@ class FlatGraph:
             if id(value) not in seen and value.dtype != tf.resource:
                 total += tensor_bytes(value) or 0
             seen.add(id(value))
-        arguments = self.concrete.inputs[
-            : len(self.concrete.inputs) - len(self.concrete.captured_inputs)
-        ]
-        total += sum(tensor_bytes(tensor) or 0 for tensor in arguments)
+        total += known_bytes(argument_tensors(self.concrete))
         constants = sum(self._sizes.total[o] for o in self.operations if is_constant(o))
         return total + constants + self.small_values_bytes()
 

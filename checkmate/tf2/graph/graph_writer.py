@@ -3,8 +3,9 @@ graph that is being traced."""
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -193,15 +194,6 @@ class GraphWriter:
         """Writes an op whose one type attribute is T."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
-    def sum(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        return self.add("AddV2", [first, second], dtype, name=name)
-
-    def multiply(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        return self.add("Mul", [first, second], dtype, name=name)
-
-    def reshape(self, value: str, shape: Sequence[int], dtype: tf.DType) -> str:
-        return self.add("Reshape", [value, self.constant(shape, tf.int32)], dtype, name="reshaped")
-
     def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
         """Returns a value after the ops `before` have run. TensorFlow's optimizer would remove an
         identity and add control edges between its neighbours instead."""
@@ -269,8 +261,7 @@ class GraphWriter:
         `concrete`, which have the names that `names_of_inputs` gives. With `as_written` it lacks
         the control edges by which `tf.function` keeps side effects in order: only a function that
         runs needs them."""
-        arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-        specs = [tf.TensorSpec(each.shape, each.dtype) for each in arguments]
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in argument_tensors(concrete)]
         names = names_of_inputs(concrete).values()
 
         def body(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -319,6 +310,39 @@ def tell_shapes(node: Any, operation: tf.Operation) -> None:
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:
     return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
+
+
+def argument_tensors(concrete: Any) -> list[tf.Tensor]:
+    """The placeholders of a function's own arguments, without those of captured tensors."""
+    return list(concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)])
+
+
+def captured_tensors(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """(placeholder, value) of each tensor or handle that a function captures."""
+    values = concrete.captured_inputs
+    return list(zip(concrete.inputs[len(concrete.inputs) - len(values) :], values, strict=True))
+
+
+def inputs_first(before: Sequence[Collection[int]], place: Callable[[int, int], int]) -> list[int]:
+    """Returns numbers of ops, each after those that are `before` it, otherwise by place. An op's
+    place may depend on that of the op by which it becomes possible (-1 if it is from the start). It
+    leaves out what a cycle keeps from running."""
+    readers: list[list[int]] = [[] for _ in before]
+    for k, needed in enumerate(before):
+        for each in needed:
+            readers[each].append(k)
+    missing = list(map(len, before))
+    ready = [(place(k, -1), k) for k, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        at, k = heapq.heappop(ready)
+        order.append(k)
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (place(reader, at), reader))
+    return order
 
 
 def reachable(graph: Any) -> list[tf.Operation]:

@@ -33,7 +33,6 @@ them.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -43,7 +42,14 @@ import tensorflow as tf
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable, tell_shapes
+from checkmate.tf2.graph.graph_writer import (
+    GraphWriter,
+    captured_tensors,
+    inputs_first,
+    names_of_inputs,
+    reachable,
+    tell_shapes,
+)
 from checkmate.tf2.graph.operations import is_stateful
 
 _STAND_IN = "FakeParam"
@@ -71,9 +77,7 @@ def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> A
     name of a device for every op, and the shapes of arguments and variables."""
     graph_def = concrete.graph.as_graph_def()
     by_handle = {id(variable.handle): variable for variable in variables}
-    captured = concrete.captured_inputs
-    placeholders = concrete.inputs[len(concrete.inputs) - len(captured) :]
-    captured_as = {t.op.name: value for t, value in zip(placeholders, captured, strict=True)}
+    captured_as = {tensor.op.name: value for tensor, value in captured_tensors(concrete)}
     arguments = {tensor.op.name: k for k, tensor in enumerate(concrete.inputs)}
     for node in graph_def.node:
         node.device = node.device or device
@@ -129,27 +133,12 @@ def in_order_of_trace(concrete: Any, nodes: list[Any]) -> list[Any]:
     as soon as its inputs are there."""
     traced = {operation.name: k for k, operation in enumerate(reachable(concrete.graph))}
     index = {node.name: k for k, node in enumerate(nodes)}
-    readers: list[list[int]] = [[] for _ in nodes]
-    missing = []
-    for k, node in enumerate(nodes):
-        names = {each.removeprefix("^").partition(":")[0] for each in node.input}
-        inputs = {index[name] for name in names if name in index}
-        missing.append(len(inputs))
-        for other in inputs:
-            readers[other].append(k)
-    ready = [(traced.get(node.name, -1), k) for k, node in enumerate(nodes) if not missing[k]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        at, k = heapq.heappop(ready)
-        order.append(nodes[k])
-        for reader in readers[k]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (traced.get(nodes[reader].name, at), reader))
+    names = [{each.removeprefix("^").partition(":")[0] for each in node.input} for node in nodes]
+    before = [{index[name] for name in read if name in index} for read in names]
+    order = inputs_first(before, lambda k, at: traced.get(nodes[k].name, at))
     if len(order) < len(nodes):
         raise UnusableError("its result has a cycle.")
-    return order
+    return [nodes[k] for k in order]
 
 
 def imported(concrete: Any, nodes: list[Any]) -> Any:

@@ -18,7 +18,7 @@ from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
-from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
+from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, known_bytes, tensor_bytes
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of
 
@@ -87,7 +87,7 @@ def needed_bytes(
       taken: The ops whose values only the group reads, so that it may write over them.
       within: Bytes that the bodies of ops of the group need while these run.
     """
-    sizes = {operation: _known_bytes(operation) for operation in (*group, *taken)}
+    sizes = {operation: known_bytes(operation.outputs) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
@@ -122,7 +122,8 @@ def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
 
 def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
     """Bytes that a group needs besides its inputs and its value, by shapes and the table."""
-    return max(0, needed_bytes(group, values, taken) - sum(map(_known_bytes, values)))
+    made = known_bytes(tensor for operation in values for tensor in operation.outputs)
+    return max(0, needed_bytes(group, values, taken) - made)
 
 
 def by_table(group: Group, values: Group) -> list[tf.Tensor]:
@@ -194,7 +195,3 @@ def _forwarded(
     reads = Counter(made_by(tensor) for tensor in operation.inputs)
     fitting = (o for o in ending if reads[o] == 1 and sizes[o] == sizes[operation])
     return next(fitting, None)
-
-
-def _known_bytes(operation: tf.Operation) -> int:
-    return sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)

@@ -154,7 +154,8 @@ class _Simplifier:
         total, shape = self._smallest(inputs[0])
         for k, tensor in enumerate(inputs[1:], start=1):
             name, other = self._smallest(tensor)
-            total = self.writer.sum(total, name, tensor.dtype, name=f"{operation.name}/add_{k}")
+            read = [total, name]
+            total = self.writer.add("AddV2", read, tensor.dtype, name=f"{operation.name}/add_{k}")
             shape = np.broadcast_shapes(shape, other)
         return total, shape
 

@@ -5,7 +5,7 @@ A size that shapes do not tell is estimated from the op's inputs, as the table o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -173,6 +173,11 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
     if count is None or tensor.dtype == tf.variant:
         return None
     return rounded_up(count * tensor.dtype.size)
+
+
+def known_bytes(tensors: Iterable[tf.Tensor]) -> int:
+    """Bytes of all these tensors, as far as shapes tell."""
+    return sum(tensor_bytes(tensor) or 0 for tensor in tensors)
 
 
 class OpSizes:

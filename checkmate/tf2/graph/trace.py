@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import networkx as nx
@@ -23,12 +23,13 @@ from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, values_of
+from checkmate.tf2.graph.graph_writer import argument_tensors
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.inline import inline
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.variables import variables_of
 
 
@@ -113,8 +114,7 @@ class TracedStep:
 
     def argument_tensors(self) -> list[tf.Tensor]:
         """The placeholders of the step's own arguments, without those of captured tensors."""
-        inputs = self.flat.inputs
-        return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
+        return argument_tensors(self.flat)
 
     def numbers(self) -> dict[tf.Operation, int]:
         """The op of `graph` that each TensorFlow op belongs to."""
@@ -128,16 +128,12 @@ class TracedStep:
     def between_bytes(self) -> int:
         """Bytes in memory between two steps: `graph.fixed_bytes` without the next step's early
         results."""
-        return self.graph.fixed_bytes - sum(
-            tensor_bytes(t) or 0
-            for t, early in zip(self.flat.outputs, self.early, strict=True)
-            if early
-        )
+        return self.graph.fixed_bytes - known_bytes(compress(self.flat.outputs, self.early))
 
     @property
     def before_bytes(self) -> int:
         """Bytes in memory before the first step: `between_bytes` without a step's results."""
-        return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
+        return self.between_bytes - known_bytes(self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
         """The step's result in its structure, from the flat function's outputs. A None in that

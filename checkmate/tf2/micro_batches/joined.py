@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.micro_batches.pieces import Pieces
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
 from checkmate.tf2.planning.request import Planned, PlanTask
@@ -53,7 +53,7 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         after.run,
         pieces,
     )
-    early = sum(tensor_bytes(spec) or 0 for spec in pieces.functions.early)
+    early = known_bytes(pieces.functions.early)
     return Planned(
         task.traced,
         part.graph,

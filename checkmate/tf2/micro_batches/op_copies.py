@@ -72,8 +72,8 @@ class OpCopies:
             if factor := (factors or {}).get(operation):
                 first = operation.outputs[0]
                 by = writer.constant(factor, first.dtype)
-                total = made[first.ref()]
-                made[first.ref()] = writer.multiply(total, by, first.dtype, name="averaged")
+                read = [made[first.ref()], by]
+                made[first.ref()] = writer.add("Mul", read, first.dtype, name="averaged")
             names.update(made | {ref: names[ref] for ref in made if ref in names})
         return self
 
@@ -96,7 +96,7 @@ class OpCopies:
         more = self._added.get((operation, k))
         if more is None:
             return name
-        return self._writer.sum(name, more, operation.inputs[k].dtype, name="moved")
+        return self._writer.add("AddV2", [name, more], operation.inputs[k].dtype, name="moved")
 
     def _needed(self, instead: Mapping[Input, str]) -> list[tf.Operation]:
         """The chosen ops and those that they and the outputs read, inputs first."""

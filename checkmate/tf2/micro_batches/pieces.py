@@ -9,7 +9,7 @@ from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import AlreadyTraced, trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
@@ -56,7 +56,7 @@ class PiecePlanner:
         functions = self.step.functions(slices)
         others = self._on_other_devices(slices)  # before what is in use is counted
         after = self.after(functions)
-        results = sum(tensor_bytes(tensor) or 0 for tensor in after.traced.flat.outputs)
+        results = known_bytes(after.traced.flat.outputs)
         beyond = max(0, results - output_buffers_bytes(after.run))
         name = f"{self.task.request.name} in {slices.count} micro-batches"
         each = {}

@@ -11,7 +11,7 @@ import tensorflow as tf
 from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
 from checkmate.tf2.axes.binding import Binding
 from checkmate.tf2.axes.last_slice import check_last_slice
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.memory.scratch import Scratch
@@ -45,15 +45,14 @@ class Functions:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(tensor_bytes(variable) or 0 for variable in self.kept)
+        return known_bytes(self.kept)
 
 
 def not_read_bytes(whole: TracedStep, function: Any) -> int:
     """Bytes of the step's variables that one of its functions does not read, such as the slots of
     the optimizer, and which are in memory meanwhile."""
     read = {id(variable) for variable in variables_of(function)}
-    others = [variable for variable in whole.variables if id(variable) not in read]
-    return sum(tensor_bytes(variable) or 0 for variable in others)
+    return known_bytes(each for each in whole.variables if id(each) not in read)
 
 
 class SlicedStep:

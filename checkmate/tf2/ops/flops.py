@@ -37,18 +37,6 @@ def filter_gradient(operation: tf.Operation, outer: int = 1) -> float:
     return 2.0 * math.prod(_shape(operation.inputs[2])) * per_output
 
 
-def depthwise(operation: tf.Operation) -> float:
-    return convolution(operation, outer=2)
-
-
-def depthwise_input_gradient(operation: tf.Operation) -> float:
-    return input_gradient(operation, outer=2)
-
-
-def depthwise_filter_gradient(operation: tf.Operation) -> float:
-    return filter_gradient(operation, outer=2)
-
-
 def _elements(tensor: tf.Tensor) -> int:
     return tensor.shape.num_elements() or 0
 
