@@ -27,6 +27,18 @@ def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
     return list(zip(*found, strict=True))
 
 
+def call_of(
+    graphs: Graphs,
+    pair: Pair,
+    relations: Relations,
+    known: list[tuple[Any, Any] | None],
+    count: Count,
+    functions: tuple[Any, Any],
+) -> Call:
+    inner = partial(inside, count), partial(bodies_of, pair, functions)
+    return Call(pair, graphs.inputs(pair), relations, known, count, *inner)
+
+
 def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
     """The relations of what a function returns, or None if it needs the whole batch."""
     if whole is None or part is None:
@@ -50,17 +62,10 @@ def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -
 
 def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: Count) -> Relations:
     read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
-    tensors = graphs.inputs(pair)
+    known = [graphs.known(*each) for each in graphs.inputs(pair)]
+    functions = graphs.whole, graphs.part
     answer = outputs_of(
-        Call(
-            pair,
-            tensors,
-            [relation for relation, _ in read],
-            [graphs.known(*each) for each in tensors],
-            count,
-            partial(inside, count),
-            partial(bodies_of, pair, (graphs.whole, graphs.part)),
-        )
+        call_of(graphs, pair, [relation for relation, _ in read], known, count, functions)
     )
     draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
     if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):

@@ -118,34 +118,27 @@ def _offset(parts: list[np.ndarray]) -> int:
     return offset if counts else 0
 
 
-class Known(NamedTuple):
+def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> tuple[Relation, Any]:
     """The relation of a value that is known before the step runs, and the value that a slice has to
-    read `instead` of its own, if it reads it as numbers."""
-
-    relation: Relation
-    instead: Any = None
-
-
-def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> Known:
-    """The relation of a known value: WHOLE for one of which each slice needs another part."""
+    read instead of its own, if it reads it as numbers. WHOLE: each slice needs another part."""
     if whole.shape == part.shape:
         if np.array_equal(whole, part):
-            return Known(SAME if whole.size == 0 or whole.any() else ZERO)
-        return Known(SIZE, whole)
+            return (SAME if whole.size == 0 or whole.any() else ZERO), None
+        return SIZE, whole
     axis = batch_axis(whole.shape, part.shape, count)
     if axis is None:
-        return Known(WHOLE)
+        return WHOLE, None
     if one_number(whole) and one_number(part):
         number = whole.flat[0]
         if number == part.flat[0]:
-            return Known(batched(axis, 0) if number else ZERO)
-        return Known(batched(axis, 0), np.broadcast_to(number, part.shape))
+            return (batched(axis, 0) if number else ZERO), None
+        return batched(axis, 0), np.broadcast_to(number, part.shape)
     unit = math.gcd(whole.shape[axis], part.shape[axis])  # any slice begins at a multiple of it
     units = np.split(whole, whole.shape[axis] // unit, axis)
     first = np.take(whole, range(part.shape[axis]), axis)
     if any(not np.array_equal(units[0], each) for each in units[1:]):
         offset = _offset(units) * (part.shape[axis] // unit) if (first == part).all() else 0
-        return Known(batched(axis, 1, offset) if offset else WHOLE)
+        return (batched(axis, 1, offset) if offset else WHOLE), None
     constant = (whole == np.take(whole, [0], axis)).all()
     instead = None if np.array_equal(first, part) else first
-    return Known(batched(axis, 0 if constant else 1), instead)
+    return batched(axis, 0 if constant else 1), instead

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from fractions import Fraction
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.inside import bodies_of, inside
+from checkmate.tf2.axes.inside import call_of
 from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Graphs
-from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import Found, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph.operations import is_argument, may_run_again
-from checkmate.tf2.ops.call import Call, Pair, Relations
+from checkmate.tf2.ops.call import Pair, Relations
 from checkmate.tf2.ops.draws import Draw, draw_of, is_random
 from checkmate.tf2.ops.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 
@@ -152,12 +152,12 @@ class Walk:
         """The relations of the outputs, if they follow from those of the slices."""
         if not pair.whole.outputs and all(each.relation != WHOLE for each in inputs):
             return Found([], frozenset())
-        found = outputs_of(self.call(pair, inputs))
+        found = self._outputs(pair, inputs)
         if found is None and any(_can_be_fed(each) for each in inputs):
             inputs = [
                 self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
             ]
-            found = outputs_of(self.call(pair, inputs))
+            found = self._outputs(pair, inputs)
         if found is None or (found.outputs and all(each == WHOLE for each in found.outputs)):
             return None
         for k in found.read:
@@ -170,7 +170,7 @@ class Walk:
         return found
 
     def _random(self, pair: Pair, inputs: list[Input]) -> Found | None:
-        found = outputs_of(self.call(pair, inputs))
+        found = self._outputs(pair, inputs)
         if found is None:
             return None
         if found.outputs == [SAME]:
@@ -204,7 +204,10 @@ class Walk:
 
     def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
         """Finds out whether a late op would need values of single examples that are not kept."""
-        ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
+        ends = all(
+            _has_no_examples(*each)
+            for each in zip(pair.whole.outputs, pair.part.outputs, strict=True)
+        )
         last = ends or self.keeping.has_results_only(pair.whole)
         for k, (tensor, each) in enumerate(zip(pair.whole.inputs, inputs, strict=True)):
             in_parts = each.relation.kind in (Kind.BATCHED, Kind.SUMMED)
@@ -221,8 +224,11 @@ class Walk:
         whole, part = self.graphs.inputs(pair)[k]
         known = self.graphs.known(whole, part)
         if known is not None:
-            found = relation_of_known(*known, self.count)
-            return self._known(pair, k, found, known)
+            relation, instead = relation_of_known(*known, self.count)
+            if relation != WHOLE:
+                return Input(relation, known, instead)
+            fed = self._fed(pair, k)
+            return Input(fed.relation, known, fed=fed.fed)
         source = Pair(whole.op, part.op)
         relation = self.relations[source][whole.value_index]
         if relation == WHOLE and source in self.early:
@@ -230,12 +236,6 @@ class Walk:
         if relation == WHOLE and source not in self.late:
             self.binding = source
         return Input(relation, of=self.early.get(source, Of.BOTH))
-
-    def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:
-        if found.relation != WHOLE:
-            return Input(found.relation, known, found.instead)
-        fed = self._fed(pair, k)
-        return Input(fed.relation, known, fed=fed.fed)
 
     def _fed(self, pair: Pair, k: int) -> Input:
         """An input whose value for the whole is computed early and handed to each slice, in full or
@@ -251,16 +251,9 @@ class Walk:
             return Input(WHOLE, of=of)
         return Input(SAME if axis is None else batched(axis), of=of, fed=True)
 
-    def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
-        return Call(
-            pair,
-            self.graphs.inputs(pair),
-            [each.relation for each in inputs],
-            [each.known for each in inputs],
-            self.count,
-            partial(inside, self.count),
-            partial(bodies_of, pair, self.functions),
-        )
+    def _outputs(self, pair: Pair, inputs: Sequence[Input]) -> Found | None:
+        relations, known = [each.relation for each in inputs], [each.known for each in inputs]
+        return outputs_of(call_of(self.graphs, pair, relations, known, self.count, self.functions))
 
 
 def _can_be_fed(each: Input) -> bool:
@@ -268,10 +261,6 @@ def _can_be_fed(each: Input) -> bool:
     computed early."""
     counts = each.relation.kind is Kind.SUMMED or each.relation.offset != 0
     return each.early and counts and not each.fed
-
-
-def _outputs(pair: Pair) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    return pair.whole.outputs, pair.part.outputs
 
 
 def _has_no_examples(whole: tf.Tensor, part: tf.Tensor) -> bool:

@@ -136,8 +136,11 @@ class TracedStep:
         return self.between_bytes - known_bytes(self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """The step's result in its structure, from the flat function's outputs. A None in that
-        structure has none."""
+        """Returns the step's result in its structure.
+
+        Args:
+          outputs: The flat function's outputs. A None in that structure has none.
+        """
         structure = self.function.structured_outputs
         left = iter(outputs)
         leaves = [

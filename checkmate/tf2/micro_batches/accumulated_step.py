@@ -21,7 +21,7 @@ from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
-from checkmate.tf2.ops.relation import SAME, SUMMED, Relation, batched
+from checkmate.tf2.ops.relation import SAME, SUMMED, Relation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,11 +178,8 @@ NOTE = (
 
 
 def _relation(whole: tf.Tensor, part: tf.Tensor, averaged: bool) -> Relation:
-    unequal = [k for k, sizes in enumerate(zip(whole.shape, part.shape, strict=True))
-               if sizes[0] != sizes[1]]  # fmt: skip
-    if unequal:
-        return batched(unequal[0])
-    return SUMMED if whole.dtype.is_floating and averaged else SAME
+    relation = relation_of(whole.shape, part.shape)
+    return SUMMED if relation == SAME and whole.dtype.is_floating and averaged else relation
 
 
 def _of_arguments(traced: TracedStep) -> set[int]:

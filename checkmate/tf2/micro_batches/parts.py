@@ -27,7 +27,7 @@ from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.op_copies import OpCopies
-from checkmate.tf2.ops.relation import SAME, Relation, batched
+from checkmate.tf2.ops.relation import SAME, Relation, batched, unequal_axes
 from checkmate.tf2.ops.rule import Role
 
 
@@ -127,7 +127,7 @@ class Parts:
 
 def relation_of(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
     """Returns how an argument and the slices of it belong together: they differ along one axis."""
-    unequal = [k for k, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
+    unequal = unequal_axes(whole, part)
     return batched(unequal[0]) if unequal else SAME
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
-from checkmate.tf2.axes.binding import Binding
-from checkmate.tf2.axes.last_slice import check_last_slice
+from checkmate.tf2.axes.batch_axes import BatchAxes, Binding, batch_axes, check_last_slice
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.graph.variables import variables_of

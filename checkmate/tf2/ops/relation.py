@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
@@ -69,12 +70,16 @@ def batched(axis: int, blocks: int = 1, offset: int = 0) -> Relation:
     return Relation(Kind.BATCHED, axis, blocks, offset)
 
 
+def unequal_axes(whole: Iterable[int], part: Iterable[int]) -> list[int]:
+    return [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+
+
 def batch_axis(whole: Shape, part: Shape, count: Count) -> int | None:
     """The only axis along which two shapes differ, if the whole is `count` times as long there;
     None for any other pair of shapes."""
     if len(whole) != len(part):
         return None
-    unequal = [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+    unequal = unequal_axes(whole, part)
     if len(unequal) != 1 or whole[unequal[0]] != count * part[unequal[0]]:
         return None
     return unequal[0]
