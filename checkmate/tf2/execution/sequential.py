@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.graph.bodies import functions_of, named
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphCopy, GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
 from checkmate.tf2.ops.rule import Role
@@ -95,28 +95,19 @@ def _in_order(body: Any) -> Any:
         return None
     writer = InOrder(body)
     body = _optimized(body)
-    names = dict(names_of_inputs(body))
-    copies: dict[tf.Operation, str] = {}
-    last = ""
+    copies, last = GraphCopy(body, writer), ""
     for operation in reachable(body):
         if is_argument(operation):
             continue
-        inputs = writer.apart(
-            operation, [names[tensor.ref()] for tensor in operation.inputs], [last] if last else []
-        )
-        after = [copies[before] for before in operation.control_inputs if before in copies]
+        inputs = writer.apart(operation, copies.inputs(operation), [last] if last else [])
         chained = role_of(operation) is Role.KERNEL
-        after += edge_from(last, operation, inputs) if chained else ()
-        copies[operation] = writer.copy(operation, inputs, after=after)
-        names.update(
-            {tensor.ref(): f"{copies[operation]}:{k}" for k, tensor in enumerate(operation.outputs)}
-        )
-        last = copies[operation] if chained else last
+        copy = copies.copy(operation, inputs, edge_from(last, operation, inputs) if chained else ())
+        last = copy if chained else last
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.inputs]
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         given = dict(zip(names_of_inputs(body).values(), inputs, strict=True))
-        return writer.import_here(given, [names[tensor.ref()] for tensor in body.outputs])
+        return writer.import_here(given, [copies.names[tensor.ref()] for tensor in body.outputs])
 
     with tf.init_scope():
         return tf.function(run, autograph=False).get_concrete_function(*specs)

@@ -300,6 +300,41 @@ class GraphWriter:
         return unique
 
 
+class GraphCopy:
+    """Copies the ops of a function, inputs first.
+
+    Attributes:
+      names: The name of each tensor's copy.
+      copies: For each op the names of the ops that others wait for in its place.
+    """
+
+    def __init__(self, concrete: Any, writer: GraphWriter | None = None):
+        self.writer = writer or GraphWriter()
+        self.names = names_of_inputs(concrete)
+        self.copies: dict[tf.Operation, tuple[str, ...]] = {}
+
+    def inputs(self, operation: tf.Operation) -> list[str]:
+        return [self.names[tensor.ref()] for tensor in operation.inputs]
+
+    def before(self, operation: tf.Operation) -> list[str]:
+        """The names of the ops that an op's copy waits for, because the op does."""
+        waits_for = operation.control_inputs
+        return [name for each in waits_for for name in self.copies.get(each, ())]
+
+    def copy(
+        self,
+        operation: tf.Operation,
+        inputs: Sequence[str],
+        after: Sequence[str] = (),
+        device: str = "",
+    ) -> str:
+        after = [*self.before(operation), *after]
+        copy = self.writer.copy(operation, inputs, after=after, device=device)
+        self.copies[operation] = (copy,)
+        self.names |= {t.ref(): f"{copy}:{k}" for k, t in enumerate(operation.outputs)}
+        return copy
+
+
 def tell_shapes(node: Any, operation: tf.Operation) -> None:
     """Writes the shapes of an op's outputs into its copy, where TensorFlow does not infer them."""
     del node.attr["_output_shapes"].list.shape[:]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.operations import is_argument, is_constant, may_repeat, source_of
 from checkmate.tf2.ops.table import rule_of
 
@@ -51,7 +51,7 @@ def simplify(concrete: Any) -> Any:
     return simplifier.writer.function_like(concrete, outputs)
 
 
-class _Simplifier:
+class _Simplifier(GraphCopy):
     """Copies ops.
 
     Attributes:
@@ -61,12 +61,9 @@ class _Simplifier:
     """
 
     def __init__(self, concrete: Any):
-        self.writer = GraphWriter()
-        self.given = names_of_inputs(concrete)
-        self.names: dict[Any, str] = {}
+        super().__init__(concrete)
         self.small: dict[Any, Small] = {}
         self.folded: set[Any] = set()
-        self.copies: dict[tf.Operation, str] = {}
         self.made: dict[Any, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
@@ -92,11 +89,11 @@ class _Simplifier:
 
     def name(self, tensor: tf.Tensor) -> str:
         """The name of a tensor in full size."""
-        if tensor.ref() in self.given:
-            return self.given[tensor.ref()]
+        if tensor.ref() in self.names:
+            return self.names[tensor.ref()]
         source = source_of(tensor)
         if source.ref() not in self.small:
-            return f"{self.copies[tensor.op]}:{tensor.value_index}"
+            return f"{self.copies[tensor.op][0]}:{tensor.value_index}"
         if source.ref() not in self.names:
             self.names[source.ref()] = self._broadcast(source)
         return self.names[source.ref()]
@@ -136,9 +133,7 @@ class _Simplifier:
         return False
 
     def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
-        after = [
-            self.copies[before] for before in operation.control_inputs if before in self.copies
-        ]
+        after = self.before(operation)
         # A read of a variable after a write waits for that write, a read before it does not.
         same = (
             (_definition(operation), *inputs, None, *sorted(set(after)))
@@ -147,8 +142,8 @@ class _Simplifier:
         )
         if same not in self.made:
             self.made[same] = self.writer.copy(operation, inputs, after=after)
-        self.copies[operation] = self.made[same]
-        return self.copies[operation]
+        self.copies[operation] = (self.made[same],)
+        return self.made[same]
 
     def _add_in_order(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Small:
         total, shape = self._smallest(inputs[0])

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
-from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning.request import Planned, PlanTask

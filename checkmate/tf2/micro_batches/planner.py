@@ -20,8 +20,8 @@ from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
-from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning import store
