@@ -20,12 +20,12 @@ from checkmate.plot.layer_names import layer_names
 from checkmate.tf2.axes.keeping import Keeping, Rows
 from checkmate.tf2.axes.pairing import arguments_of, paired
 from checkmate.tf2.axes.phases import Handed, Phase, Phases
+from checkmate.tf2.axes.rules import Draw
 from checkmate.tf2.axes.walk import Walk
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.call import Pair
-from checkmate.tf2.ops.draws import Draw
 from checkmate.tf2.ops.relation import SAME, Count, Kind, Relation, batch_axis, batched
 from checkmate.tf2.ops.table import rule_of
 

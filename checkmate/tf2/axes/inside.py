@@ -12,11 +12,10 @@ from typing import Any
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.pairing import Graphs, paired
-from checkmate.tf2.axes.rules import outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import is_random, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.ops.call import Call, Pair, Relations
-from checkmate.tf2.ops.draws import is_random
 from checkmate.tf2.ops.relation import SAME, WHOLE, Count, Kind, Relation
 
 

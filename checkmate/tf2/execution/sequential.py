@@ -17,7 +17,7 @@ from checkmate.tf2.graph.bodies import functions_of, named
 from checkmate.tf2.graph.graph_writer import GraphCopy, GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
-from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.rule import Fusion, Role
 from checkmate.tf2.ops.table import rule_of
 
 
@@ -56,7 +56,8 @@ class InOrder(GraphWriter):
         found = list(inputs)
         for k, tensor in enumerate(operation.inputs):
             between = last and not any(inputs[k].startswith(f"{each}:") for each in last)
-            if between and rule_of(source_of(tensor).op.type).fuses_with_reader:
+            fusion = rule_of(source_of(tensor).op.type).fusion
+            if between and fusion in (Fusion.PRODUCT, Fusion.READER):
                 found[k] = self.wait(last, inputs[k], tensor)
         return found
 

@@ -93,11 +93,15 @@ def _computes(operation: tf.Operation) -> bool:
     )
 
 
+def function_names(node: Any) -> list[str]:
+    found = (each for value in node.attr.values() for each in (value.func, *value.list.func))
+    return [each.name for each in found if each.name]
+
+
 def called(operation: tf.Operation) -> list[Any]:
     """The graphs (or None) of all functions that an op names. A graph that was imported does not
     have them; the process does."""
-    values = operation.node_def.attr.values()
-    names = [each.name for value in values for each in (value.func, *value.list.func) if each.name]
+    names = function_names(operation.node_def)
     return [named(operation.graph, name) or _of_process(name) for name in names]
 
 

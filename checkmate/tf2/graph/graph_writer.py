@@ -19,6 +19,8 @@ from checkmate.tf2.ops.table import rule_of
 # as the bytes that it consists of, which are its own memory under another type. Truth values have
 # no such view and are converted to bytes and back.
 
+Names = Sequence[str]  # of ops, or of tensors as "op:k"
+
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
 
@@ -53,13 +55,14 @@ def copy_of(value: tf.Tensor) -> tf.Tensor:
 def place(nodes: Sequence[Any], added: Collection[str]) -> None:
     """Writes the devices of the nodes of these names that name none. `nodes` has inputs first."""
     device = {node.name: node.device for node in nodes}
-    moved = [node for node in nodes if node.name in added and not _is_at_variable(node)]
-    for node in moved:
+    moved = {node.name: node for node in nodes if node.name in added and not _is_at_variable(node)}
+    for node in moved.values():
         makers = (name.partition(":")[0] for name in node.input if name[0] != "^")
-        device[node.name] = device[node.name] or _first(device.get(each, "") for each in makers)
+        found = (device[each] for each in makers if device.get(each))
+        device[node.name] = device[node.name] or next(found, "")
     of_reader: dict[str, str] = {}
     for node in reversed(nodes):
-        if node.name in added and not _is_at_variable(node):
+        if node.name in moved:
             node.device = device[node.name] or of_reader.get(node.name, "")
         for name in node.input:
             if node.device and name[0] != "^":
@@ -69,10 +72,6 @@ def place(nodes: Sequence[Any], added: Collection[str]) -> None:
 def _is_at_variable(node: Any) -> bool:
     """True for an op that TensorFlow places where its variable is."""
     return rule_of(node.op).only_reads or rule_of(node.op).has_reads_copied
-
-
-def _first(devices: Iterable[str]) -> str:
-    return next((each for each in devices if each), "")
 
 
 class GraphWriter:
@@ -105,9 +104,9 @@ class GraphWriter:
     def copy(
         self,
         operation: tf.Operation,
-        inputs: Sequence[str],
+        inputs: Names,
         *,
-        after: Sequence[str] = (),
+        after: Names = (),
         name: str = "",
         device: str = "",
     ) -> str:
@@ -132,7 +131,7 @@ class GraphWriter:
         return operation.node_def
 
     def overwrite(
-        self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+        self, handle: str, value: str, like: tf.Tensor, *, after: Names, name: str
     ) -> str:
         """Writes an assignment to a variable that does not change the variable's buffer; returns
         the name of its last op.
@@ -149,25 +148,25 @@ class GraphWriter:
         name."""
         return self._node(f"{after}/shared", "DisableCopyOnRead", [handle], [after]).name
 
-    def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+    def read(self, handle: str, like: tf.Tensor, *, after: Names) -> str:
         """Returns a variable's memory, without a copy."""
         return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
-    def allocate(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
+    def allocate(self, like: tf.Tensor, *, after: Names) -> str:
         """Allocates memory without filling it."""
         shape = self.constant(like.shape.as_list(), tf.int32)
         node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
-    def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+    def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Names) -> str:
         """Copies a value into memory that `allocate` returned and that no other op reads."""
         kind = "TensorStridedSliceUpdate"
         node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
-    def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
+    def deep_copy(self, value: str, like: tf.Tensor, *, after: Names, name: str) -> str:
         for kind, types in copy_steps(like.dtype):
             node = self._node(name, kind, [value], after, **types)
             self.like[node.name] = (like,)
@@ -175,7 +174,7 @@ class GraphWriter:
         return value
 
     def _assign_all(
-        self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+        self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Names, name: str
     ) -> Any:
         whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
         node = self._node(name, kind, [to, *whole, value], after, T=like.dtype, Index=tf.int32)
@@ -183,18 +182,12 @@ class GraphWriter:
         return node
 
     def add(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        dtype: tf.DType,
-        *,
-        after: Sequence[str] = (),
-        name: str,
+        self, kind: str, inputs: Names, dtype: tf.DType, *, after: Names = (), name: str
     ) -> str:
         """Writes an op whose one type attribute is T."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
-    def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
+    def wait(self, before: Names, value: str, like: tf.Tensor) -> str:
         """Returns a value after the ops `before` have run. TensorFlow's optimizer would remove an
         identity and add control edges between its neighbours instead."""
         if like.shape.rank is None:  # EnsureShape refuses that
@@ -203,7 +196,7 @@ class GraphWriter:
         self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
         return name
 
-    def made(self, number: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
+    def made(self, number: str, like: tf.Tensor, *, after: Names) -> str:
         """Fills memory of its own with a number, which is the name of a scalar."""
         shape = tuple(like.shape.as_list())
         if shape not in self._shapes:
@@ -213,7 +206,7 @@ class GraphWriter:
         self.like[name.removesuffix(":0")] = (like,)
         return name
 
-    def after(self, before: Sequence[str]) -> Sequence[str]:
+    def after(self, before: Names) -> Names:
         """The ops to wait for in order to wait for these ops, on a GPU for their kernels, too."""
         if not training_device().startswith("GPU"):
             return before
@@ -234,7 +227,7 @@ class GraphWriter:
         return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
 
     def import_here(
-        self, given: dict[str, tf.Tensor], outputs: Sequence[str], *, scope: str = ""
+        self, given: dict[str, tf.Tensor], outputs: Names, *, scope: str = ""
     ) -> list[tf.Tensor]:
         """Imports all ops into the graph being traced and returns the tensors of these names.
 
@@ -254,9 +247,7 @@ class GraphWriter:
         by_name = given | dict(zip(made, found, strict=True))
         return [by_name[name] for name in outputs]
 
-    def function_like(
-        self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
-    ) -> Any:
+    def function_like(self, concrete: Any, outputs: Names, *, as_written: bool = False) -> Any:
         """Returns a `ConcreteFunction` of the written ops with the flattened arguments of
         `concrete`, which have the names that `names_of_inputs` gives. With `as_written` it lacks
         the control edges by which `tf.function` keeps side effects in order: only a function that
@@ -270,20 +261,15 @@ class GraphWriter:
             )
             if as_written:
                 graph = tf.compat.v1.get_default_graph()
-                graph.control_outputs.extend(
-                    operation
-                    for operation in graph.get_operations()
-                    if operation.op_def.is_stateful
-                )
+                effects = (o for o in graph.get_operations() if o.op_def.is_stateful)
+                graph.control_outputs.extend(effects)
             return found
 
         if as_written:
             return tf.compat.v1.wrap_function(body, specs)
         return tf.function(body, autograph=False).get_concrete_function(*specs)
 
-    def _node(
-        self, name: str, op: str, read: Sequence[str], after: Sequence[str] = (), **types: tf.DType
-    ) -> Any:
+    def _node(self, name: str, op: str, read: Names, after: Names = (), **types: tf.DType) -> Any:
         inputs = [*read, *(f"^{before}" for before in after)]
         node = self._graph_def.node.add(name=self._unique(name), op=op, input=inputs)
         self._added.add(node.name)
@@ -322,11 +308,7 @@ class GraphCopy:
         return [name for each in waits_for for name in self.copies.get(each, ())]
 
     def copy(
-        self,
-        operation: tf.Operation,
-        inputs: Sequence[str],
-        after: Sequence[str] = (),
-        device: str = "",
+        self, operation: tf.Operation, inputs: Names, after: Names = (), device: str = ""
     ) -> str:
         after = [*self.before(operation), *after]
         copy = self.writer.copy(operation, inputs, after=after, device=device)

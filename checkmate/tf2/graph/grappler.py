@@ -42,6 +42,7 @@ import tensorflow as tf
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
+from checkmate.tf2.graph.bodies import function_names
 from checkmate.tf2.graph.graph_writer import (
     GraphWriter,
     captured_tensors,
@@ -122,12 +123,6 @@ def as_registered(node: Any) -> list[Any]:
     return parts
 
 
-def functions(node: Any) -> Iterable[str]:
-    for value in node.attr.values():
-        found = [value.func] if value.HasField("func") else value.list.func
-        yield from (function.name for function in found)
-
-
 def in_order_of_trace(concrete: Any, nodes: list[Any]) -> list[Any]:
     """The nodes, inputs first, otherwise in the order of the trace. A node that Grappler made comes
     as soon as its inputs are there."""
@@ -181,6 +176,8 @@ _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
 
 _RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")
+_LACKING = (ImportError, AttributeError, TypeError, ValueError)
+"""Errors where TensorFlow lacks private names, or has them otherwise."""
 _warned: set[str] = set()
 _without_grappler: dict[tuple[bytes, Any], Any] = {}
 
@@ -195,7 +192,7 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         context, usual = _context()
         context.function_call_options = _switched_off(usual)
-    except (ImportError, AttributeError, TypeError, ValueError):
+    except _LACKING:
         return function(*arguments)
     try:
         return function(*arguments)
@@ -224,15 +221,7 @@ def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
         if _config().graph_options.rewrite_options.disable_meta_optimizer:
             return concrete
         return imported(concrete, in_order_of_trace(concrete, _optimized(concrete, variables)))
-    except (
-        ImportError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        KeyError,
-        tf.errors.OpError,
-        UnusableError,
-    ) as error:
+    except (*_LACKING, KeyError, tf.errors.OpError, UnusableError) as error:
         why = str(error).partition("\n")[0]
         if why not in _warned:
             _warned.add(why)
@@ -289,10 +278,10 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
         raise UnusableError(
             f"{len(lost)} outputs or side effects are gone from its result, such as {lost[0]!r}."
         )
-    known = {name for node in graph_def.node for name in functions(node)}
+    known = {name for node in graph_def.node for name in function_names(node)}
     own_device = {operation.name: operation.device for operation in concrete.graph.get_operations()}
     for node in nodes:
-        if not known.issuperset(functions(node)):
+        if not known.issuperset(function_names(node)):
             raise UnusableError(f"{node.name!r} calls a function that the step does not have.")
         _clean(node, given, own_device, device.name)
     return nodes

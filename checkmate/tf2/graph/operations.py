@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
-from checkmate.tf2.ops.rule import Role, Runs, Shares, Source, State
+from checkmate.tf2.ops.rule import ListOp, Role, Runs, Shares, Source, State
 from checkmate.tf2.ops.table import rule_of
 
 ON_GPUS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int64, tf.uint64)
@@ -117,7 +117,8 @@ def may_run_again(operation: tf.Operation) -> bool:
 def may_repeat(operation: tf.Operation) -> bool:
     """True if a plan may recompute the op: it may run again, and makes tensors or lists of them."""
     opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
-    return may_run_again(operation) and (not opaque or rule_of(operation.type).makes_list)
+    makes_list = rule_of(operation.type).list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
+    return may_run_again(operation) and (not opaque or makes_list)
 
 
 def static_shape(operation: tf.Operation, output: int) -> list[int] | int | None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from checkmate.tf2.ops.call import Call, Relations, Rule
 from checkmate.tf2.ops.relation import WHOLE
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Linear, Signature
 
 
 def aligned(shape: Sequence[int], rank: int) -> Labels:
@@ -38,20 +38,23 @@ def cast(call: Call) -> Signature:
     """A cast between numbers with a fraction is linear, up to rounding."""
     source, target = (call.pair.whole.inputs[0].dtype, call.pair.whole.outputs[0].dtype)
     smooth = all(dtype.is_floating or dtype.is_complex for dtype in (source, target))
-    return elementwise(Linear.TOGETHER if smooth else None)(call)
+    return elementwise(TOGETHER if smooth else None)(call)
 
 
 def bias_add(call: Call) -> Signature:
-    labels = tuple(range(call.ranks()[0]))
-    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
-    return Signature((labels, (channel,)), (labels,), linear=Linear.TOGETHER)
+    labels, channel = _with_channel(call)
+    return Signature((labels, (channel,)), (labels,), linear=TOGETHER)
 
 
 def bias_add_grad(call: Call) -> Signature:
-    labels = tuple(range(call.ranks()[0]))
-    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
+    labels, channel = _with_channel(call)
     summed = frozenset(labels) - {channel}
-    return Signature((labels,), ((channel,),), summed=summed, linear=Linear.EACH)
+    return Signature((labels,), ((channel,),), summed=summed, linear=EACH)
+
+
+def _with_channel(call: Call) -> tuple[Labels, Label]:
+    labels = tuple(range(call.ranks()[0]))
+    return labels, labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
 
 
 def same_as_input(call: Call) -> Relations | None:
@@ -61,17 +64,11 @@ def same_as_input(call: Call) -> Relations | None:
 
 def select(call: Call) -> Signature:
     """`Select` takes one condition for each row, `SelectV2` broadcasts."""
-    signature = elementwise(Linear.TOGETHER, 1, 2)(call) if call.type == "SelectV2" else None
-    if signature is None:
-        labels = tuple(range(call.ranks()[1]))
-        condition = labels[: call.ranks()[0]]
-        signature = Signature(
-            (condition, labels, labels), (labels,), linear=Linear.TOGETHER, linear_in=_CHOICES
-        )
-    return signature
-
-
-_CHOICES = frozenset({1, 2})
+    if call.type == "SelectV2":
+        return elementwise(TOGETHER, 1, 2)(call)
+    labels = tuple(range(call.ranks()[1]))
+    inputs = (labels[: call.ranks()[0]], labels, labels)
+    return Signature(inputs, (labels,), linear=TOGETHER, linear_in=frozenset({1, 2}))
 
 
 def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
@@ -86,7 +83,7 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
         left = tuple(None if k in axes else k for k in labels if keeps or k not in axes)
         dtype = call.tensors[0][0].dtype
         smooth = dtype.is_floating or dtype.is_complex  # a mean of whole numbers is rounded
-        linear = Linear.EACH if sums or (averages and smooth) else None
+        linear = EACH if sums or (averages and smooth) else None
         return Signature(
             (labels, OWN),
             (left,),

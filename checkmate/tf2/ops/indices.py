@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from checkmate.tf2.ops.call import Call, Relations
 from checkmate.tf2.ops.relation import SAME, Kind, batch_axis, batched
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, Labels, Signature
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 
@@ -19,7 +19,7 @@ def gather(call: Call) -> Signature:
     indices: Labels = (*range(shared), *(f"index {k}" for k in range(shared, ranks[1])))
     output = (*data[:axis], *indices[shared:], *data[axis + 1 :])
     inputs = (data, indices, OWN)[: len(ranks)]
-    return Signature(inputs, (output,), linear=Linear.EACH, linear_in=_FIRST)
+    return Signature(inputs, (output,), linear=EACH, linear_in=_FIRST)
 
 
 def gather_nd(call: Call) -> Signature:
@@ -29,10 +29,7 @@ def gather_nd(call: Call) -> Signature:
     left = tuple(f"data {k}" for k in range(depth, data))
     rows = tuple(range(indices - 1))
     return Signature(
-        ((None,) * depth + left, (*rows, None)),
-        ((*rows, *left),),
-        linear=Linear.EACH,
-        linear_in=_FIRST,
+        ((None,) * depth + left, (*rows, None)), ((*rows, *left),), linear=EACH, linear_in=_FIRST
     )
 
 
@@ -46,7 +43,7 @@ def scatter_nd(call: Call) -> Signature:
         ((*rows, None), (*rows, *left), OWN),
         ((None,) * depth + left,),
         summed=frozenset(rows),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_SECOND,
         shapes=frozenset({2}),
     )
@@ -60,7 +57,7 @@ def segment_sum(call: Call) -> Signature:
         ((*rows, *left), rows, OWN),
         ((None, *left),),
         summed=frozenset(rows),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_FIRST,
         shapes=frozenset({2}),
     )

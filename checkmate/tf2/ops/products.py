@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from checkmate.tf2.ops.call import Call, Rule
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.elementwise import aligned
+from checkmate.tf2.ops.signature import EACH, OWN, Labels, Linear, Signature
 
 _ROW, _INNER, _COLUMN = "row", "inner", "column"
 
@@ -17,9 +18,7 @@ def matrix_product(call: Call) -> Signature:
     more = tuple((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:])
     if fused:
         return Signature((first, second, *more), ((_ROW, _COLUMN),))
-    return Signature(
-        (first, second), ((_ROW, _COLUMN),), summed=frozenset({_INNER}), linear=Linear.EACH
-    )
+    return Signature((first, second), ((_ROW, _COLUMN),), summed=frozenset({_INNER}), linear=EACH)
 
 
 def batch_product(call: Call) -> Signature:
@@ -31,15 +30,13 @@ def batch_product(call: Call) -> Signature:
     second = second[::-1] if call.attr("adj_y") else second
 
     def leading(k: int) -> Labels:
-        shape = call.shapes(k)[0]
-        skipped = rank - len(shape)
-        return tuple(None if size == 1 else skipped + i for i, size in enumerate(shape[:-2]))
+        return aligned(call.shapes(k)[0][:-2], rank - 2)
 
     return Signature(
         ((*leading(0), *first), (*leading(1), *second)),
         ((*range(rank - 2), _ROW, _COLUMN),),
         summed=frozenset({_INNER}),
-        linear=Linear.EACH,
+        linear=EACH,
     )
 
 
@@ -65,7 +62,7 @@ def einsum(call: Call) -> Signature | None:
     if any(len(set(axes) - {None}) < len(axes) - axes.count(None) for axes in inputs):
         return None  # a diagonal
     summed = frozenset(label for axes in inputs for label in axes) - set(output) - {None}
-    return Signature(inputs, (output,), summed=summed, linear=Linear.EACH)
+    return Signature(inputs, (output,), summed=summed, linear=EACH)
 
 
 def per_example(
@@ -108,7 +105,7 @@ def filter_gradient(call: Call) -> Signature:
         (_first_axis(ranks[0]), OWN, _first_axis(ranks[2])),
         ((None,) * len(call.results()[0]),),
         summed=frozenset({0}),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=frozenset({0, 2}),
     )
 

@@ -241,14 +241,6 @@ class OpRule:
         return self.state is State.READS
 
     @property
-    def makes_list(self) -> bool:
-        return self.list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
-
-    @property
     def is_free(self) -> bool:
         """It runs no kernel worth counting."""
         return self.role in (Role.ALIAS, Role.SOURCE)
-
-    @property
-    def fuses_with_reader(self) -> bool:
-        return self.fusion in (Fusion.PRODUCT, Fusion.READER)

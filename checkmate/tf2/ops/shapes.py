@@ -10,7 +10,7 @@ import numpy as np
 from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, product
 from checkmate.tf2.ops.elementwise import aligned
 from checkmate.tf2.ops.relation import Kind, Relation, batch_axis, batched
-from checkmate.tf2.ops.signature import OWN, Label, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Signature
 
 
 def reshape(call: Call) -> Relations | None:
@@ -38,7 +38,7 @@ def reshape(call: Call) -> Relations | None:
 def transpose(call: Call) -> Signature:
     labels = tuple(range(call.ranks()[0]))
     order = tuple(int(axis) for axis in call.value(1))
-    return Signature((labels, OWN), (order,), linear=Linear.EACH)
+    return Signature((labels, OWN), (order,), linear=EACH)
 
 
 def broadcast(call: Call) -> Signature:
@@ -47,7 +47,7 @@ def broadcast(call: Call) -> Signature:
     return Signature(
         (labels, OWN),
         (tuple(range(len(result))),),
-        linear=Linear.EACH,
+        linear=EACH,
         broadcasts=True,
         shapes=frozenset({1}),
     )
@@ -55,9 +55,7 @@ def broadcast(call: Call) -> Signature:
 
 def fill(call: Call) -> Signature:
     labels = tuple(range(len(call.results()[0])))
-    return Signature(
-        (OWN, ()), (labels,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({0})
-    )
+    return Signature((OWN, ()), (labels,), linear=EACH, broadcasts=True, shapes=frozenset({0}))
 
 
 def like(call: Call) -> Signature:
@@ -79,9 +77,7 @@ def tile(call: Call) -> Relations | Signature | None:
         return None  # entries along the axis repeat with the table's length, and are not equal
     labels = tuple(k if moved[k] else None for k in range(len(shape)))
     output = tuple(k if moved[k] or shape[k] == 1 else None for k in range(len(shape)))
-    return Signature(
-        (labels, OWN), (output,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({1})
-    )
+    return Signature((labels, OWN), (output,), linear=EACH, broadcasts=True, shapes=frozenset({1}))
 
 
 def concat(call: Call) -> Relations | Signature | None:
@@ -94,7 +90,7 @@ def concat(call: Call) -> Relations | Signature | None:
         sizes = {call.shapes(k)[0][axis] // blocks[k] for k in range(count)}
         return [batched(axis, sum(blocks))] if len(sizes) == 1 else None
     labels = tuple(None if k == axis else k for k in range(rank))
-    return Signature((labels,) * count + (OWN,), (labels,), linear=Linear.TOGETHER)
+    return Signature((labels,) * count + (OWN,), (labels,), linear=TOGETHER)
 
 
 def split(call: Call) -> Relations | Signature | None:
@@ -110,7 +106,7 @@ def split(call: Call) -> Relations | Signature | None:
         return [batched(axis, relation.blocks // outputs)] * outputs if equal else None
     labels = tuple(None if k == axis else k for k in range(call.ranks()[data]))
     inputs = tuple(labels if k == data else OWN for k in range(len(call.inputs)))
-    return Signature(inputs, (labels,) * outputs, linear=Linear.EACH)
+    return Signature(inputs, (labels,) * outputs, linear=EACH)
 
 
 def pack(call: Call) -> Signature:
@@ -118,7 +114,7 @@ def pack(call: Call) -> Signature:
     axis = int(call.attr("axis")) % (rank + 1)
     labels = tuple(range(rank))
     output = (*labels[:axis], None, *labels[axis:])
-    return Signature((labels,) * len(call.inputs), (output,), linear=Linear.TOGETHER)
+    return Signature((labels,) * len(call.inputs), (output,), linear=TOGETHER)
 
 
 def unpack(call: Call) -> Signature:
@@ -126,7 +122,7 @@ def unpack(call: Call) -> Signature:
     axis = int(call.attr("axis")) % rank
     labels = tuple(None if k == axis else k for k in range(rank))
     output = tuple(k for k in labels if k is not None)
-    return Signature((labels,), (output,) * len(call.pair.whole.outputs), linear=Linear.EACH)
+    return Signature((labels,), (output,) * len(call.pair.whole.outputs), linear=EACH)
 
 
 def pad(call: Call) -> Signature:
@@ -134,7 +130,7 @@ def pad(call: Call) -> Signature:
     kept = [not row.any() for row in call.value(1)]
     labels = tuple(k if keep else None for k, keep in enumerate(kept))
     more: tuple[Labels, ...] = ((),) if call.type == "PadV2" else ()
-    linear = None if more else Linear.EACH
+    linear = None if more else EACH
     return Signature((labels, OWN, *more), (labels,), linear=linear)
 
 
@@ -164,7 +160,7 @@ def cut(call: Call) -> Relations | Signature | None:
     ):
         return None  # a slice would read another place
     labels = tuple(k if keep else None for k, keep in enumerate(full))
-    return Signature((labels, OWN, OWN), (labels,), linear=Linear.EACH, shapes=frozenset({1, 2}))
+    return Signature((labels, OWN, OWN), (labels,), linear=EACH, shapes=frozenset({1, 2}))
 
 
 def strided_slice(call: Call) -> Relations | Signature | None:
@@ -183,9 +179,7 @@ def strided_slice(call: Call) -> Relations | Signature | None:
             )
             return moved and [batched(new, moved[0].blocks)]
     inputs, output = _kept_labels(call, axes, call.shapes(0))
-    return Signature(
-        (inputs, OWN, OWN, OWN), (output,), linear=Linear.EACH, shapes=frozenset({1, 2, 3})
-    )
+    return Signature((inputs, OWN, OWN, OWN), (output,), linear=EACH, shapes=frozenset({1, 2, 3}))
 
 
 def strided_slice_grad(call: Call) -> Signature:
@@ -196,7 +190,7 @@ def strided_slice_grad(call: Call) -> Signature:
     return Signature(
         (OWN, OWN, OWN, OWN, inputs),
         (output,),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_FIFTH,
         shapes=frozenset(range(4)),
     )
@@ -312,7 +306,7 @@ def batch_to_space(call: Call) -> Relations | None:
 
 def add_up(call: Call) -> Signature:
     labels = tuple(range(call.ranks()[0]))
-    return Signature((labels,) * len(call.inputs), (labels,), linear=Linear.TOGETHER)
+    return Signature((labels,) * len(call.inputs), (labels,), linear=TOGETHER)
 
 
 def _lies_along(relation: Relation, axis: int) -> bool:

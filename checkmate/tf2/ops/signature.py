@@ -42,6 +42,9 @@ class Linear(Enum):
     TOGETHER = "together"
 
 
+EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """Which axes of an op's inputs and outputs belong together.
@@ -87,11 +90,11 @@ def _of_sums(signature: Signature, call: Call, read: list[int]) -> Relations | N
     kinds = {k: call.inputs[k].kind for k in read}
     sums = {k for k in read if kinds[k] is Kind.SUMMED}
     others = set(read) - sums
-    if signature.linear is Linear.TOGETHER:
+    if signature.linear is TOGETHER:
         others -= {k for k in others & linear_in if kinds[k] is Kind.ZERO}
         fits = sums <= linear_in and not others & linear_in
     else:
-        fits = signature.linear is Linear.EACH and len(sums) == 1 and sums <= linear_in
+        fits = signature.linear is EACH and len(sums) == 1 and sums <= linear_in
     if not fits or any(_without_zero(call, k).kind is not Kind.SAME for k in others):
         return None
     return [SUMMED] * len(signature.outputs)

@@ -30,7 +30,7 @@ from checkmate.tf2.ops.rule import (
     Source,
     State,
 )
-from checkmate.tf2.ops.signature import Linear
+from checkmate.tf2.ops.signature import EACH, TOGETHER
 
 Columns = dict[str, Any]
 
@@ -39,8 +39,6 @@ DEFAULT = OpRule()
 
 TABLE: dict[str, OpRule] = {}
 """The rule of each op type that has a row."""
-
-EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
 
 _NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
 _OUTPUT = (frozenset[int](), frozenset({0}))
