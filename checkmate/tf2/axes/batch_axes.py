@@ -158,17 +158,14 @@ def _result(walk: Walk, phases: Phases, binding: Binding | None) -> BatchAxes:
         for phase in (Phase.EARLY, Phase.SLICE, Phase.LATE)
     )
     _check_unique(walk, each)
+    from_whole = [(read, value) for read, value in walk.from_whole.items() if read[0] in inside]
     return BatchAxes(
         relations={pair: tuple(found) for pair, found in walk.relations.items()},
         early_ops=tuple(dict.fromkeys(pair.whole for pair in early)),
         in_each_slice=tuple(dict.fromkeys(pair.part for pair in each)),
         whole_ops=tuple(dict.fromkeys(pair.whole for pair in late)),
         fed={graphs.place(*read): handed for read, handed in phases.fed.items()},
-        from_whole={
-            graphs.place(*read): value
-            for read, value in walk.from_whole.items()
-            if read[0] in inside
-        },
+        from_whole={graphs.place(*read): value for read, value in from_whole},
         averages={pair.part: float(1 / walk.count) for pair in walk.averages & inside},
         random_ops={pair.part: draw for pair, draw in walk.draws.items() if pair in inside},
         handed_on=tuple(phases.handed_on.values()),

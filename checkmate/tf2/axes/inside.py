@@ -63,9 +63,8 @@ def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: Co
     read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
     known = [graphs.known(*each) for each in graphs.inputs(pair)]
     functions = graphs.whole, graphs.part
-    answer = outputs_of(
-        call_of(graphs, pair, [relation for relation, _ in read], known, count, functions)
-    )
+    relations = [relation for relation, _ in read]
+    answer = outputs_of(call_of(graphs, pair, relations, known, count, functions))
     draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
     if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):
         return [WHOLE] * len(pair.whole.outputs)

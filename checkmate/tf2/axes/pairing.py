@@ -58,9 +58,8 @@ class Graphs(NamedTuple):
     def inputs(self, pair: Pair) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """The inputs of a pair, as pairs, in the order of the whole's op."""
         others = list(pair.part.inputs)
-        return list(
-            zip(pair.whole.inputs, others[::-1] if pair in self.swapped else others, strict=True)
-        )
+        swapped = pair in self.swapped
+        return list(zip(pair.whole.inputs, others[::-1] if swapped else others, strict=True))
 
     def place(self, pair: Pair, k: int) -> tuple[tf.Operation, int]:
         """The slice's op and the index of its input that is input k of the whole's op."""
@@ -213,9 +212,8 @@ def known_values(operations: Sequence[tf.Operation]) -> Known:
     of one number takes the memory of that number."""
     known: Known = {}
     for operation in operations:
-        inputs = [
-            known.get(t.op, [None] * len(t.op.outputs))[t.value_index] for t in operation.inputs
-        ]
+        read = operation.inputs
+        inputs = [known.get(t.op, [None] * len(t.op.outputs))[t.value_index] for t in read]
         found = _outputs(operation, inputs)
         if found is not None:
             known[operation] = found

@@ -81,11 +81,8 @@ class Phases:
             if phase is Phase.LATE:
                 found += self._after(source, whole.value_index)
             elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
-                relation = (
-                    self.walk.fed[pair, k]
-                    if fed
-                    else self.walk.relations[source][whole.value_index]
-                )
+                relation = self.walk.fed.get((pair, k)) if fed else None
+                relation = relation or self.walk.relations[source][whole.value_index]
                 self.fed[pair, k] = Handed(whole, part, relation)
                 if self.walk.graphs.known(whole, part) is None:
                     found.append((source, Phase.EARLY))

@@ -153,9 +153,7 @@ class Walk:
             return Found([], frozenset())
         found = self._outputs(pair, inputs)
         if found is None and any(_can_be_fed(each) for each in inputs):
-            inputs = [
-                self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
-            ]
+            inputs = [self._fed(pair, k) if _can_be_fed(x) else x for k, x in enumerate(inputs)]
             found = self._outputs(pair, inputs)
         if found is None or (found.outputs and all(each == WHOLE for each in found.outputs)):
             return None
@@ -177,11 +175,8 @@ class Walk:
                 self.accesses.once.add(pair)
             return found
         draw = draw_of(pair, found.outputs[0], self.examples[1], self.every)
-        if (
-            not draw.is_exact
-            and may_run_again(pair.whole)
-            and self.keeping.is_small(pair.whole.outputs[0])
-        ):
+        small = self.keeping.is_small(pair.whole.outputs[0])
+        if not draw.is_exact and may_run_again(pair.whole) and small:
             return None
         self.draws[pair] = draw
         return found

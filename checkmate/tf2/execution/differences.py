@@ -66,9 +66,8 @@ class Verification:
         return fits and ran and all(each.is_rounding for each in self.differences)
 
     def __str__(self) -> str:
-        lines = [
-            f"verified: {'the planned step is the plain one' if self.ok else 'NOT AS PLANNED'}"
-        ]
+        found = "the planned step is the plain one" if self.ok else "NOT AS PLANNED"
+        lines = [f"verified: {found}"]
         unequal = [each for each in self.differences if each.planned]
         lines.append(
             f"  {len(self.differences) - len(unequal)} of {len(self.differences)} outputs and"

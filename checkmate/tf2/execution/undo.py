@@ -62,9 +62,8 @@ class Undo:
     def undo(self, error: tf.errors.ResourceExhaustedError) -> tuple[list[str], list[str]]:
         """Puts back all that is known. Returns the names of variables that may have changed, and of
         ops whose other side effects may have happened."""
-        failed = [
-            place for name, place in self.places.items() if f"{SCOPE}/{name}}}" in error.message
-        ]
+        names = self.places.items()
+        failed = [place for name, place in names if f"{SCOPE}/{name}}}" in error.message]
         last = max(failed, default=len(self.places))
         for variable, value in self.copies:
             put_back(variable, value)
@@ -148,18 +147,8 @@ def put_back(variable: tf.Variable, value: np.ndarray) -> None:
     if not can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
         variable.assign(value, read_value=False)
         return
-    first, stride, whole = (
-        np.zeros(value.ndim, np.int32),
-        np.ones(value.ndim, np.int32),
-        (1 << value.ndim) - 1,
-    )
-    tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle,
-        begin=first,
-        end=first,
-        strides=stride,
-        value=value,
-        begin_mask=whole,
-        end_mask=whole,
-    )
+    zeros, whole = np.zeros(value.ndim, np.int32), (1 << value.ndim) - 1
+    begin = {"begin": zeros, "end": zeros, "strides": zeros + 1}
+    masks = {"begin_mask": whole, "end_mask": whole}
+    tf.raw_ops.ResourceStridedSliceAssign(ref=variable.handle, value=value, **begin, **masks)
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # as in `GraphWriter.overwrite`

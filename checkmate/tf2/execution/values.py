@@ -97,9 +97,7 @@ class Values:
         TensorFlow would write to other memory. After a write to a part of a variable TensorFlow
         would copy the whole at every read, and to update it; that is switched off again.
         """
-        handles = [
-            source_of(tensor).ref() for tensor in operation.inputs if tensor.dtype == tf.resource
-        ]
+        handles = [source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource]
         if not rule_of(operation.type).only_reads:
             readers = (each for handle in handles for each in self._readers.get(handle, ()))
             after = [*after, *readers]
@@ -224,19 +222,15 @@ class Values:
     def _missing(self, operation: tf.Operation) -> list[tf.Operation]:
         inputs = [source_of(tensor) for tensor in operation.inputs]
         before = [tensor.op for tensor in inputs if tensor.ref() not in self.given]
-        return [
-            each
-            for each in (*before, *operation.control_inputs)
-            if self.runs_once(each) and not self._exists(each)
-        ]
+        waits_for = (each for each in (*before, *operation.control_inputs) if self.runs_once(each))
+        return [each for each in waits_for if not self._exists(each)]
 
     def _write_once(self, operation: tf.Operation) -> None:
         inputs = [self.tensor(source_of(tensor)) for tensor in operation.inputs]
         after = self.control_predecessors(operation)
         if role_of(operation) is Role.KERNEL:
-            self._once[operation] = self.copy(
-                operation, inputs, [*after, *map(self.done, self.last)]
-            )
+            after += map(self.done, self.last)
+            self._once[operation] = self.copy(operation, inputs, after)
             self.last = [self._once[operation]]
         else:
             self._once[operation] = self.copy(operation, inputs, after)

@@ -44,11 +44,8 @@ def follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> b
     forward pass reads the lists that its gradient will read."""
     if in_backward_scope(operation) or not backward.isdisjoint(operation.control_inputs):
         return True
-    return any(
-        source_of(tensor).op in backward
-        for tensor in operation.inputs
-        if tensor.dtype != tf.variant
-    )
+    read = (tensor for tensor in operation.inputs if tensor.dtype != tf.variant)
+    return any(source_of(tensor).op in backward for tensor in read)
 
 
 def forward_names(concrete: Any) -> set[str]:
@@ -56,9 +53,7 @@ def forward_names(concrete: Any) -> set[str]:
     for operation in reachable(concrete.graph):
         if follows_gradients(operation, backward):
             backward.add(operation)
-    return {
-        operation.name for operation in concrete.graph.get_operations() if operation not in backward
-    }
+    return {o.name for o in concrete.graph.get_operations() if o not in backward}
 
 
 def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:

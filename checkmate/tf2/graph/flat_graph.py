@@ -114,9 +114,7 @@ class FlatGraph:
         return self._sizes.total[operation] - self._small_outputs.get(operation, 0)
 
     def estimates(self) -> dict[str, tuple[int, ...]]:
-        return {
-            operation.name: self._sizes.of_outputs(operation) for operation in self._sizes.estimated
-        }
+        return {o.name: self._sizes.of_outputs(o) for o in self._sizes.estimated}
 
     def planned_sources(self, tensor: tf.Tensor) -> set[tf.Operation]:
         """The planned ops whose values must be in memory to have this tensor."""
@@ -160,9 +158,8 @@ class FlatGraph:
                 f" {', '.join(unknown)}."
             )
         planned_estimates = (o for o in self._sizes.estimated if o in self.data_deps)
-        guessed = sorted(
-            {o.type for o in planned_estimates if self._sizes.total[o] > self.small_bytes}
-        )
+        total = self._sizes.total
+        guessed = sorted({o.type for o in planned_estimates if total[o] > self.small_bytes})
         if guessed:
             notes.append(
                 "The size of some outputs is not known before the step runs and is estimated from"
@@ -254,11 +251,8 @@ class FlatGraph:
         # What a step computes again by itself (`tf.recompute_grad`) is kept.
         own = any(map(ties_recomputation, self.operations))
         read_later = set() if own else read_by_gradients(self.operations)
-        pure = {
-            o
-            for o in self.planned
-            if self.may_repeat(o) and small_writes.isdisjoint(direct_reads.get(o, ()))
-        }
+        repeats = (o for o in self.planned if self.may_repeat(o))
+        pure = {o for o in repeats if small_writes.isdisjoint(direct_reads.get(o, ()))}
         self.recomputable = {o for o in pure if o not in self.backward or o in read_later}
         # A gradient of a gradient adds up what both passes left, which was made long before.
         self.maybe_recomputable = pure if has_second_order(self.operations) and not own else None
@@ -271,11 +265,8 @@ def _reading_bodies(operations: list[tf.Operation], graph: tf.Graph) -> set[tf.O
     passed_on = {
         source_of(tensor).op for o in changing for tensor in o.inputs if tensor.dtype == tf.resource
     }
-    return {
-        o
-        for o in operations
-        if has_bodies(o) and o not in passed_on and bodies.only_reads(graph, o)
-    }
+    found = (o for o in operations if has_bodies(o) and o not in passed_on)
+    return {o for o in found if bodies.only_reads(graph, o)}
 
 
 def _handles(operation: tf.Operation) -> set[int]:

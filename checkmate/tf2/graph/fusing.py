@@ -38,11 +38,8 @@ def paired_gradients(
 ) -> dict[tf.Operation, tf.Operation]:
     """The gradients of biases -> the filter gradient of the same convolution: both read one
     tensor."""
-    filters = {
-        source_of(o.inputs[2]).ref(): o
-        for o in order
-        if rule_of(o.type).fusion is Fusion.FILTER_GRADIENT
-    }
+    makes = [o for o in order if rule_of(o.type).fusion is Fusion.FILTER_GRADIENT]
+    filters = {source_of(o.inputs[2]).ref(): o for o in makes}
     position = {operation: k for k, operation in enumerate(order)}
     paired: dict[tf.Operation, tf.Operation] = {}
     for operation in order:
@@ -74,11 +71,8 @@ def fused(
         alike = all((last in kind) == (operation in kind) for kind in (recomputable, flat.backward))
         # The next op must be a reader, or all that an update of many variables waits for would
         # become one op with it.
-        alone = (
-            last not in flat.read_once
-            and group[0] in flat.readers[last]
-            and flat.readers[last] <= set(group)
-        )
+        readers = flat.readers[last]
+        alone = last not in flat.read_once and group[0] in readers and readers <= set(group)
         # Retaining a smaller input instead of the value can pay, if the value can be recomputed.
         no_smaller = flat.bytes_of(last) >= flat.bytes_of(operation)
         pays = operation not in recomputable or no_smaller

@@ -30,10 +30,8 @@ def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
     if dtype in (*ON_GPUS, tf.int32):
         return (("DeepCopy", {"T": dtype}),)
     if dtype == tf.bool:
-        return (
-            ("Cast", {"SrcT": dtype, "DstT": tf.uint8}),
-            ("Cast", {"SrcT": tf.uint8, "DstT": dtype}),
-        )
+        to, back = {"SrcT": dtype, "DstT": tf.uint8}, {"SrcT": tf.uint8, "DstT": dtype}
+        return (("Cast", to), ("Cast", back))
     return (
         ("Bitcast", {"T": dtype, "type": tf.uint8}),
         ("DeepCopy", {"T": tf.uint8}),
@@ -319,10 +317,9 @@ class GraphCopy:
 
 def tell_shapes(node: Any, operation: tf.Operation) -> None:
     """Writes the shapes of an op's outputs into its copy, where TensorFlow does not infer them."""
-    del node.attr["_output_shapes"].list.shape[:]
-    node.attr["_output_shapes"].list.shape.extend(
-        tensor.shape.as_proto() for tensor in operation.outputs
-    )
+    shapes = node.attr["_output_shapes"].list.shape
+    del shapes[:]
+    shapes.extend(tensor.shape.as_proto() for tensor in operation.outputs)
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:
@@ -374,9 +371,7 @@ def reachable(graph: Any) -> list[tf.Operation]:
             pending += inputs_of[operation]
     # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation
     # order is not enough.
-    created = {
-        operation: k for k, operation in enumerate(graph.get_operations()) if operation in inputs_of
-    }
+    created = {o: k for k, o in enumerate(graph.get_operations()) if o in inputs_of}
     order: list[tf.Operation] = []
     placed: set[tf.Operation] = set()
     for operation in created:

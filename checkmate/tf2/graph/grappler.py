@@ -112,9 +112,8 @@ def as_registered(node: Any) -> list[Any]:
     more_inputs: tuple[list[str], ...] = ([*node.input[:2]], [node.input[2]], [])
     for kind, more in zip(("Conv2D", *fused), more_inputs, strict=False):
         inputs = [*([parts[-1].name] if parts else []), *more]
-        part = tf.compat.v1.NodeDef(
-            name=f"{node.name}/{kind}", op=kind, input=inputs, device=node.device
-        )
+        part = tf.compat.v1.NodeDef(name=f"{node.name}/{kind}", op=kind, input=inputs)
+        part.device = node.device
         for key in _ATTRIBUTES.get(kind, ("T",)):
             part.attr[key].CopyFrom(node.attr[key])
         parts.append(part)

@@ -129,11 +129,8 @@ def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -
 def by_table(group: Group, values: Group) -> list[tf.Tensor]:
     """Those of the `candidates` that, by the table, the value is written over."""
     allowed = workspace(group, values)
-    return [
-        tensor
-        for tensor in candidates(group, values)
-        if needed_bytes(group, values, (tensor.op,)) <= allowed
-    ]
+    found = candidates(group, values)
+    return [each for each in found if needed_bytes(group, values, (each.op,)) <= allowed]
 
 
 def last_readers(
@@ -145,11 +142,8 @@ def last_readers(
     readers = _readers(ops)
     place = dict(zip(plain_order, range(len(ops)), strict=True))
     once = {i for i, op in enumerate(ops) if not op.recomputable}
-    ends = {
-        d: max(readers[d])
-        for d in sorted(once - outputs)
-        if readers[d] and once.issuperset(readers[d])
-    }
+    over = (d for d in sorted(once - outputs) if readers[d] and once.issuperset(readers[d]))
+    ends = {d: max(readers[d]) for d in over}
     return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
 
 

@@ -140,8 +140,5 @@ def ties_recomputation(operation: tf.Operation) -> bool:
 def draws(concrete: Any) -> bool:
     graph_def = concrete.graph.as_graph_def()
     functions = (function.node_def for function in graph_def.library.function)
-    return any(
-        rule_of(node.op).state is State.DRAWS
-        for nodes in (graph_def.node, *functions)
-        for node in nodes
-    )
+    nodes = (node for each in (graph_def.node, *functions) for node in each)
+    return any(rule_of(node.op).state is State.DRAWS for node in nodes)

@@ -121,10 +121,8 @@ class _Simplifier(GraphCopy):
         if rule_of(operation.type).broadcasts:
             small = [self._smallest(tensor) for tensor in inputs]
             name = self._copy(operation, [name for name, _ in small])
-            self.small[output.ref()] = (
-                f"{name}:0",
-                np.broadcast_shapes(*(shape for _, shape in small)),
-            )
+            shape = np.broadcast_shapes(*(shape for _, shape in small))
+            self.small[output.ref()] = f"{name}:0", shape
             return True
         in_order = len(inputs) <= MOST_TERMS and output.dtype in ADDS_IN_ORDER
         if operation.type == "AddN" and in_order:
@@ -135,11 +133,9 @@ class _Simplifier(GraphCopy):
     def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
         after = self.before(operation)
         # A read of a variable after a write waits for that write, a read before it does not.
-        same = (
-            (_definition(operation), *inputs, None, *sorted(set(after)))
-            if _makes_scalars(operation)
-            else operation
-        )
+        same: Any = operation
+        if _makes_scalars(operation):
+            same = (_definition(operation), *inputs, None, *sorted(set(after)))
         if same not in self.made:
             self.made[same] = self.writer.copy(operation, inputs, after=after)
         self.copies[operation] = (self.made[same],)

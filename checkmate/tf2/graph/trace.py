@@ -250,6 +250,7 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
     size = sum(map(flat.bytes_of, values))
     # The table names inputs that may be written over. They must be ops of the plan and no smaller.
     makers = {tensor.op for tensor in in_place.by_table(group, values)}
+    makers = {o for o in makers if o in number and flat.bytes_of(o) >= size}
     return Op(
         name=group[-1].name,
         deps=others(chain.from_iterable(flat.data_deps[o] for o in group)),
@@ -260,9 +261,7 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
         control_deps=others(chain.from_iterable(flat.order_deps[o] for o in group)),
         overwrites=others(chain.from_iterable(flat.overwritten.get(o, ()) for o in group)),
         kind="+".join(o.type for o in group),
-        in_place=tuple(
-            sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size})
-        ),
+        in_place=tuple(sorted({number[o] for o in makers})),
     )
 
 

@@ -89,9 +89,8 @@ class AccumulatedStep:
             relation = SUMMED if is_sum else _relation(whole, part, k in computed)
             handed_on.append(Handed(whole, part, relation))
         kept = Kept(handed_on, self.examples, self._scratch)
-        specs = [
-            tf.TensorSpec(each.shape, each.dtype) for each in self._whole.step.argument_tensors()
-        ]
+        tensors = self._whole.step.argument_tensors()
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
 
         def before(*batch: tf.Tensor) -> list[tf.Tensor]:
             kept.reset()

@@ -81,13 +81,8 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         cpu_seconds=_added(each.report.cpu_seconds for each in parts),
         micro_batches=_figures(pieces, plain),
     )
-    run = SlicedRun(
-        slices,
-        pieces.functions.before,
-        {size: each.run for size, each in pieces.each.items()},
-        after.run,
-        pieces,
-    )
+    each = {size: each.run for size, each in pieces.each.items()}
+    run = SlicedRun(slices, pieces.functions.before, each, after.run, pieces)
     early = known_bytes(pieces.functions.early)
     return Planned(
         task.traced,

@@ -49,9 +49,8 @@ def condition(call: Call) -> Relations | None:
         branch = call.inside(*each, call.inputs[1:])
         if branch is None:
             return None
-        found = (
-            branch if found is None else [join(*pair) for pair in zip(found, branch, strict=True)]
-        )
+        pairs = zip(found or branch, branch, strict=True)
+        found = [join(*pair) for pair in pairs]
     return found
 
 

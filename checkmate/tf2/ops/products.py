@@ -46,9 +46,8 @@ def einsum(call: Call) -> Signature | None:
     ranks = call.ranks()
     texts = left.split(",")
     named = [len(text.replace("...", "")) for text in texts]
-    most = max(
-        [0, *(r - n for r, n, text in zip(ranks, named, texts, strict=True) if "..." in text)]
-    )
+    ellipses = zip(ranks, named, texts, strict=True)
+    most = max([0, *(rank - name for rank, name, text in ellipses if "..." in text)])
 
     def labels(text: str, shape: tuple[int, ...]) -> Labels:
         before, dots, after = text.partition("...")
@@ -117,9 +116,8 @@ def batch_normalization(call: Call) -> Signature | None:
         return None
     ranks = call.ranks()
     images = {0, 5} if call.type == "_FusedBatchNormEx" else {0}
-    inputs = tuple(
-        _first_axis(rank) if k in images else (None,) * rank for k, rank in enumerate(ranks)
-    )
+    axes = enumerate(ranks)
+    inputs = tuple(_first_axis(n) if k in images else (None,) * n for k, n in axes)
     return Signature(inputs, (_first_axis(ranks[0]),))
 
 

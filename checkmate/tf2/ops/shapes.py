@@ -153,11 +153,8 @@ def cut(call: Call) -> Relations | Signature | None:
     if relation.kind is Kind.BATCHED and not full[relation.axis]:
         axis = relation.axis
         return _blocks_of(call, axis, [begin[axis] for begin in begins], [s[axis] for s in sizes])
-    if any(
-        begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k]
-        for k, keep in enumerate(full)
-        if not keep
-    ):
+    cut_axes = [k for k, keep in enumerate(full) if not keep]
+    if any(begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k] for k in cut_axes):
         return None  # a slice would read another place
     labels = tuple(k if keep else None for k, keep in enumerate(full))
     return Signature((labels, OWN, OWN), (labels,), linear=EACH, shapes=frozenset({1, 2}))
@@ -171,12 +168,8 @@ def strided_slice(call: Call) -> Relations | Signature | None:
         found = [{each[0]: each for each in side}[relation.axis] for side in axes]
         _, new, _, _, step = found[0]
         if new is not None and step == 1 and not _is_full(call, found, relation.axis):
-            moved = _blocks_of(
-                call,
-                relation.axis,
-                [each[2] for each in found],
-                [each[3] - each[2] for each in found],
-            )
+            begins, sizes = [each[2] for each in found], [each[3] - each[2] for each in found]
+            moved = _blocks_of(call, relation.axis, begins, sizes)
             return moved and [batched(new, moved[0].blocks)]
     inputs, output = _kept_labels(call, axes, call.shapes(0))
     return Signature((inputs, OWN, OWN, OWN), (output,), linear=EACH, shapes=frozenset({1, 2, 3}))

@@ -398,13 +398,8 @@ row("TensorListSetItem", list_entry=2, list_axes=loops.with_entry(2))
 row("TensorListStack", axes=loops.stacked)
 
 # Loops, conditions and calls.
-row(
-    "StatelessWhile While",
-    shares=Shares.PART,
-    runs=Runs.LOOP,
-    functions=("body", "cond"),
-    axes=loops.loop,
-)
+_LOOP: Columns = {"shares": Shares.PART, "runs": Runs.LOOP, "functions": ("body", "cond")}
+row("StatelessWhile While", **_LOOP, axes=loops.loop)
 row(
     "If StatelessIf",
     shares=Shares.PART,
