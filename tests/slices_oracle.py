@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
-from checkmate.tf2.axes.static_values import known_values
+from checkmate.tf2.axes.pairing import known_values
 from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.graph.trace import TracedStep, trace

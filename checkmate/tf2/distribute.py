@@ -31,7 +31,7 @@ from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.graph.trace import TracedStep, analyse, analyse_same
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.scratch import give_own_memory
-from checkmate.tf2.micro_batches.on_replicas import on_replicas
+from checkmate.tf2.micro_batches.sliced_run import on_replicas
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction

@@ -106,7 +106,7 @@ def test_every_op_that_writes_a_summary_is_seen_outside(registered):
 
 
 def test_a_second_row_for_an_op_is_refused():
-    from checkmate.tf2.ops.table import table
+    from checkmate.tf2.ops import table
 
     with pytest.raises(ValueError, match="two rows for 'Relu'"):
         table.row("Relu", scratch=False)

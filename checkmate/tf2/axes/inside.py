@@ -12,33 +12,34 @@ from typing import Any
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.pairing import Graphs, paired
-from checkmate.tf2.axes.rules import outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import is_random, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.ops.call import Call, Pair, Relations
-from checkmate.tf2.ops.draws import is_random
 from checkmate.tf2.ops.relation import SAME, WHOLE, Count, Kind, Relation
 
 
 def bodies_of(pair: Pair, functions: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns the graphs of the functions that a loop, condition or call runs, for the whole and
-    for a slice.
-
-    Args:
-      functions: The graphs that have these functions.
-    """
+    """The graphs of the functions that a loop, condition or call runs, for the whole and for a
+    slice; `functions` are the graphs that have them."""
     found = (graphs_of(graph, side) for graph, side in zip(functions, pair, strict=True))
     return list(zip(*found, strict=True))
 
 
-def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
-    """Returns the relations of what a function returns, or None if it needs the whole batch.
+def call_of(
+    graphs: Graphs,
+    pair: Pair,
+    relations: Relations,
+    known: list[tuple[Any, Any] | None],
+    count: Count,
+    functions: tuple[Any, Any],
+) -> Call:
+    inner = partial(inside, count), partial(bodies_of, pair, functions)
+    return Call(pair, graphs.inputs(pair), relations, known, count, *inner)
 
-    Args:
-      count: How many times as many examples the whole has as a slice.
-      whole, part: The function's graphs.
-      arguments: The relations of its arguments.
-    """
+
+def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -> Relations | None:
+    """The relations of what a function returns, or None if it needs the whole batch."""
     if whole is None or part is None:
         return None
     given = {a.op: b.op for a, b in zip(whole.inputs, part.inputs, strict=True)}
@@ -60,18 +61,10 @@ def inside(count: Count, whole: Any, part: Any, arguments: Sequence[Relation]) -
 
 def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: Count) -> Relations:
     read = [_read(graphs, *each, found, count) for each in graphs.inputs(pair)]
-    tensors = graphs.inputs(pair)
-    answer = outputs_of(
-        Call(
-            pair,
-            tensors,
-            [relation for relation, _ in read],
-            [graphs.known(*each) for each in tensors],
-            count,
-            partial(inside, count),
-            partial(bodies_of, pair, (graphs.whole, graphs.part)),
-        )
-    )
+    known = [graphs.known(*each) for each in graphs.inputs(pair)]
+    functions = graphs.whole, graphs.part
+    relations = [relation for relation, _ in read]
+    answer = outputs_of(call_of(graphs, pair, relations, known, count, functions))
     draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
     if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):
         return [WHOLE] * len(pair.whole.outputs)

@@ -4,23 +4,37 @@ the step.
 The graph optimizer folds constants by their size and merges those that happen to be equal, so that
 one op of a graph may have several partners in the other. From results and side effects backwards,
 ops are partners if they have the same type and their readers are partners; where both values are
-known before the step runs, what they are made of does not count.
+known before the step runs, such as shapes and what is computed from them (`known_values`), what
+they are made of does not count.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.tf2.axes.static_values import Known, known_values
-from checkmate.tf2.graph.graph_writer import reachable
-from checkmate.tf2.graph.operations import is_argument, is_stateful
-from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.graph.graph_writer import argument_tensors, captured_tensors, reachable
+from checkmate.tf2.graph.operations import (
+    has_bodies,
+    is_argument,
+    is_constant,
+    is_stateful,
+    may_run_again,
+    static_shape,
+)
+from checkmate.tf2.ops.call import Pair, one_number
 from checkmate.tf2.ops.table import rule_of
+
+MOST_ELEMENTS = 2**16
+"""Larger values are not computed here, but where all elements are one number."""
+
+Known = dict[tf.Operation, list[np.ndarray | None]]
 
 Arguments = dict[tf.Operation, tf.Operation]
 
@@ -29,7 +43,6 @@ class Graphs(NamedTuple):
     """Both graphs of a step, or of the body of a loop.
 
     Attributes:
-      whole, part: The graphs.
       pairs: Their ops, inputs first.
       known_whole, known_part: The values that are known before the step runs.
       swapped: Pairs of a commutative op whose two inputs are in the other order for a slice.
@@ -45,9 +58,8 @@ class Graphs(NamedTuple):
     def inputs(self, pair: Pair) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """The inputs of a pair, as pairs, in the order of the whole's op."""
         others = list(pair.part.inputs)
-        return list(
-            zip(pair.whole.inputs, others[::-1] if pair in self.swapped else others, strict=True)
-        )
+        swapped = pair in self.swapped
+        return list(zip(pair.whole.inputs, others[::-1] if swapped else others, strict=True))
 
     def place(self, pair: Pair, k: int) -> tuple[tf.Operation, int]:
         """The slice's op and the index of its input that is input k of the whole's op."""
@@ -108,8 +120,8 @@ def _swapped_fits_better(graphs: Graphs, pair: Pair) -> bool:
 def _likeness(
     graphs: Graphs, pair: Pair, part: tuple[tf.Tensor, tf.Tensor]
 ) -> tuple[int, int, int]:
-    """How many inputs are known in both graphs or in neither, have ops of the same type, have the
-    same name."""
+    """The numbers of inputs that are known in both graphs or in neither, of one type, of one
+    name."""
     found = [0, 0, 0]
     for a, b in zip(pair.whole.inputs, part, strict=True):
         found[0] += (_of(graphs.known_whole, a) is None) == (_of(graphs.known_part, b) is None)
@@ -145,16 +157,12 @@ def _unknown(
 
 
 def arguments_of(whole: Any, part: Any) -> Arguments:
-    """Returns the argument of one function that each argument of another is, by position, or by the
+    """The argument of one function that each argument of another is, by position, or by the
     variable or tensor that it stands for."""
-    own = [len(f.inputs) - len(f.captured_inputs) for f in (whole, part)]
-    found = zip(whole.inputs[: own[0]], part.inputs[: own[1]], strict=True)
+    found = zip(argument_tensors(whole), argument_tensors(part), strict=True)
     pairs = {a.op: b.op for a, b in found}
-    captured = {
-        id(value): tensor.op
-        for value, tensor in zip(part.captured_inputs, part.inputs[own[1] :], strict=True)
-    }
-    for value, tensor in zip(whole.captured_inputs, whole.inputs[own[0] :], strict=True):
+    captured = {id(value): tensor.op for tensor, value in captured_tensors(part)}
+    for tensor, value in captured_tensors(whole):
         if id(value) in captured:
             pairs[tensor.op] = captured[id(value)]
     return pairs
@@ -177,7 +185,7 @@ def _check(pair: Pair, arguments: Arguments) -> None:
 
 
 def _settings(operation: tf.Operation) -> dict[str, Any]:
-    """What an op's attributes say of how it computes: all but shapes, values and functions."""
+    """The attributes that decide how an op computes: all but shapes, values and functions."""
     return {
         name: value
         for name, value in operation.node_def.attr.items()
@@ -188,7 +196,6 @@ def _settings(operation: tf.Operation) -> dict[str, Any]:
 
 
 def _is_setting(values: Any) -> bool:
-    """True for a list of numbers, texts or types."""
     return bool(values.i or values.f or values.b or values.s or values.type)
 
 
@@ -198,3 +205,81 @@ def _differ(whole: tf.Operation, part: tf.Operation) -> TraceError:
         f" {part.name!r} ({part.type}), the other has {whole.name!r} ({whole.type}). Train it"
         " without micro-batches, or with slices of another size."
     )
+
+
+def known_values(operations: Sequence[tf.Operation]) -> Known:
+    """For each op, inputs first, its outputs as arrays, or None where they are not known. An array
+    of one number takes the memory of that number."""
+    known: Known = {}
+    for operation in operations:
+        read = operation.inputs
+        inputs = [known.get(t.op, [None] * len(t.op.outputs))[t.value_index] for t in read]
+        found = _outputs(operation, inputs)
+        if found is not None:
+            known[operation] = found
+    return known
+
+
+def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | None] | None:
+    shapes = [tensor.shape for tensor in operation.outputs]
+    if any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.outputs):
+        return None
+    if is_constant(operation):
+        return [tf.make_ndarray(operation.get_attr("value"))]
+    if rule_of(operation.type).of_shape:
+        return [_of_shape(operation, k) for k in range(len(shapes))]
+    defined = bool(shapes) and all(shape.is_fully_defined() for shape in shapes)
+    number = _number(operation, inputs) if defined else None
+    if number is not None:
+        return [np.broadcast_to(number, shapes[0].as_list())]
+    if not inputs or any(value is None for value in inputs):
+        return None
+    sizes = [shape.num_elements() or 0 for shape in shapes] + [value.size for value in inputs]
+    may_run = may_run_again(operation) and not has_bodies(operation)
+    return _run(operation, inputs) if shapes and max(sizes) <= MOST_ELEMENTS and may_run else None
+
+
+def _of_shape(operation: tf.Operation, output: int) -> np.ndarray | None:
+    value = static_shape(operation, output)
+    dtype = operation.outputs[output].dtype.as_numpy_dtype
+    return None if value is None else np.asarray(value, dtype)
+
+
+def _number(operation: tf.Operation, inputs: list[Any]) -> Any:
+    """The number that all elements of an op's only output are, or None if that is not known."""
+    dtype = operation.outputs[0].dtype
+    if dtype == tf.string:
+        return None
+    rule = rule_of(operation.type)
+    fills = not rule.stateless_if or operation.get_attr(rule.stateless_if)
+    if rule.fills_with is not None and fills:
+        return np.full((), rule.fills_with, dtype.as_numpy_dtype)
+    source = rule.repeats
+    if source is None or inputs[source] is None or not one_number(inputs[source]):
+        return None
+    return inputs[source].flat[0]
+
+
+def _run(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | None] | None:
+    """Runs one op on arrays; None if TensorFlow does not run it alone."""
+    run = getattr(tf.raw_ops, operation.type, None)
+    if run is None:
+        return None
+    names = list(inspect.signature(run).parameters)
+    left, arguments, inferred = list(inputs), {}, set()
+    for k, each in enumerate(operation.op_def.input_arg):
+        inferred |= {each.type_attr, each.number_attr, each.type_list_attr}
+        name = each.name if each.name in names else names[k]
+        if each.number_attr or each.type_list_attr:
+            found = operation.get_attr(each.number_attr or each.type_list_attr)
+            count = found if each.number_attr else len(found)
+            arguments[name], left = left[:count], left[count:]
+        else:
+            arguments[name], left = left[0], left[1:]
+    attributes = (each.name for each in operation.op_def.attr if each.name not in inferred)
+    arguments |= {name: operation.get_attr(name) for name in attributes}
+    try:
+        with tf.init_scope(), tf.device("CPU:0"):
+            return [np.asarray(tensor) for tensor in tf.nest.flatten(run(**arguments))]
+    except (TypeError, ValueError, tf.errors.OpError):
+        return None

@@ -15,13 +15,8 @@ from checkmate.tf2.ops.relation import Kind, Relation
 
 
 class Handed(NamedTuple):
-    """A value that is computed in one phase and read in another.
-
-    Attributes:
-      whole: The value for the whole batch, in its graph.
-      part: The value in a slice, in the graph of a slice.
-      relation: How the first follows from the second.
-    """
+    """A value, for the whole batch and in a slice, that is computed in one phase and read in
+    another."""
 
     whole: tf.Tensor
     part: tf.Tensor
@@ -29,8 +24,7 @@ class Handed(NamedTuple):
 
 
 class Phase(Enum):
-    """When an op runs: once before the slices on the whole batch's arguments, in each slice, or
-    once after the slices."""
+    """Once before the slices on the whole batch's arguments, in each slice, or once after them."""
 
     EARLY = "early"
     SLICE = "slice"
@@ -39,10 +33,9 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Phases:
-    """What runs when, and what is handed on.
+    """The ops of each phase (an op may be in several), and the values that pass between phases.
 
     Attributes:
-      ops: The ops of each phase. An op may be in several.
       fed: Inputs in a slice that are computed early.
       handed_on: Results of the slices that are read afterwards.
     """
@@ -70,7 +63,7 @@ class Phases:
                 pending += self._needs(pair, phase)
 
     def _of_effect(self, pair: Pair) -> Phase | None:
-        """When an op with a side effect runs; None for one that only counts for its value."""
+        """The phase of an op with a side effect; None for one that only counts for its value."""
         accesses = self.walk.accesses
         if accesses.runs_before(pair):
             return Phase.EARLY
@@ -79,7 +72,6 @@ class Phases:
         return None if pair.whole.outputs else Phase.SLICE
 
     def _needs(self, pair: Pair, phase: Phase) -> list[tuple[Pair, Phase]]:
-        """What must run before an op that runs in that phase."""
         found: list[tuple[Pair, Phase]] = []
         for k, (whole, part) in enumerate(self.walk.graphs.inputs(pair)):
             source = Pair(whole.op, part.op)
@@ -89,11 +81,8 @@ class Phases:
             if phase is Phase.LATE:
                 found += self._after(source, whole.value_index)
             elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
-                relation = (
-                    self.walk.fed[pair, k]
-                    if fed
-                    else self.walk.relations[source][whole.value_index]
-                )
+                relation = self.walk.fed.get((pair, k)) if fed else None
+                relation = relation or self.walk.relations[source][whole.value_index]
                 self.fed[pair, k] = Handed(whole, part, relation)
                 if self.walk.graphs.known(whole, part) is None:
                     found.append((source, Phase.EARLY))
@@ -102,7 +91,7 @@ class Phases:
         return found
 
     def _after(self, pair: Pair, output: int) -> list[tuple[Pair, Phase]]:
-        """What must run to have the whole's value of an output after the slices."""
+        """The ops that must run to have the whole's value of an output after the slices."""
         walk = self.walk
         relation = walk.relations[pair][output]
         if walk.accesses.runs_before(pair):
@@ -117,8 +106,8 @@ class Phases:
         return [(pair, Phase.SLICE)]
 
     def _reads_list(self, pair: Pair) -> bool:
-        """True for what is the same for all slices, but read from a list that each has for itself,
-        such as the list's length."""
+        """True for a value that is the same for all slices, but read from a list that each has for
+        itself, such as the list's length."""
         return self.walk.relations[pair][0].kind is Kind.SAME and any(
             whole.dtype == tf.variant
             and self.walk.relations[Pair(whole.op, part.op)][whole.value_index].kind

@@ -1,16 +1,25 @@
 """outputs_of(): the relations of an op's outputs, by the op's row of the table, checked against
-shapes."""
+shapes; Draw: how a slice draws its part of the random numbers of the whole batch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, one_number, shape_of
+from checkmate.tf2.ops.call import (
+    Call,
+    Pair,
+    Relations,
+    UnknownError,
+    has_own,
+    one_number,
+    shape_of,
+)
 from checkmate.tf2.ops.positions import has_positions, without_positions
 from checkmate.tf2.ops.relation import (
     SAME,
@@ -27,12 +36,18 @@ from checkmate.tf2.ops.relation import (
 from checkmate.tf2.ops.signature import OWN, Signature, relate
 from checkmate.tf2.ops.table import rule_of
 
+_ALGORITHM = 3
+_PHILOX = (1, 3)
+"""tf.random.Algorithm: Philox, and the choice of TensorFlow, which is Philox on CPUs and GPUs."""
+
+_BYTES = 16
+"""Random bits, in bytes, of one count."""
+
 
 class Found(NamedTuple):
-    """What is known of an op's outputs.
+    """The relations of an op's outputs.
 
     Attributes:
-      outputs: Their relations.
       read: Indices of the inputs whose values are read as numbers, and not as shapes or the like.
       average: The outputs are sums of those of the slices, each divided by `Call.count`.
     """
@@ -43,7 +58,7 @@ class Found(NamedTuple):
 
 
 def outputs_of(call: Call) -> Found | None:
-    """Returns the relations of an op's outputs, or None if they need the whole batch."""
+    """The relations of an op's outputs, or None if they need the whole batch."""
     as_numbers = [
         SAME if relation == SIZE and known is not None else relation
         for relation, known in zip(call.inputs, call.known, strict=True)
@@ -98,7 +113,6 @@ def _is_list(call: Call) -> bool:
 
 
 def _fit(outputs: Relations, call: Call) -> bool:
-    """True if the outputs have shapes that allow their relations."""
     for relation, whole, part in zip(
         outputs, call.pair.whole.outputs, call.pair.part.outputs, strict=False
     ):
@@ -112,8 +126,7 @@ def _fit(outputs: Relations, call: Call) -> bool:
 
 
 def _offset(parts: list[np.ndarray]) -> int:
-    """By how much each part of whole numbers exceeds the one before; 0 if they are no such
-    numbers."""
+    """How much each part of whole numbers exceeds the one before; 0 if they are no such numbers."""
     if parts[0].dtype.kind not in "iu" or not parts[0].size:
         return 0
     offset = int(parts[1].flat[0]) - int(parts[0].flat[0])
@@ -121,41 +134,69 @@ def _offset(parts: list[np.ndarray]) -> int:
     return offset if counts else 0
 
 
-class Known(NamedTuple):
-    """A value that is known before the step runs.
-
-    Attributes:
-      relation: How that of the whole follows from that of a slice.
-      instead: What a slice has to read instead of its own value, if it reads it as numbers.
-    """
-
-    relation: Relation
-    instead: Any = None
-
-
-def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> Known:
-    """Returns the relation of a known value, with what each slice has to read instead.
-
-    The relation is WHOLE for a value of which each slice needs another part.
-    """
+def relation_of_known(whole: np.ndarray, part: np.ndarray, count: Count) -> tuple[Relation, Any]:
+    """The relation of a value that is known before the step runs, and the value that a slice has to
+    read instead of its own, if it reads it as numbers. WHOLE: each slice needs another part."""
     if whole.shape == part.shape:
         if np.array_equal(whole, part):
-            return Known(SAME if whole.size == 0 or whole.any() else ZERO)
-        return Known(SIZE, whole)
+            return (SAME if whole.size == 0 or whole.any() else ZERO), None
+        return SIZE, whole
     axis = batch_axis(whole.shape, part.shape, count)
     if axis is None:
-        return Known(WHOLE)
+        return WHOLE, None
     if one_number(whole) and one_number(part):
         number = whole.flat[0]
         if number == part.flat[0]:
-            return Known(batched(axis, 0) if number else ZERO)
-        return Known(batched(axis, 0), np.broadcast_to(number, part.shape))
+            return (batched(axis, 0) if number else ZERO), None
+        return batched(axis, 0), np.broadcast_to(number, part.shape)
     unit = math.gcd(whole.shape[axis], part.shape[axis])  # any slice begins at a multiple of it
     units = np.split(whole, whole.shape[axis] // unit, axis)
     first = np.take(whole, range(part.shape[axis]), axis)
     if any(not np.array_equal(units[0], each) for each in units[1:]):
         offset = _offset(units) * (part.shape[axis] // unit) if (first == part).all() else 0
-        return Known(batched(axis, 1, offset) if offset else WHOLE)
+        return (batched(axis, 1, offset) if offset else WHOLE), None
     constant = (whole == np.take(whole, [0], axis)).all()
     instead = None if np.array_equal(first, part) else first
-    return Known(batched(axis, 0 if constant else 1), instead)
+    return batched(axis, 0 if constant else 1), instead
+
+
+class Draw(NamedTuple):
+    """How a slice draws its random numbers.
+
+    Attributes:
+      input: Index of the input with the generator's count, if a slice draws exactly its part of the
+        whole's numbers when `counts` times the number of its first example is added to that count
+        (to the first of its two numbers); None if the numbers of a step in slices are others than
+        those of the whole.
+      counts: By how much the count grows with each example.
+    """
+
+    input: int | None
+    counts: Fraction = Fraction(0)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.input is not None
+
+
+def is_random(operation: tf.Operation) -> bool:
+    name = operation.type
+    named = any(part in name for part in ("Random", "TruncatedNormal", "Multinomial"))
+    return named and "GetKeyCounter" not in name
+
+
+def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
+    """How a slice of `size` examples, which begins at a multiple of `every`, draws its part of the
+    numbers of an op."""
+    operation = pair.part
+    counter = rule_of(operation.type).counter
+    if counter is None or relation.blocks != 1:
+        return Draw(None)
+    algorithm = tf.get_static_value(operation.inputs[_ALGORITHM])
+    shape = operation.outputs[0].shape.as_list()
+    group = _BYTES // max(4, operation.outputs[0].dtype.size)
+    contiguous = math.prod(shape[: relation.axis]) == 1
+    counts = Fraction(math.prod(shape), size * group)
+    if algorithm not in _PHILOX or not contiguous or (every * counts).denominator > 1:
+        return Draw(None)
+    return Draw(counter, counts)

@@ -22,11 +22,7 @@ from checkmate.tf2.ops.table import rule_of
 
 def is_pure(operation: tf.Operation, graph: Any) -> bool:
     """True for an op that may run in each slice: it computes values from its inputs and from
-    variables, and changes nothing.
-
-    Args:
-      graph: The graph that has the functions which loops and conditions run.
-    """
+    variables, and changes nothing. `graph` has the functions which loops and conditions run."""
     if has_bodies(operation) or is_call(operation):
         found = graphs_of(graph, operation)
         return bool(found) and all(
@@ -38,15 +34,13 @@ def is_pure(operation: tf.Operation, graph: Any) -> bool:
 
 
 def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
-    """Returns the graphs of the functions that a loop, condition or call runs, None for each that
-    TensorFlow does not hand out."""
+    """The graphs (or None) of the functions that a loop, condition or call runs."""
     if is_call(operation):
         return [bodies.body_of(graph, operation, "f")]
     return bodies.bodies_of(graph, operation)
 
 
 def is_write(operation: tf.Operation, graph: Any) -> bool:
-    """True for an op that takes a variable and may change it."""
     takes = any(tensor.dtype == tf.resource for tensor in operation.inputs)
     rule = rule_of(operation.type)
     if not takes or rule.only_reads or rule.per_slice:
@@ -72,8 +66,7 @@ class Accesses:
     once: set[Pair] = field(default_factory=set)
 
     def read(self, pair: Pair) -> bool:
-        """Notes that an op reads its variables; returns False if one of them then has a value that
-        is written after the slices."""
+        """Notes a read; False if it then gets a value that is written after the slices."""
         known = True
         for variable in handles(pair.whole):
             writes = self.writes.get(variable, [])
@@ -104,10 +97,9 @@ class Accesses:
         )
 
     def writes_variable(self, pair: Pair) -> bool:
-        """True for an op that writes to a variable."""
         return any(pair in writes for writes in self.writes.values())
 
 
 def handles(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns the arguments by which an op takes variables."""
+    """The arguments by which an op takes variables."""
     return [source_of(t).op for t in operation.inputs if t.dtype == tf.resource]

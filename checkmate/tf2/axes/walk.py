@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from fractions import Fraction
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.inside import bodies_of, inside
+from checkmate.tf2.axes.inside import call_of
 from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Graphs
-from checkmate.tf2.axes.rules import Found, Known, outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import Draw, Found, draw_of, is_random, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph.operations import is_argument, may_run_again
-from checkmate.tf2.ops.call import Call, Pair, Relations
-from checkmate.tf2.ops.draws import Draw, draw_of, is_random
+from checkmate.tf2.ops.call import Pair, Relations
 from checkmate.tf2.ops.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 
 Read = tuple[Pair, int]
@@ -33,7 +32,8 @@ Read = tuple[Pair, int]
 
 
 class Of(IntFlag):
-    """What a value that can be computed early depends on. What depends on both is an activation."""
+    """The dependences of a value that can be computed early. One that depends on both is an
+    activation."""
 
     NOTHING = 0
     EXAMPLES = 1
@@ -43,14 +43,14 @@ class Of(IntFlag):
 
 @dataclass(slots=True)
 class Input:
-    """What an op reads.
+    """One input of an op.
 
     Attributes:
       relation: How the whole's value follows from those of the slices.
       known: The values, if known before the step runs.
-      instead: What a slice reads instead of its own value.
-      of: What the whole's value depends on, if it can be computed early; else Of.BOTH.
-      fed: The slices are handed what is computed early.
+      instead: A value that a slice reads instead of its own.
+      of: The dependences of the whole's value, if it can be computed early; else Of.BOTH.
+      fed: The slices are handed the value that is computed early.
     """
 
     relation: Relation
@@ -61,7 +61,6 @@ class Input:
 
     @property
     def early(self) -> bool:
-        """True if the whole's value can be computed early."""
         return self.of is not Of.BOTH
 
 
@@ -70,17 +69,13 @@ class Walk:
     """The relations of a graph's values.
 
     Attributes:
-      graphs: The graphs, paired.
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
       every: Slices begin at multiples of this number of examples.
-      arguments: The relations of the step's arguments.
-      keeping: What may be kept for the whole batch.
-      relations: The relations of each op's outputs.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
       late: Ops that are computed after the slices.
-      from_whole: What a slice reads instead of the value that its graph has.
+      from_whole: Values that a slice reads instead of those that its graph has.
       fed: Inputs that a slice takes from what is computed early.
       averages: Ops whose results in a slice are divided by `count`.
       draws: Ops that draw random numbers for each example.
@@ -148,7 +143,6 @@ class Walk:
             self.early[pair] = of
 
     def _depends(self, pair: Pair, inputs: Sequence[Input]) -> Of:
-        """What the outputs of an op depend on."""
         reads = any(handle.outputs[0].dtype == tf.resource for handle in handles(pair.whole))
         floats = any(tensor.dtype.is_floating for tensor in pair.whole.outputs)
         return reduce(or_, (each.of for each in inputs), Of.WEIGHTS if reads and floats else Of(0))
@@ -157,12 +151,10 @@ class Walk:
         """The relations of the outputs, if they follow from those of the slices."""
         if not pair.whole.outputs and all(each.relation != WHOLE for each in inputs):
             return Found([], frozenset())
-        found = outputs_of(self.call(pair, inputs))
+        found = self._outputs(pair, inputs)
         if found is None and any(_can_be_fed(each) for each in inputs):
-            inputs = [
-                self._fed(pair, k) if _can_be_fed(each) else each for k, each in enumerate(inputs)
-            ]
-            found = outputs_of(self.call(pair, inputs))
+            inputs = [self._fed(pair, k) if _can_be_fed(x) else x for k, x in enumerate(inputs)]
+            found = self._outputs(pair, inputs)
         if found is None or (found.outputs and all(each == WHOLE for each in found.outputs)):
             return None
         for k in found.read:
@@ -175,8 +167,7 @@ class Walk:
         return found
 
     def _random(self, pair: Pair, inputs: list[Input]) -> Found | None:
-        """Random numbers: a part of the whole's for each slice, or the same for all."""
-        found = outputs_of(self.call(pair, inputs))
+        found = self._outputs(pair, inputs)
         if found is None:
             return None
         if found.outputs == [SAME]:
@@ -184,17 +175,13 @@ class Walk:
                 self.accesses.once.add(pair)
             return found
         draw = draw_of(pair, found.outputs[0], self.examples[1], self.every)
-        if (
-            not draw.is_exact
-            and may_run_again(pair.whole)
-            and self.keeping.is_small(pair.whole.outputs[0])
-        ):
+        small = self.keeping.is_small(pair.whole.outputs[0])
+        if not draw.is_exact and may_run_again(pair.whole) and small:
             return None
         self.draws[pair] = draw
         return found
 
     def _write(self, pair: Pair) -> None:
-        """An op that writes to variables runs once, early or late."""
         inputs = [self._input(pair, k) for k in range(len(pair.whole.inputs))]
         is_early = all(each.early for each in inputs) and self.accesses.read(pair)
         self.accesses.write(pair, early=is_early, read=is_early and bool(pair.whole.outputs))
@@ -211,7 +198,10 @@ class Walk:
 
     def _check(self, pair: Pair, inputs: Sequence[Input]) -> None:
         """Finds out whether a late op would need values of single examples that are not kept."""
-        ends = all(_has_no_examples(*each) for each in zip(*_outputs(pair), strict=True))
+        ends = all(
+            _has_no_examples(*each)
+            for each in zip(pair.whole.outputs, pair.part.outputs, strict=True)
+        )
         last = ends or self.keeping.has_results_only(pair.whole)
         for k, (tensor, each) in enumerate(zip(pair.whole.inputs, inputs, strict=True)):
             in_parts = each.relation.kind in (Kind.BATCHED, Kind.SUMMED)
@@ -228,8 +218,11 @@ class Walk:
         whole, part = self.graphs.inputs(pair)[k]
         known = self.graphs.known(whole, part)
         if known is not None:
-            found = relation_of_known(*known, self.count)
-            return self._known(pair, k, found, known)
+            relation, instead = relation_of_known(*known, self.count)
+            if relation != WHOLE:
+                return Input(relation, known, instead)
+            fed = self._fed(pair, k)
+            return Input(fed.relation, known, fed=fed.fed)
         source = Pair(whole.op, part.op)
         relation = self.relations[source][whole.value_index]
         if relation == WHOLE and source in self.early:
@@ -237,12 +230,6 @@ class Walk:
         if relation == WHOLE and source not in self.late:
             self.binding = source
         return Input(relation, of=self.early.get(source, Of.BOTH))
-
-    def _known(self, pair: Pair, k: int, found: Known, known: tuple[Any, Any]) -> Input:
-        if found.relation != WHOLE:
-            return Input(found.relation, known, found.instead)
-        fed = self._fed(pair, k)
-        return Input(fed.relation, known, fed=fed.fed)
 
     def _fed(self, pair: Pair, k: int) -> Input:
         """An input whose value for the whole is computed early and handed to each slice, in full or
@@ -258,17 +245,9 @@ class Walk:
             return Input(WHOLE, of=of)
         return Input(SAME if axis is None else batched(axis), of=of, fed=True)
 
-    def call(self, pair: Pair, inputs: Sequence[Input]) -> Call:
-        """What a rule is told of an op."""
-        return Call(
-            pair,
-            self.graphs.inputs(pair),
-            [each.relation for each in inputs],
-            [each.known for each in inputs],
-            self.count,
-            partial(inside, self.count),
-            partial(bodies_of, pair, self.functions),
-        )
+    def _outputs(self, pair: Pair, inputs: Sequence[Input]) -> Found | None:
+        relations, known = [each.relation for each in inputs], [each.known for each in inputs]
+        return outputs_of(call_of(self.graphs, pair, relations, known, self.count, self.functions))
 
 
 def _can_be_fed(each: Input) -> bool:
@@ -276,10 +255,6 @@ def _can_be_fed(each: Input) -> bool:
     computed early."""
     counts = each.relation.kind is Kind.SUMMED or each.relation.offset != 0
     return each.early and counts and not each.fed
-
-
-def _outputs(pair: Pair) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    return pair.whole.outputs, pair.part.outputs
 
 
 def _has_no_examples(whole: tf.Tensor, part: tf.Tensor) -> bool:

@@ -15,7 +15,7 @@ from checkmate.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found; `print` it.
+    """The findings of `verify`; `print` them.
 
     Attributes:
       differences: Of every output (prediction, loss) and every variable (weights, optimizer slots,
@@ -66,9 +66,8 @@ class Verification:
         return fits and ran and all(each.is_rounding for each in self.differences)
 
     def __str__(self) -> str:
-        lines = [
-            f"verified: {'the planned step is the plain one' if self.ok else 'NOT AS PLANNED'}"
-        ]
+        found = "the planned step is the plain one" if self.ok else "NOT AS PLANNED"
+        lines = [f"verified: {found}"]
         unequal = [each for each in self.differences if each.planned]
         lines.append(
             f"  {len(self.differences) - len(unequal)} of {len(self.differences)} outputs and"
@@ -110,13 +109,12 @@ class Difference:
     """How far a tensor of the planned step is from that of the plain step.
 
     Attributes:
-      what: The name of the tensor.
       planned: The largest difference, relative to the largest plain value (of a variable: to its
         largest change in the step).
       sensitivity: The same between plain steps, one of which began with every trainable weight
         moved to the next number.
-      tolerated: What counts as rounding: ten times the sensitivity, and the last bits of a number;
-        for integers nothing.
+      tolerated: The largest that counts as rounding: ten times the sensitivity, and the last bits
+        of a number; for integers nothing.
     """
 
     what: str
@@ -126,7 +124,6 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """True for equal values, and for differences that rounding also makes in the plain step."""
         return self.planned <= self.tolerated
 
 
@@ -141,9 +138,6 @@ def compare(
     """Compares a tensor of the planned step with that of the plain step.
 
     Args:
-      what: The name of the tensor.
-      plain: Its value after the plain step.
-      ours: Its value after the planned step.
       others: Its values after other plain steps.
       start: Its value before the step; 0 for what did not exist.
       sums: A relative difference that counts as rounding, too, where sums are added up in another

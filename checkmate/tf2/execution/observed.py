@@ -1,4 +1,4 @@
-"""What the profiler observed of a planned step, compared with the plan."""
+"""The profiler's observations of a planned step, compared with the plan."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def evaluations(
 
     Returns:
       The number of evaluations of TensorFlow ops in the plan; those that did not run; and those
-      that ran again or must not be repeated. An op that TensorFlow's optimizer removes, or runs
-      within another kernel, is not among those that did not run; where kernels are not traced,
-      these are products and convolutions alone.
+        that ran again or must not be repeated. An op that TensorFlow's optimizer removes, or runs
+        within another kernel, is not among those that did not run; where kernels are not traced,
+        these are products and convolutions alone.
     """
     expected: dict[str, tf.Operation] = {}
     again = []
@@ -85,15 +85,12 @@ def evaluations(
 def not_in_place(
     traced: TracedStep, graph: DFGraph, plan: Plan, asked: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Compares the bytes that ops requested with the evaluations that a plan counts as in place.
+    """Returns the names of the evaluations that a plan counts as in place and of which an op
+    requested as many bytes as the value takes and more than the op's workspace.
 
     Args:
       graph: The graph of `traced` with costs.
       asked: The bytes that each op requested from the allocator, by its name.
-
-    Returns:
-      The names of the evaluations of which an op requested as many bytes as the value takes and
-      more than the op's workspace.
     """
     named = {name.partition(f"{SCOPE}/")[2]: size for name, size in asked.items()}
     seen: Counter[int] = Counter()
@@ -146,7 +143,6 @@ def _may_repeat(traced: TracedStep, operation: tf.Operation) -> bool:
 
 
 def _times_run(seen: Mapping[tuple[str, str], int]) -> Counter[str]:
-    """How often each evaluation ran."""
     ran: Counter[str] = Counter()
     for (name, _), times in seen.items():
         found = _EVALUATION.search(_REPLACEMENT.sub(rf"{EVALUATION_MARK}\1", name))

@@ -29,15 +29,8 @@ counted there."""
 
 
 class PlanWriter:
-    """Writes the evaluations of a plan, in its order.
-
-    Args:
-      buffers: How many output buffers the caller gives: one for each early result, or none.
-
-    Attributes:
-      values: The names of the step's tensors at this point of the plan.
-      results: Where the step's results are written.
-    """
+    """Writes the evaluations of a plan, in its order. The caller gives as many output `buffers` as
+    there are early results, or none."""
 
     def __init__(self, traced: TracedStep, buffers: int):
         self.traced = traced
@@ -51,7 +44,6 @@ class PlanWriter:
         )
 
     def evaluate(self, i: int) -> None:
-        """Writes one more evaluation of DFGraph op `i`."""
         values, group = self.values, self.traced.groups[i]
         # First what the group needs: its ops may run within one kernel, which no op can divide.
         for operation in group:
@@ -81,7 +73,7 @@ class PlanWriter:
 
         Returns:
           The names of the inputs of `paired`. Both ops of a pair wait for the same ops and read the
-          same tensor, or oneDNN does not fuse them.
+            same tensor, or oneDNN does not fuse them.
         """
         values, writer, rule = self.values, self.values.writer, rule_of(operation.type)
         if not inputs:
@@ -155,7 +147,8 @@ class PlanWriter:
         ):
             return name
         writer = self.values.writer
-        return writer.reshape(name, (-1, tensor.shape[-1]), tensor.dtype)
+        shape = writer.constant((-1, tensor.shape[-1]), tf.int32)
+        return writer.add("Reshape", [name, shape], tensor.dtype, name="reshaped")
 
 
 def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:

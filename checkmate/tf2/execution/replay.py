@@ -41,7 +41,7 @@ class Written:
 
     Attributes:
       outputs: The names of the tensors that the step returns, flattened.
-      given: The names of the step's inputs: its arguments, then what it captures.
+      given: The names of the step's inputs: its arguments, then captured tensors.
       handles: The names of the handles of output buffers.
     """
 
@@ -53,13 +53,8 @@ class Written:
     handles: tuple[str, ...]
 
     def make(self, arguments: Sequence[tf.Tensor], handles: Sequence[tf.Tensor] = ()) -> Any:
-        """Makes the ops in the graph being traced, and returns what the step returns, in the same
-        structure.
-
-        Args:
-          arguments: A tensor for each argument of the step, flattened as the step's specs are.
-          handles: Handles of output buffers, as many as the attribute `handles` has names.
-        """
+        """Makes the ops in the graph being traced, for flattened arguments and handles of output
+        buffers; returns the step's result in its structure."""
         flat = self.traced.flat
         given = dict(zip(self.handles, handles, strict=True)) | dict(
             zip(self.given, [*arguments, *flat.captured_inputs], strict=True)
@@ -71,12 +66,8 @@ class Written:
 
 
 def write(traced: TracedStep, plan: Plan, buffers: OutputBuffers | None = None) -> Written:
-    """Writes the ops of a plan that the judge has accepted for `traced.graph`.
-
-    Args:
-      buffers: Memory for the early results of `traced`. Without it each step allocates memory for
-        them.
-    """
+    """Writes the ops of a plan that the judge has accepted for `traced.graph`. Without `buffers`
+    each step allocates memory for early results."""
     writer = PlanWriter(traced, sum(traced.early) if buffers else 0)
     writer.values.write_first()
     for step in plan.steps:
@@ -96,11 +87,10 @@ class Replayed:
 
     Args:
       buffers: Output buffers. Without them each step allocates memory for all results.
-      written: What `write` returned for the same arguments, if it was called before.
+      written: The result of `write` for the same arguments, if it was called before.
 
     Attributes:
       function: The `ConcreteFunction`, of handles of output buffers and of the step's arguments.
-      written: The graph of its body.
     """
 
     def __init__(
@@ -115,12 +105,10 @@ class Replayed:
         self.function = self._build()
 
     def __call__(self, *flat: tf.Tensor) -> Any:
-        """Runs the step."""
         return grappler.run(self.function, self.buffers.handles() if self.buffers else [], *flat)
 
     def copy(self) -> Replayed:
-        """Returns another function of the same plan and output buffers, with random state of its
-        own."""
+        """Another function of the same plan and output buffers, with random state of its own."""
         return Replayed(self.written.traced, self.written.plan, self.buffers, self.written)
 
     def _build(self) -> Any:
@@ -136,6 +124,5 @@ class Replayed:
 
 
 def output_buffers_bytes(run: Any) -> int:
-    """Returns the bytes of a step's output buffers: 0 for a function that has none."""
     buffers: OutputBuffers | None = getattr(run, "buffers", None)
     return buffers.bytes if buffers else 0

@@ -9,7 +9,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.values import Values
 from checkmate.tf2.graph.operations import can_be_copied, source_of
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep
 
 
@@ -17,7 +17,6 @@ class OutputBuffers:
     """Two buffers for each early result of a step, which successive steps fill in turn.
 
     Attributes:
-      bytes: Bytes of all buffers.
       batch_area: The tensor that keeps memory apart for batches (see `memory.batch_area`), if any;
         it lives as long as the buffers.
     """
@@ -31,11 +30,10 @@ class OutputBuffers:
                 [tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in results]
                 for _ in range(2)
             ]
-        self.bytes = 2 * sum(tensor_bytes(each) or 0 for each in results)
+        self.bytes = 2 * known_bytes(results)
         self._turns = cycle(both)
 
     def handles(self) -> list[tf.Tensor]:
-        """Returns the handles of the variables that the next step fills."""
         return [variable.handle for variable in next(self._turns)]
 
 
@@ -44,7 +42,6 @@ class Results:
     the beginning of the step, or into a copy at its end.
 
     Args:
-      values: The names of the step's tensors.
       buffers: How many output buffers the caller gives: one for each early result, or none.
 
     Attributes:
@@ -81,14 +78,14 @@ class Results:
         return [self._written.get(k) or self._result(k) for k in range(len(flat.outputs))]
 
     def _allocate(self, tensor: tf.Tensor) -> str:
-        """The name of memory for a result, allocated before anything is computed."""
+        """Memory for a result, allocated before anything is computed."""
         memory = self._values.writer.allocate(tensor, after=self._values.last)
         self._values.last = [memory.partition(":")[0]]
         return memory
 
     def _result(self, k: int) -> str:
-        """The name of a value for the caller to keep: in its output buffer, or a copy that is made
-        after all other values have been freed."""
+        """A value for the caller to keep: in its output buffer, or a copy that is made after all
+        other values have been freed."""
         values, writer, memory = self._values, self._values.writer, self._memory[k]
         tensor = values.traced.flat.outputs[k]
         is_given = source_of(tensor).ref() in values.given

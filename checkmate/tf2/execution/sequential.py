@@ -14,19 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.graph.bodies import functions_of, named
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphCopy, GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
-from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.rule import Fusion, Role
 from checkmate.tf2.ops.table import rule_of
 
 
 class InOrder(GraphWriter):
-    """A GraphWriter that copies loops and conditions with bodies in order.
-
-    Args:
-      graph: The graph of the function whose ops are copied, which has the functions that they run.
-    """
+    """A GraphWriter that copies loops and conditions with bodies in order. `graph` is that of the
+    function whose ops are copied, which has the functions that they run."""
 
     def __init__(self, graph: tf.Graph):
         super().__init__()
@@ -34,8 +31,7 @@ class InOrder(GraphWriter):
         self._bodies: dict[str, Any] = {}
 
     def definition(self, operation: tf.Operation) -> Any:
-        """Returns an op's definition; a loop or condition runs bodies in order, and a loop runs one
-        iteration after another."""
+        """An op's definition; a loop or condition runs bodies in order, a loop its iterations."""
         node = super().definition(operation)
         for function in functions_of(operation, node):
             if function.name not in self._bodies:
@@ -49,8 +45,8 @@ class InOrder(GraphWriter):
     def apart(
         self, operation: tf.Operation, inputs: Sequence[str], last: Sequence[str]
     ) -> list[str]:
-        """Returns the names of an op's inputs; those that may be computed within one kernel with it
-        wait for the ops `last`, which run in between.
+        """The names of an op's inputs; those that may be computed within one kernel with it wait
+        for the ops `last`, which run in between.
 
         TensorFlow and oneDNN fuse two kernels without regard to the ops between them, and the fused
         kernel would wait for itself. A control edge to the op would not prevent that, nor one to an
@@ -60,7 +56,8 @@ class InOrder(GraphWriter):
         found = list(inputs)
         for k, tensor in enumerate(operation.inputs):
             between = last and not any(inputs[k].startswith(f"{each}:") for each in last)
-            if between and rule_of(source_of(tensor).op.type).fuses_with_reader:
+            fusion = rule_of(source_of(tensor).op.type).fusion
+            if between and fusion in (Fusion.PRODUCT, Fusion.READER):
                 found[k] = self.wait(last, inputs[k], tensor)
         return found
 
@@ -73,8 +70,8 @@ class InOrder(GraphWriter):
 
 
 def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
-    """Returns the control edge by which an op of a chain waits for the one before; none if it reads
-    that one's value.
+    """The control edge by which an op of a chain waits for the one before; none if it reads that
+    one's value.
 
     A control edge parallel to a data edge would keep kernels from being fused. A loop gets it all
     the same: it begins as soon as one of its inputs is there.
@@ -84,8 +81,6 @@ def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list
 
 
 def _optimized(body: Any) -> Any:
-    """A body as TensorFlow's graph optimizer leaves it. The optimizer is off when the planned step
-    runs."""
     with tf.init_scope():
         return optimize(
             SimpleNamespace(
@@ -101,28 +96,19 @@ def _in_order(body: Any) -> Any:
         return None
     writer = InOrder(body)
     body = _optimized(body)
-    names = dict(names_of_inputs(body))
-    copies: dict[tf.Operation, str] = {}
-    last = ""
+    copies, last = GraphCopy(body, writer), ""
     for operation in reachable(body):
         if is_argument(operation):
             continue
-        inputs = writer.apart(
-            operation, [names[tensor.ref()] for tensor in operation.inputs], [last] if last else []
-        )
-        after = [copies[before] for before in operation.control_inputs if before in copies]
+        inputs = writer.apart(operation, copies.inputs(operation), [last] if last else [])
         chained = role_of(operation) is Role.KERNEL
-        after += edge_from(last, operation, inputs) if chained else ()
-        copies[operation] = writer.copy(operation, inputs, after=after)
-        names.update(
-            {tensor.ref(): f"{copies[operation]}:{k}" for k, tensor in enumerate(operation.outputs)}
-        )
-        last = copies[operation] if chained else last
+        copy = copies.copy(operation, inputs, edge_from(last, operation, inputs) if chained else ())
+        last = copy if chained else last
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.inputs]
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         given = dict(zip(names_of_inputs(body).values(), inputs, strict=True))
-        return writer.import_here(given, [names[tensor.ref()] for tensor in body.outputs])
+        return writer.import_here(given, [copies.names[tensor.ref()] for tensor in body.outputs])
 
     with tf.init_scope():
         return tf.function(run, autograph=False).get_concrete_function(*specs)

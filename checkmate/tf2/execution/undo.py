@@ -21,6 +21,7 @@ from checkmate.core.replay import replay
 from checkmate.tf2.execution.plan_writer import EVALUATION_MARK, SCOPE
 from checkmate.tf2.execution.replay import Replayed, Written
 from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.graph_writer import captured_tensors, names_of_inputs
 from checkmate.tf2.graph.operations import can_be_filled, is_stateful
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.rule import State
@@ -48,7 +49,7 @@ class Undo:
 
     @classmethod
     def before(cls, run: Any, traced: TracedStep) -> Undo:
-        """Copies what the step that runs next writes before its memory is highest; nothing of a
+        """Copies the variables that the next step writes before its memory is highest; none for a
         function whose order is not known."""
         if not isinstance(run, Replayed):
             return cls(writes=[(0, variable) for variable in traced.variables])
@@ -61,9 +62,8 @@ class Undo:
     def undo(self, error: tf.errors.ResourceExhaustedError) -> tuple[list[str], list[str]]:
         """Puts back all that is known. Returns the names of variables that may have changed, and of
         ops whose other side effects may have happened."""
-        failed = [
-            place for name, place in self.places.items() if f"{SCOPE}/{name}}}" in error.message
-        ]
+        names = self.places.items()
+        failed = [place for name, place in names if f"{SCOPE}/{name}}}" in error.message]
         last = max(failed, default=len(self.places))
         for variable, value in self.copies:
             put_back(variable, value)
@@ -78,10 +78,10 @@ def _order(
 ) -> tuple[dict[str, int], list[tuple[int, tf.Variable]], list[tuple[int, str]]]:
     traced, flat = written.traced, written.traced.flat
     by_handle = {id(variable.handle): variable for variable in traced.variables}
-    count = len(flat.inputs) - len(flat.captured_inputs)
+    names = names_of_inputs(flat)
     variables = {
-        name: by_handle[id(value)]
-        for name, value in zip(written.given[count:], flat.captured_inputs, strict=True)
+        names[tensor.ref()]: by_handle[id(value)]
+        for tensor, value in captured_tensors(flat)
         if id(value) in by_handle
     }
     places: dict[str, int] = {}
@@ -147,18 +147,8 @@ def put_back(variable: tf.Variable, value: np.ndarray) -> None:
     if not can_be_filled(variable) or tf.shape(variable).numpy().tolist() != list(value.shape):
         variable.assign(value, read_value=False)
         return
-    first, stride, whole = (
-        np.zeros(value.ndim, np.int32),
-        np.ones(value.ndim, np.int32),
-        (1 << value.ndim) - 1,
-    )
-    tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle,
-        begin=first,
-        end=first,
-        strides=stride,
-        value=value,
-        begin_mask=whole,
-        end_mask=whole,
-    )
+    zeros, whole = np.zeros(value.ndim, np.int32), (1 << value.ndim) - 1
+    begin = {"begin": zeros, "end": zeros, "strides": zeros + 1}
+    masks = {"begin_mask": whole, "end_mask": whole}
+    tf.raw_ops.ResourceStridedSliceAssign(ref=variable.handle, value=value, **begin, **masks)
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)  # as in `GraphWriter.overwrite`

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.execution.sequential import InOrder
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import captured_tensors, names_of_inputs, reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     is_argument,
@@ -25,28 +25,27 @@ from checkmate.tf2.ops.table import rule_of
 
 
 class Values:
-    """Copies ops of a traced step, and keeps the names of what the copies make.
+    """Copies ops of a traced step, and keeps the names of the tensors that the copies make.
 
     Attributes:
-      writer: What is written so far.
       given: The names of the step's inputs, by tensor reference.
       planned: The TensorFlow ops of the plan.
       current: For each planned op the name of its latest evaluation.
       gone: Planned ops whose latest evaluation the plan has freed.
       last: The ops that the next kernel waits for: the one before it, or a pair.
-      fusible: Evaluations that may run within the kernel of a product, with what they make.
+      fusible: Evaluations that may run within the kernel of a product, with their outputs.
     """
 
     def __init__(self, traced: TracedStep):
         self.traced = traced
         self.writer = InOrder(traced.function.graph)
         self.planned = {operation for group in traced.groups for operation in group}
-        self.given = {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(traced.flat.inputs)}
+        self.given = names_of_inputs(traced.flat)
         self.current: dict[tf.Operation, str] = {}
         self.gone: set[tf.Operation] = set()
         self.last: list[str] = []
         self.fusible: dict[str, tf.Tensor] = {}
-        self._captured = dict(_captured(traced.flat))
+        self._captured = {t.ref(): value for t, value in captured_tensors(traced.flat)}
         self._running = dict.fromkeys(reachable(traced.flat.graph))  # in order
         self._once: dict[tf.Operation, str] = {}  # any op that is not planned -> its copy
         self._variable_of: dict[str, Any] = {}  # tensor that is a variable's memory -> the handle
@@ -72,11 +71,8 @@ class Values:
                     self.made(operation)
 
     def tensor(self, tensor: tf.Tensor) -> str:
-        """Returns the name of a tensor's present value.
-
-        A view of a planned value is made again for each reader, and other ops once, if they do not
-        exist yet.
-        """
+        """The name of a tensor's present value. A view of a planned value is made again for each
+        reader, and other ops once, if they do not exist yet."""
         tensor = source_of(tensor)
         operation = tensor.op
         if tensor.ref() in self.given:
@@ -101,9 +97,7 @@ class Values:
         TensorFlow would write to other memory. After a write to a part of a variable TensorFlow
         would copy the whole at every read, and to update it; that is switched off again.
         """
-        handles = [
-            source_of(tensor).ref() for tensor in operation.inputs if tensor.dtype == tf.resource
-        ]
+        handles = [source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource]
         if not rule_of(operation.type).only_reads:
             readers = (each for handle in handles for each in self._readers.get(handle, ()))
             after = [*after, *readers]
@@ -137,8 +131,8 @@ class Values:
             self.made(operation)
 
     def made(self, operation: tf.Operation) -> str:
-        """Returns the name of the copy of an op that runs once, written now if need be; for a
-        planned op, of its latest evaluation."""
+        """The name of the copy of an op that runs once, written now if need be; for a planned op,
+        of its latest evaluation."""
         pending = [operation]
         while pending:  # an own stack: a chain of small ops may be longer than Python's
             top = pending[-1]
@@ -152,8 +146,8 @@ class Values:
         return self._once.get(operation) or self.current[operation]
 
     def control_predecessors(self, operation: tf.Operation) -> list[str]:
-        """Returns the names of the ops that an op waits for in the traced step. TensorFlow's
-        gradients have constants wait, which need not."""
+        """The names of the ops that an op waits for in the traced step. TensorFlow's gradients have
+        constants wait, which need not."""
         if is_constant(operation):
             return []
         return [
@@ -163,7 +157,7 @@ class Values:
         ]
 
     def done(self, name: str) -> str:
-        """Returns the name of the op to wait for in order to wait for an evaluation.
+        """The name of the op to wait for in order to wait for an evaluation.
 
         A control edge from an op keeps TensorFlow from running it within a product's kernel, so for
         such an op the edge comes from another op that reads it.
@@ -176,7 +170,7 @@ class Values:
         return self._markers[name]
 
     def pending_readers(self, write: tf.Operation) -> list[tf.Operation]:
-        """Returns the small ops, not written yet, that read the content of a variable which an op
+        """The small ops, not written yet, that read the content of a variable which an op
         overwrites, and whose inputs are in memory."""
         return [each for each in self._readers_before(write) if self._is_ready(each, write)]
 
@@ -197,8 +191,8 @@ class Values:
         return {tensor.ref() for tensor in inputs if tensor.dtype == tf.resource}
 
     def _has_effects(self, operation: tf.Operation, read: set[Any]) -> bool:
-        """True for an op that changes more than variables whose content no planned op reads, and no
-        op after one."""
+        """True for an op that changes more than variables whose content no planned op, nor one
+        after it, reads."""
         handles = {source_of(t).ref() for t in operation.inputs if t.dtype == tf.resource}
         only_writes = handles and not operation.outputs and handles.isdisjoint(read)
         return is_stateful(operation) and not (only_writes and self._is_last(operation))
@@ -226,22 +220,17 @@ class Values:
         return operation in self._once or operation in self.current
 
     def _missing(self, operation: tf.Operation) -> list[tf.Operation]:
-        """The ops that must be written before this one."""
         inputs = [source_of(tensor) for tensor in operation.inputs]
         before = [tensor.op for tensor in inputs if tensor.ref() not in self.given]
-        return [
-            each
-            for each in (*before, *operation.control_inputs)
-            if self.runs_once(each) and not self._exists(each)
-        ]
+        waits_for = (each for each in (*before, *operation.control_inputs) if self.runs_once(each))
+        return [each for each in waits_for if not self._exists(each)]
 
     def _write_once(self, operation: tf.Operation) -> None:
         inputs = [self.tensor(source_of(tensor)) for tensor in operation.inputs]
         after = self.control_predecessors(operation)
         if role_of(operation) is Role.KERNEL:
-            self._once[operation] = self.copy(
-                operation, inputs, [*after, *map(self.done, self.last)]
-            )
+            after += map(self.done, self.last)
+            self._once[operation] = self.copy(operation, inputs, after)
             self.last = [self._once[operation]]
         else:
             self._once[operation] = self.copy(operation, inputs, after)
@@ -275,10 +264,3 @@ class Values:
             if not tf.executing_eagerly() or not tf.raw_ops.VarIsInitializedOp(resource=handle):
                 return False
             return tf.raw_ops.VariableShape(input=handle).numpy().tolist() == value.shape.as_list()
-
-
-def _captured(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """(reference of the placeholder, value) of what a function captures."""
-    values = function.captured_inputs
-    placeholders = function.inputs[len(function.inputs) - len(values) :]
-    return [(tensor.ref(), value) for tensor, value in zip(placeholders, values, strict=True)]

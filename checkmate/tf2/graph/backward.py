@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import inputs_first, reachable
 from checkmate.tf2.graph.operations import source_of
 
 # Of several equal ops the optimizer keeps one, which may be the last: a constant of the forward
@@ -21,94 +20,45 @@ def in_order_of_trace(
     operations: Sequence[tf.Operation], place: Mapping[str, int]
 ) -> list[tf.Operation]:
     """Returns ops in the order of the trace, inputs first. An op comes no later than the first of
-    its readers would; an op that the trace does not have comes as soon as its inputs are there.
-
-    Args:
-      operations: The ops, inputs first.
-      place: The place in the trace of each op that is there, by its name.
-    """
-    before = {operation: set(_before(operation)) for operation in operations}
-    readers: dict[tf.Operation, list[tf.Operation]] = {operation: [] for operation in operations}
-    for operation, needed in before.items():
-        for each in needed:
-            readers[each].append(operation)
-    wanted = _wanted(operations, readers, place)
+    its readers would; one without a `place` in the trace, as soon as its inputs are there."""
     number = {operation: k for k, operation in enumerate(operations)}
-    missing = {operation: len(needed) for operation, needed in before.items()}
-    ready = [
-        (min(place.get(operation.name, -1), wanted[operation]), number[operation])
+    before = [
+        {number[each] for each in (*(t.op for t in operation.inputs), *operation.control_inputs)}
         for operation in operations
-        if not missing[operation]
     ]
-    heapq.heapify(ready)
-    order: list[tf.Operation] = []
-    while ready:
-        at, k = heapq.heappop(ready)
-        order.append(operations[k])
-        for reader in readers[operations[k]]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                at_reader = min(place.get(reader.name, at), wanted[reader])
-                heapq.heappush(ready, (at_reader, number[reader]))
-    return order
-
-
-def _wanted(
-    operations: Sequence[tf.Operation],
-    readers: Mapping[tf.Operation, Sequence[tf.Operation]],
-    place: Mapping[str, int],
-) -> dict[tf.Operation, int]:
-    """The first place in the trace of each op and of all that depends on it."""
-    wanted: dict[tf.Operation, int] = {}
-    for operation in reversed(operations):
-        own = place.get(operation.name, len(place))
-        wanted[operation] = min([own, *(wanted[reader] for reader in readers[operation])])
-    return wanted
-
-
-def _before(operation: tf.Operation) -> Iterable[tf.Operation]:
-    yield from (tensor.op for tensor in operation.inputs)
-    yield from operation.control_inputs
+    # The first place of each op and of all that depends on it.
+    wanted = [place.get(operation.name, len(place)) for operation in operations]
+    for k in reversed(range(len(operations))):
+        for each in before[k]:
+            wanted[each] = min(wanted[each], wanted[k])
+    order = inputs_first(before, lambda k, at: min(place.get(operations[k].name, at), wanted[k]))
+    return [operations[k] for k in order]
 
 
 def in_backward_scope(operation: tf.Operation) -> bool:
-    """True if the op's name says that it computes a gradient."""
     return "gradient_tape/" in operation.name or operation.name.startswith("gradients/")
 
 
 def follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> bool:
-    """True for an op that computes a gradient or depends on an op of `backward`.
-
-    Lists do not count: a loop of the forward pass reads the lists that its gradient will read.
-    """
+    """True for an op that computes a gradient or depends on one. Lists do not count: a loop of the
+    forward pass reads the lists that its gradient will read."""
     if in_backward_scope(operation) or not backward.isdisjoint(operation.control_inputs):
         return True
-    return any(
-        source_of(tensor).op in backward
-        for tensor in operation.inputs
-        if tensor.dtype != tf.variant
-    )
+    read = (tensor for tensor in operation.inputs if tensor.dtype != tf.variant)
+    return any(source_of(tensor).op in backward for tensor in read)
 
 
 def forward_names(concrete: Any) -> set[str]:
-    """Returns the names of a traced function's ops that are not part of the backward pass."""
     backward: set[tf.Operation] = set()
     for operation in reachable(concrete.graph):
         if follows_gradients(operation, backward):
             backward.add(operation)
-    return {
-        operation.name for operation in concrete.graph.get_operations() if operation not in backward
-    }
+    return {o.name for o in concrete.graph.get_operations() if o not in backward}
 
 
 def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
-    """Returns the ops from which gradients are computed that come later: the values of any forward
-    pass, of the second one in a step too, and gradients of which gradients of higher order are
-    computed.
-
-    Args:
-      operations: All ops, inputs first.
-    """
+    """Returns the ops, given inputs first, that later gradients are computed from: values of any
+    forward pass, and gradients of which gradients of higher order are computed."""
     highest: dict[tf.Operation, int] = {}  # the highest order of the gradients that read an op
     found = set()
     for operation in reversed(operations):
@@ -123,22 +73,16 @@ def read_by_gradients(operations: list[tf.Operation]) -> set[tf.Operation]:
 
 
 def has_second_order(operations: list[tf.Operation]) -> bool:
-    """True where gradients of gradients are computed."""
     return any(_order(operation) > 1 for operation in operations)
 
 
 def _order(operation: tf.Operation) -> int:
-    """The order of a gradient by its name: 1 for one of a loss, 2 for one of such a gradient; 0 for
-    another op."""
+    """The order of a gradient by its name: 1 for one of a loss, 2 for one of such; else 0."""
     return max(operation.name.count("gradient_tape/"), int(in_backward_scope(operation)))
 
 
 def with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
-    """Returns the ops of these names and all ops that they are computed from.
-
-    Args:
-      operations: All ops, inputs first.
-    """
+    """Returns the ops of these names and all that they are computed from. Inputs come first."""
     found: set[tf.Operation] = set()
     for operation in reversed(operations):
         if operation.name in names or operation in found:

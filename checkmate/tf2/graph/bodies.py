@@ -24,14 +24,12 @@ log = logging.getLogger("checkmate")
 
 
 def named(graph: tf.Graph, name: str) -> Any:
-    """Returns the graph of the function of this name in the library of `graph`, or None if
-    TensorFlow does not hand it out."""
+    """The graph of a function in the library of `graph`; None if TensorFlow does not give it."""
     return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)
 
 
 def from_definition(definition: Any, shapes: list[Any] | None) -> Any:
-    """Returns a new graph with the ops of a `FunctionDef` for inputs of these shapes, or None if
-    TensorFlow does not make one."""
+    """A new graph of a `FunctionDef` for inputs of these shapes; None if TensorFlow makes none."""
     try:
         from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
@@ -43,24 +41,18 @@ def from_definition(definition: Any, shapes: list[Any] | None) -> Any:
 
 
 def body_of(graph: tf.Graph, operation: tf.Operation, attribute: str) -> Any:
-    """Returns the graph of the function in an op's attribute, or None if TensorFlow does not hand
-    it out.
-
-    Args:
-      graph: The graph of the step as it was traced; its functions have the inferred shapes.
-    """
+    """The graph of the function in an op's attribute, or None. `graph` is the step as it was
+    traced, whose functions have the inferred shapes."""
     return named(graph, operation.get_attr(attribute).name)
 
 
 def bodies_of(graph: tf.Graph, operation: tf.Operation) -> list[Any]:
-    """Returns the graphs of the functions that a loop or condition runs, None for each that
-    TensorFlow does not hand out; no graph for another op."""
+    """The graphs (or None) of the functions that a loop or condition runs; none for another op."""
     return [named(graph, each.name) for each in functions_of(operation, operation.node_def)]
 
 
 def functions_of(operation: tf.Operation, node: Any) -> Iterator[Any]:
-    """Yields the functions that a loop or condition runs, as attributes of its definition `node`;
-    none for another op."""
+    """Yields the functions that a loop or condition runs, as attributes of its definition."""
     if has_bodies(operation):
         for attribute in rule_of(operation.type).functions:
             yield from node.attr[attribute].list.func or [node.attr[attribute].func]
@@ -101,11 +93,15 @@ def _computes(operation: tf.Operation) -> bool:
     )
 
 
+def function_names(node: Any) -> list[str]:
+    found = (each for value in node.attr.values() for each in (value.func, *value.list.func))
+    return [each.name for each in found if each.name]
+
+
 def called(operation: tf.Operation) -> list[Any]:
-    """Returns the graphs of all functions that an op names, None for each that TensorFlow does not
-    hand out. A graph that was imported does not have them; the process does."""
-    values = operation.node_def.attr.values()
-    names = [each.name for value in values for each in (value.func, *value.list.func) if each.name]
+    """The graphs (or None) of all functions that an op names. A graph that was imported does not
+    have them; the process does."""
+    names = function_names(operation.node_def)
     return [named(operation.graph, name) or _of_process(name) for name in names]
 
 

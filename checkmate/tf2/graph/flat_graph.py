@@ -14,6 +14,7 @@ The small outputs of a planned op that also has a large one count as resident, t
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +29,7 @@ from checkmate.tf2.graph.backward import (
     read_by_gradients,
     with_inputs,
 )
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.graph_writer import argument_tensors, reachable
 from checkmate.tf2.graph.operations import (
     can_be_filled,
     has_bodies,
@@ -41,7 +42,7 @@ from checkmate.tf2.graph.operations import (
     static_shape,
     ties_recomputation,
 )
-from checkmate.tf2.graph.sizes import OpSizes, tensor_bytes
+from checkmate.tf2.graph.sizes import OpSizes, known_bytes, tensor_bytes
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of
@@ -66,21 +67,15 @@ class FlatGraph:
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
-      traced_graph: The graph of `traced`.
-      operations: All ops that run, inputs first.
-      position: Their index in `operations`.
+      operations: All ops that run, inputs first; `position` is their index.
       planned: The kernels that decide about memory, in the same order.
-      data_deps: For each planned op, the planned ops whose memory it reads, directly or through
-        views and small ops.
+      data_deps: The planned ops whose memory each reads, directly or through views and small ops.
       order_deps: The same, through control edges, too.
       overwritten: For each planned op that writes to a variable, the planned ops that read its old
         content.
-      readers: For each planned op, the planned ops that read it.
       read_once: Planned ops whose value is read by the caller or by an op that runs once.
-      backward: Ops of backward passes and of updates.
-      recomputable: Planned ops that may run again.
-      maybe_recomputable: Those and others, where that may lower what plans need; else None.
-      small_bytes: The size up to which a tensor is small.
+      maybe_recomputable: `recomputable` and others, where that may lower what plans need; else
+        None.
       early: For each output, whether its memory is allocated when the step begins.
     """
 
@@ -119,35 +114,23 @@ class FlatGraph:
         return self._sizes.total[operation] - self._small_outputs.get(operation, 0)
 
     def estimates(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each output of the ops of which a size is estimated, by name."""
-        return {
-            operation.name: self._sizes.of_outputs(operation) for operation in self._sizes.estimated
-        }
+        return {o.name: self._sizes.of_outputs(o) for o in self._sizes.estimated}
 
     def planned_sources(self, tensor: tf.Tensor) -> set[tf.Operation]:
         """The planned ops whose values must be in memory to have this tensor."""
         return self._made_of[source_of(tensor).op]
 
     def only_reads(self, operation: tf.Operation) -> bool:
-        """True for an op that takes variables and changes none of them."""
         return rule_of(operation.type).only_reads or operation in self._reading
 
     def may_repeat(self, operation: tf.Operation) -> bool:
-        """True if running an op again on the same inputs gives the same outputs and changes nothing
-        else."""
         return may_repeat(operation) or operation in self._reading
 
     def fixed_bytes(self) -> int:
-        """Bytes that are resident during the whole step.
-
-        They are those of arguments, captured variables and tensors, constants, small values, the
-        results of the step before, which a training loop still holds, and the early results of this
-        step.
-        """
-        total = sum(
-            (tensor_bytes(tensor) or 0) * (1 + early)
-            for tensor, early in zip(self.concrete.outputs, self.early, strict=True)
-        )
+        """Bytes that are resident during the whole step. Two steps' results count: a training loop
+        still holds those of the step before, and the early ones of this step are allocated."""
+        outputs = self.concrete.outputs
+        total = known_bytes([*outputs, *compress(outputs, self.early)])
         seen: set[int] = set()
         for variable in self.variables:
             seen.add(id(variable.handle))
@@ -156,10 +139,7 @@ class FlatGraph:
             if id(value) not in seen and value.dtype != tf.resource:
                 total += tensor_bytes(value) or 0
             seen.add(id(value))
-        arguments = self.concrete.inputs[
-            : len(self.concrete.inputs) - len(self.concrete.captured_inputs)
-        ]
-        total += sum(tensor_bytes(tensor) or 0 for tensor in arguments)
+        total += known_bytes(argument_tensors(self.concrete))
         constants = sum(self._sizes.total[o] for o in self.operations if is_constant(o))
         return total + constants + self.small_values_bytes()
 
@@ -170,7 +150,6 @@ class FlatGraph:
         return sum(self._sizes.total[o] for o in small) + sum(self._small_outputs.values())
 
     def notes(self) -> tuple[str, ...]:
-        """What the report says about ops that could not be treated as usual."""
         notes = []
         unknown = sorted({o.type for o in self.planned if not is_known(o)})
         if unknown:
@@ -179,9 +158,8 @@ class FlatGraph:
                 f" {', '.join(unknown)}."
             )
         planned_estimates = (o for o in self._sizes.estimated if o in self.data_deps)
-        guessed = sorted(
-            {o.type for o in planned_estimates if self._sizes.total[o] > self.small_bytes}
-        )
+        total = self._sizes.total
+        guessed = sorted({o.type for o in planned_estimates if total[o] > self.small_bytes})
         if guessed:
             notes.append(
                 "The size of some outputs is not known before the step runs and is estimated from"
@@ -197,8 +175,7 @@ class FlatGraph:
         return tuple(notes)
 
     def _early_results(self) -> tuple[bool, ...]:
-        """The smallest results whose memory can be allocated before they are computed, up to
-        `EARLY_SHARE`."""
+        """The smallest results, up to `EARLY_SHARE`, of which the memory can be allocated early."""
         outputs = self.concrete.outputs
         left = EARLY_SHARE * sum(self._sizes.total[operation] for operation in self.planned)
         early = [False] * len(outputs)
@@ -209,7 +186,6 @@ class FlatGraph:
         return tuple(early)
 
     def _find_readers(self) -> None:
-        """Finds what reads each planned op: planned ops, or the caller and ops that run once."""
         planned = set(self.planned)
         self.readers: OpSets = {operation: set() for operation in self.planned}
         self.read_once = {o for each in self.concrete.outputs for o in self.planned_sources(each)}
@@ -221,7 +197,6 @@ class FlatGraph:
                 self.read_once |= self._made_of[operation]
 
     def _classify(self, operation: tf.Operation) -> None:
-        """Decides whether an op is planned, and of which planned ops its value is made."""
         role = role_of(operation)
         outputs = range(len(operation.outputs))
         if role is Role.SHAPE and any(static_shape(operation, k) is None for k in outputs):
@@ -238,8 +213,6 @@ class FlatGraph:
         self._made_of[operation], self._comes_after[operation] = made_of, after
 
     def _decides(self, operation: tf.Operation, made_of: set[tf.Operation]) -> bool:
-        """True for a kernel that decides about memory, given the planned ops that its value is made
-        of."""
         if self._planned_names is not None:
             return operation.name in self._planned_names
         if not all(map(self._sizes.is_small, (operation, *made_of))):
@@ -248,8 +221,7 @@ class FlatGraph:
         return writes and not self._read_by_bodies.isdisjoint(_handles(operation))
 
     def _find_overwrites(self) -> None:
-        """Finds which planned ops write to a variable that other planned ops read, and therefore
-        what may be recomputed."""
+        """Finds which planned ops overwrite what others read, and thus what may be recomputed."""
         readers: dict[int, set[tf.Operation]] = {}  # handle -> planned ops that read it so far
         read_through: dict[tf.Operation, set[int]] = {}  # op -> handles that its value shows
         direct_reads: dict[tf.Operation, set[int]] = {}
@@ -279,11 +251,8 @@ class FlatGraph:
         # What a step computes again by itself (`tf.recompute_grad`) is kept.
         own = any(map(ties_recomputation, self.operations))
         read_later = set() if own else read_by_gradients(self.operations)
-        pure = {
-            o
-            for o in self.planned
-            if self.may_repeat(o) and small_writes.isdisjoint(direct_reads.get(o, ()))
-        }
+        repeats = (o for o in self.planned if self.may_repeat(o))
+        pure = {o for o in repeats if small_writes.isdisjoint(direct_reads.get(o, ()))}
         self.recomputable = {o for o in pure if o not in self.backward or o in read_later}
         # A gradient of a gradient adds up what both passes left, which was made long before.
         self.maybe_recomputable = pure if has_second_order(self.operations) and not own else None
@@ -296,14 +265,11 @@ def _reading_bodies(operations: list[tf.Operation], graph: tf.Graph) -> set[tf.O
     passed_on = {
         source_of(tensor).op for o in changing for tensor in o.inputs if tensor.dtype == tf.resource
     }
-    return {
-        o
-        for o in operations
-        if has_bodies(o) and o not in passed_on and bodies.only_reads(graph, o)
-    }
+    found = (o for o in operations if has_bodies(o) and o not in passed_on)
+    return {o for o in found if bodies.only_reads(graph, o)}
 
 
 def _handles(operation: tf.Operation) -> set[int]:
-    """Identifies the variables that an op takes: by the argument that carries the handle in."""
+    """The variables that an op takes, by the arguments that carry their handles."""
     resources = (tensor for tensor in operation.inputs if tensor.dtype == tf.resource)
     return {id(source_of(tensor).op) for tensor in resources}

@@ -26,7 +26,7 @@ op needs."""
 
 
 def values_of(flat: FlatGraph, group: Group) -> Group:
-    """Returns the ops of a group that others read, and the group's last one."""
+    """The ops of a group that others read, and the group's last one."""
     inside = set(group)
     return tuple(
         o for o in group if o is group[-1] or o in flat.read_once or not flat.readers[o] <= inside
@@ -36,13 +36,10 @@ def values_of(flat: FlatGraph, group: Group) -> Group:
 def paired_gradients(
     flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]
 ) -> dict[tf.Operation, tf.Operation]:
-    """Returns the gradients of biases, each with the filter gradient of the same convolution: both
-    read the same tensor."""
-    filters = {
-        source_of(o.inputs[2]).ref(): o
-        for o in order
-        if rule_of(o.type).fusion is Fusion.FILTER_GRADIENT
-    }
+    """The gradients of biases -> the filter gradient of the same convolution: both read one
+    tensor."""
+    makes = [o for o in order if rule_of(o.type).fusion is Fusion.FILTER_GRADIENT]
+    filters = {source_of(o.inputs[2]).ref(): o for o in makes}
     position = {operation: k for k, operation in enumerate(order)}
     paired: dict[tf.Operation, tf.Operation] = {}
     for operation in order:
@@ -59,8 +56,8 @@ def paired_gradients(
 def fused(
     flat: FlatGraph, order: list[tf.Operation], paired: Pairs, recomputable: set[tf.Operation]
 ) -> tuple[Group, ...]:
-    """Returns groups of neighbouring planned ops that become one op each. Only the group itself
-    reads their inner values."""
+    """Returns the neighbouring planned ops that become one op each, whose inner values they alone
+    read."""
     tolerated = RAISED_SHARE * max(_needed_bytes(flat, [operation]) for operation in order)
 
     def fits(one: Sequence[tf.Operation], other: Sequence[tf.Operation]) -> bool:
@@ -74,11 +71,8 @@ def fused(
         alike = all((last in kind) == (operation in kind) for kind in (recomputable, flat.backward))
         # The next op must be a reader, or all that an update of many variables waits for would
         # become one op with it.
-        alone = (
-            last not in flat.read_once
-            and group[0] in flat.readers[last]
-            and flat.readers[last] <= set(group)
-        )
+        readers = flat.readers[last]
+        alone = last not in flat.read_once and group[0] in readers and readers <= set(group)
         # Retaining a smaller input instead of the value can pay, if the value can be recomputed.
         no_smaller = flat.bytes_of(last) >= flat.bytes_of(operation)
         pays = operation not in recomputable or no_smaller

@@ -3,8 +3,9 @@ graph that is being traced."""
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,20 +19,19 @@ from checkmate.tf2.ops.table import rule_of
 # as the bytes that it consists of, which are its own memory under another type. Truth values have
 # no such view and are converted to bytes and back.
 
+Names = Sequence[str]  # of ops, or of tensors as "op:k"
+
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
 
 
 def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
-    """Returns the ops that, one after another, copy a value of a type which
-    `operations.can_be_copied`."""
+    """The ops that, one after another, copy a value of a type that `can_be_copied`."""
     if dtype in (*ON_GPUS, tf.int32):
         return (("DeepCopy", {"T": dtype}),)
     if dtype == tf.bool:
-        return (
-            ("Cast", {"SrcT": dtype, "DstT": tf.uint8}),
-            ("Cast", {"SrcT": tf.uint8, "DstT": dtype}),
-        )
+        to, back = {"SrcT": dtype, "DstT": tf.uint8}, {"SrcT": tf.uint8, "DstT": dtype}
+        return (("Cast", to), ("Cast", back))
     return (
         ("Bitcast", {"T": dtype, "type": tf.uint8}),
         ("DeepCopy", {"T": tf.uint8}),
@@ -40,7 +40,6 @@ def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
 
 
 def copy_of(value: tf.Tensor) -> tf.Tensor:
-    """Returns a copy of a tensor of numbers, or makes its ops in the graph that is being traced."""
     for kind, types in copy_steps(value.dtype):
         if kind == "DeepCopy":
             value = tf.raw_ops.DeepCopy(x=value)
@@ -52,19 +51,16 @@ def copy_of(value: tf.Tensor) -> tf.Tensor:
 
 
 def place(nodes: Sequence[Any], added: Collection[str]) -> None:
-    """Writes the devices of the nodes of these names that name none.
-
-    Args:
-      nodes: Definitions of ops, inputs first.
-    """
+    """Writes the devices of the nodes of these names that name none. `nodes` has inputs first."""
     device = {node.name: node.device for node in nodes}
-    moved = [node for node in nodes if node.name in added and not _is_at_variable(node)]
-    for node in moved:
+    moved = {node.name: node for node in nodes if node.name in added and not _is_at_variable(node)}
+    for node in moved.values():
         makers = (name.partition(":")[0] for name in node.input if name[0] != "^")
-        device[node.name] = device[node.name] or _first(device.get(each, "") for each in makers)
+        found = (device[each] for each in makers if device.get(each))
+        device[node.name] = device[node.name] or next(found, "")
     of_reader: dict[str, str] = {}
     for node in reversed(nodes):
-        if node.name in added and not _is_at_variable(node):
+        if node.name in moved:
             node.device = device[node.name] or of_reader.get(node.name, "")
         for name in node.input:
             if node.device and name[0] != "^":
@@ -76,18 +72,12 @@ def _is_at_variable(node: Any) -> bool:
     return rule_of(node.op).only_reads or rule_of(node.op).has_reads_copied
 
 
-def _first(devices: Iterable[str]) -> str:
-    return next((each for each in devices if each), "")
-
-
 class GraphWriter:
-    """Writes ops. A tensor is named "op:k"; the caller chooses the names of tensors that no written
-    op makes.
+    """Writes ops as a GraphDef, which imports much faster than ops are made one by one in Python.
 
-    To import one GraphDef takes much less time than to make the ops one by one in Python.
-
-    Args:
-      nodes: Definitions of ops that are written already, inputs first.
+    A tensor is named "op:k"; the caller names the tensors that no written op makes. A method that
+    writes returns the name of its tensor, or of its op where that has none to read; the ops named
+    in `after` run before; a tensor `like` has the value's shape and dtype.
 
     Attributes:
       like: Node name -> the op that it is a copy of, or tensors that its outputs are like, if
@@ -107,24 +97,19 @@ class GraphWriter:
 
     @property
     def nodes(self) -> Sequence[Any]:
-        """The definitions of what is written, inputs first."""
         return self._graph_def.node
 
     def copy(
         self,
         operation: tf.Operation,
-        inputs: Sequence[str],
+        inputs: Names,
         *,
-        after: Sequence[str] = (),
+        after: Names = (),
         name: str = "",
         device: str = "",
     ) -> str:
-        """Writes an op like `operation` on other inputs, to run after the ops of these names;
-        returns its name.
-
-        Args:
-          device: Where it runs if `operation` does not say.
-        """
+        """Writes an op like `operation` on other inputs, and returns its name. It runs on `device`
+        if `operation` does not say where."""
         if operation not in self._node_defs:
             self._node_defs[operation] = self.definition(operation)
         node = self._graph_def.node.add()
@@ -141,52 +126,45 @@ class GraphWriter:
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
-        """Returns the definition of a copy of an op; its name and inputs do not count."""
         return operation.node_def
 
     def overwrite(
-        self, handle: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+        self, handle: str, value: str, like: tf.Tensor, *, after: Names, name: str
     ) -> str:
         """Writes an assignment to a variable that does not change the variable's buffer; returns
         the name of its last op.
 
         After TensorFlow's op for that, every read copies the variable, so that parts of it can be
         written. A second op switches that off.
-
-        Args:
-          like: A tensor of the value's shape and dtype.
         """
         kind = "ResourceStridedSliceAssign"
         node = self._assign_all(kind, handle, value, like, after=after, name=name)
         return self.share(handle, after=node.name)
 
     def share(self, handle: str, *, after: str) -> str:
-        """Writes an op that has reads of a variable share its memory again instead of copying it;
-        returns the op's name."""
+        """Has reads of a variable share its memory again instead of copying it; returns the op's
+        name."""
         return self._node(f"{after}/shared", "DisableCopyOnRead", [handle], [after]).name
 
-    def read(self, handle: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that returns a variable's memory, and returns the name of its tensor."""
+    def read(self, handle: str, like: tf.Tensor, *, after: Names) -> str:
+        """Returns a variable's memory, without a copy."""
         return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
-    def allocate(self, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that allocates memory for a value like this one without filling it; returns
-        the name of its tensor."""
+    def allocate(self, like: tf.Tensor, *, after: Names) -> str:
+        """Allocates memory without filling it."""
         shape = self.constant(like.shape.as_list(), tf.int32)
         node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
-    def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that copies a value into memory that `allocate` returned and that no other
-        op reads; returns the name of its tensor."""
+    def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Names) -> str:
+        """Copies a value into memory that `allocate` returned and that no other op reads."""
         kind = "TensorStridedSliceUpdate"
         node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
-    def deep_copy(self, value: str, like: tf.Tensor, *, after: Sequence[str], name: str) -> str:
-        """Writes what copies a value to memory of its own; returns the name of its tensor."""
+    def deep_copy(self, value: str, like: tf.Tensor, *, after: Names, name: str) -> str:
         for kind, types in copy_steps(like.dtype):
             node = self._node(name, kind, [value], after, **types)
             self.like[node.name] = (like,)
@@ -194,62 +172,30 @@ class GraphWriter:
         return value
 
     def _assign_all(
-        self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Sequence[str], name: str
+        self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Names, name: str
     ) -> Any:
-        """Writes an op that assigns to a slice, which is the whole."""
         whole = [self.constant([number] * like.shape.rank, tf.int32) for number in (0, 0, 1)]
         node = self._node(name, kind, [to, *whole, value], after, T=like.dtype, Index=tf.int32)
         node.attr["begin_mask"].i = node.attr["end_mask"].i = (1 << like.shape.rank) - 1
         return node
 
     def add(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        dtype: tf.DType,
-        *,
-        after: Sequence[str] = (),
-        name: str,
+        self, kind: str, inputs: Names, dtype: tf.DType, *, after: Names = (), name: str
     ) -> str:
-        """Writes an op whose one type attribute is T, to run after the ops of these names; returns
-        the name of its tensor."""
+        """Writes an op whose one type attribute is T."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
-    def sum(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        """Writes a sum of two tensors and returns the name of its tensor."""
-        return self.add("AddV2", [first, second], dtype, name=name)
-
-    def multiply(self, first: str, second: str, dtype: tf.DType, *, name: str) -> str:
-        """Writes a product of two tensors, element by element, and returns its tensor's name."""
-        return self.add("Mul", [first, second], dtype, name=name)
-
-    def reshape(self, value: str, shape: Sequence[int], dtype: tf.DType) -> str:
-        """Writes a view of a tensor in another shape and returns its tensor's name."""
-        return self.add("Reshape", [value, self.constant(shape, tf.int32)], dtype, name="reshaped")
-
-    def wait(self, before: Sequence[str], value: str, like: tf.Tensor) -> str:
-        """Writes an op that returns a value after the ops `before` have run; returns the name of
-        its tensor.
-
-        TensorFlow's optimizer would remove an identity and add control edges between its neighbours
-        instead.
-
-        Args:
-          like: A tensor of the value's shape and dtype.
-        """
+    def wait(self, before: Names, value: str, like: tf.Tensor) -> str:
+        """Returns a value after the ops `before` have run. TensorFlow's optimizer would remove an
+        identity and add control edges between its neighbours instead."""
         if like.shape.rank is None:  # EnsureShape refuses that
             return self.add("Identity", [value], like.dtype, after=before, name="in_turn")
         name = self.add("EnsureShape", [value], like.dtype, after=before, name="in_turn")
         self._graph_def.node[-1].attr["shape"].shape.CopyFrom(like.shape.as_proto())
         return name
 
-    def made(self, number: str, like: tf.Tensor, *, after: Sequence[str]) -> str:
-        """Writes an op that fills memory of its own with a number; returns the name of its tensor.
-
-        Args:
-          number: The name of a scalar.
-          like: A tensor of the value's shape and dtype.
-        """
+    def made(self, number: str, like: tf.Tensor, *, after: Names) -> str:
+        """Fills memory of its own with a number, which is the name of a scalar."""
         shape = tuple(like.shape.as_list())
         if shape not in self._shapes:
             self._shapes[shape] = self.constant(shape, tf.int32)
@@ -258,15 +204,13 @@ class GraphWriter:
         self.like[name.removesuffix(":0")] = (like,)
         return name
 
-    def after(self, before: Sequence[str]) -> Sequence[str]:
-        """Writes what waits until these ops have run, on a GPU their kernels, too, and returns the
-        names of the ops to wait for."""
+    def after(self, before: Names) -> Names:
+        """The ops to wait for in order to wait for these ops, on a GPU for their kernels, too."""
         if not training_device().startswith("GPU"):
             return before
         return [self._node("synchronized", "SyncDevice", [], before).name]
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
-        """Writes a constant and returns its tensor's name."""
         node = self._node("shape", "Const", [], dtype=dtype)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
@@ -281,13 +225,12 @@ class GraphWriter:
         return self.add("SelectV2", [f"{no.name}:0", number, number], dtype, name=name)
 
     def import_here(
-        self, given: dict[str, tf.Tensor], outputs: Sequence[str], *, scope: str = ""
+        self, given: dict[str, tf.Tensor], outputs: Names, *, scope: str = ""
     ) -> list[tf.Tensor]:
         """Imports all ops into the graph being traced and returns the tensors of these names.
 
         Args:
           given: The tensors that no written op makes, by name.
-          scope: A prefix for the names of all ops.
         """
         graph = tf.compat.v1.get_default_graph()
         place(self._graph_def.node, self._added)
@@ -302,20 +245,12 @@ class GraphWriter:
         by_name = given | dict(zip(made, found, strict=True))
         return [by_name[name] for name in outputs]
 
-    def function_like(
-        self, concrete: Any, outputs: Sequence[str], *, as_written: bool = False
-    ) -> Any:
-        """Returns a `ConcreteFunction` of the same flattened arguments as `concrete` that runs the
-        written ops.
-
-        Args:
-          concrete: A function, whose inputs have the names that `names_of_inputs` gives.
-          outputs: The names of the tensors that it returns.
-          as_written: Leave out the control edges by which `tf.function` keeps side effects in
-            order. Only a function that runs needs them.
-        """
-        arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-        specs = [tf.TensorSpec(each.shape, each.dtype) for each in arguments]
+    def function_like(self, concrete: Any, outputs: Names, *, as_written: bool = False) -> Any:
+        """Returns a `ConcreteFunction` of the written ops with the flattened arguments of
+        `concrete`, which have the names that `names_of_inputs` gives. With `as_written` it lacks
+        the control edges by which `tf.function` keeps side effects in order: only a function that
+        runs needs them."""
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in argument_tensors(concrete)]
         names = names_of_inputs(concrete).values()
 
         def body(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -324,21 +259,15 @@ class GraphWriter:
             )
             if as_written:
                 graph = tf.compat.v1.get_default_graph()
-                graph.control_outputs.extend(
-                    operation
-                    for operation in graph.get_operations()
-                    if operation.op_def.is_stateful
-                )
+                effects = (o for o in graph.get_operations() if o.op_def.is_stateful)
+                graph.control_outputs.extend(effects)
             return found
 
         if as_written:
             return tf.compat.v1.wrap_function(body, specs)
         return tf.function(body, autograph=False).get_concrete_function(*specs)
 
-    def _node(
-        self, name: str, op: str, read: Sequence[str], after: Sequence[str] = (), **types: tf.DType
-    ) -> Any:
-        """Adds an op with these type attributes, to run after the ops of these names."""
+    def _node(self, name: str, op: str, read: Names, after: Names = (), **types: tf.DType) -> Any:
         inputs = [*read, *(f"^{before}" for before in after)]
         node = self._graph_def.node.add(name=self._unique(name), op=op, input=inputs)
         self._added.add(node.name)
@@ -355,22 +284,84 @@ class GraphWriter:
         return unique
 
 
+class GraphCopy:
+    """Copies the ops of a function, inputs first.
+
+    Attributes:
+      names: The name of each tensor's copy.
+      copies: For each op the names of the ops that others wait for in its place.
+    """
+
+    def __init__(self, concrete: Any, writer: GraphWriter | None = None):
+        self.writer = writer or GraphWriter()
+        self.names = names_of_inputs(concrete)
+        self.copies: dict[tf.Operation, tuple[str, ...]] = {}
+
+    def inputs(self, operation: tf.Operation) -> list[str]:
+        return [self.names[tensor.ref()] for tensor in operation.inputs]
+
+    def before(self, operation: tf.Operation) -> list[str]:
+        """The names of the ops that an op's copy waits for, because the op does."""
+        waits_for = operation.control_inputs
+        return [name for each in waits_for for name in self.copies.get(each, ())]
+
+    def copy(
+        self, operation: tf.Operation, inputs: Names, after: Names = (), device: str = ""
+    ) -> str:
+        after = [*self.before(operation), *after]
+        copy = self.writer.copy(operation, inputs, after=after, device=device)
+        self.copies[operation] = (copy,)
+        self.names |= {t.ref(): f"{copy}:{k}" for k, t in enumerate(operation.outputs)}
+        return copy
+
+
 def tell_shapes(node: Any, operation: tf.Operation) -> None:
     """Writes the shapes of an op's outputs into its copy, where TensorFlow does not infer them."""
-    del node.attr["_output_shapes"].list.shape[:]
-    node.attr["_output_shapes"].list.shape.extend(
-        tensor.shape.as_proto() for tensor in operation.outputs
-    )
+    shapes = node.attr["_output_shapes"].list.shape
+    del shapes[:]
+    shapes.extend(tensor.shape.as_proto() for tensor in operation.outputs)
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:
-    """Returns a name for each input of a function, by the reference of its tensor."""
     return {tensor.ref(): f"given_{k}:0" for k, tensor in enumerate(concrete.inputs)}
 
 
+def argument_tensors(concrete: Any) -> list[tf.Tensor]:
+    """The placeholders of a function's own arguments, without those of captured tensors."""
+    return list(concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)])
+
+
+def captured_tensors(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """(placeholder, value) of each tensor or handle that a function captures."""
+    values = concrete.captured_inputs
+    return list(zip(concrete.inputs[len(concrete.inputs) - len(values) :], values, strict=True))
+
+
+def inputs_first(before: Sequence[Collection[int]], place: Callable[[int, int], int]) -> list[int]:
+    """Returns numbers of ops, each after those that are `before` it, otherwise by place. An op's
+    place may depend on that of the op by which it becomes possible (-1 if it is from the start). It
+    leaves out what a cycle keeps from running."""
+    readers: list[list[int]] = [[] for _ in before]
+    for k, needed in enumerate(before):
+        for each in needed:
+            readers[each].append(k)
+    missing = list(map(len, before))
+    ready = [(place(k, -1), k) for k, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        at, k = heapq.heappop(ready)
+        order.append(k)
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (place(reader, at), reader))
+    return order
+
+
 def reachable(graph: Any) -> list[tf.Operation]:
-    """Returns the ops of a function's graph that outputs and side effects need, inputs first,
-    otherwise in the order of the trace. TensorFlow never runs the others."""
+    """The ops of a function's graph that outputs and side effects need, inputs first, otherwise in
+    the order of the trace. TensorFlow never runs the others."""
     pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
     inputs_of: dict[tf.Operation, list[tf.Operation]] = {}
     while pending:
@@ -380,9 +371,7 @@ def reachable(graph: Any) -> list[tf.Operation]:
             pending += inputs_of[operation]
     # A loop's inputs are extended when its gradient is taken, by ops that are made later: creation
     # order is not enough.
-    created = {
-        operation: k for k, operation in enumerate(graph.get_operations()) if operation in inputs_of
-    }
+    created = {o: k for k, o in enumerate(graph.get_operations()) if o in inputs_of}
     order: list[tf.Operation] = []
     placed: set[tf.Operation] = set()
     for operation in created:

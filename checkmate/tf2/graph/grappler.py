@@ -33,7 +33,6 @@ them.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -43,8 +42,11 @@ import tensorflow as tf
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
+from checkmate.tf2.graph.bodies import function_names
 from checkmate.tf2.graph.graph_writer import (
     GraphWriter,
+    captured_tensors,
+    inputs_first,
     names_of_inputs,
     reachable,
     tell_shapes,
@@ -68,21 +70,15 @@ _ATTRIBUTES = {"Conv2D": _CONVOLUTION, "BiasAdd": ("T", "data_format")}
 
 
 class UnusableError(CheckmateError):
-    """What Grappler returned lacks something."""
+    """Grappler's result lacks something."""
 
 
 def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> Any:
-    """Returns the graph of a function with what TensorFlow adds when it instantiates one: a device
-    for every op, and the shapes of arguments and variables.
-
-    Args:
-      device: The full name of the device of ops that do not name one.
-    """
+    """Returns a function's graph with all that TensorFlow adds when it instantiates one: the full
+    name of a device for every op, and the shapes of arguments and variables."""
     graph_def = concrete.graph.as_graph_def()
     by_handle = {id(variable.handle): variable for variable in variables}
-    captured = concrete.captured_inputs
-    placeholders = concrete.inputs[len(concrete.inputs) - len(captured) :]
-    captured_as = {t.op.name: value for t, value in zip(placeholders, captured, strict=True)}
+    captured_as = {tensor.op.name: value for tensor, value in captured_tensors(concrete)}
     arguments = {tensor.op.name: k for k, tensor in enumerate(concrete.inputs)}
     for node in graph_def.node:
         node.device = node.device or device
@@ -106,10 +102,7 @@ def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> A
 
 def as_registered(node: Any) -> list[Any]:
     """Returns the node, or the ops that it was made of if its op is not registered for its type, as
-    a convolution fused in bfloat16 is not.
-
-    oneDNN has kernels for such an op, and fuses its parts again when they run one after another.
-    """
+    a convolution fused in bfloat16 is not: oneDNN has kernels for it, and fuses its parts again."""
     if node.op != "_FusedConv2D" or node.attr["T"].type != tf.bfloat16.as_datatype_enum:
         return [node]
     fused = [name.decode() for name in node.attr["fused_ops"].list.s]
@@ -119,9 +112,8 @@ def as_registered(node: Any) -> list[Any]:
     more_inputs: tuple[list[str], ...] = ([*node.input[:2]], [node.input[2]], [])
     for kind, more in zip(("Conv2D", *fused), more_inputs, strict=False):
         inputs = [*([parts[-1].name] if parts else []), *more]
-        part = tf.compat.v1.NodeDef(
-            name=f"{node.name}/{kind}", op=kind, input=inputs, device=node.device
-        )
+        part = tf.compat.v1.NodeDef(name=f"{node.name}/{kind}", op=kind, input=inputs)
+        part.device = node.device
         for key in _ATTRIBUTES.get(kind, ("T",)):
             part.attr[key].CopyFrom(node.attr[key])
         parts.append(part)
@@ -130,46 +122,24 @@ def as_registered(node: Any) -> list[Any]:
     return parts
 
 
-def functions(node: Any) -> Iterable[str]:
-    """Yields the names of the functions that an op runs."""
-    for value in node.attr.values():
-        found = [value.func] if value.HasField("func") else value.list.func
-        yield from (function.name for function in found)
-
-
 def in_order_of_trace(concrete: Any, nodes: list[Any]) -> list[Any]:
-    """Returns the nodes, inputs first, otherwise in the order of the trace. A node that Grappler
-    made comes as soon as its inputs are there."""
+    """The nodes, inputs first, otherwise in the order of the trace. A node that Grappler made comes
+    as soon as its inputs are there."""
     traced = {operation.name: k for k, operation in enumerate(reachable(concrete.graph))}
     index = {node.name: k for k, node in enumerate(nodes)}
-    readers: list[list[int]] = [[] for _ in nodes]
-    missing = []
-    for k, node in enumerate(nodes):
-        names = {each.removeprefix("^").partition(":")[0] for each in node.input}
-        inputs = {index[name] for name in names if name in index}
-        missing.append(len(inputs))
-        for other in inputs:
-            readers[other].append(k)
-    ready = [(traced.get(node.name, -1), k) for k, node in enumerate(nodes) if not missing[k]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        at, k = heapq.heappop(ready)
-        order.append(nodes[k])
-        for reader in readers[k]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (traced.get(nodes[reader].name, at), reader))
+    names = [{each.removeprefix("^").partition(":")[0] for each in node.input} for node in nodes]
+    before = [{index[name] for name in read if name in index} for read in names]
+    order = inputs_first(before, lambda k, at: traced.get(nodes[k].name, at))
     if len(order) < len(nodes):
         raise UnusableError("its result has a cycle.")
-    return order
+    return [nodes[k] for k in order]
 
 
 def imported(concrete: Any, nodes: list[Any]) -> Any:
     """Returns a function like `concrete` of these nodes.
 
     Raises:
-      UnusableError: The shape of a tensor of `concrete` is not known in that function.
+      UnusableError: A shape that `concrete` knows is not known in that function.
     """
     given = names_of_inputs(concrete)
     outputs = [given.get(tensor.ref(), tensor.name) for tensor in concrete.outputs]
@@ -186,8 +156,7 @@ def imported(concrete: Any, nodes: list[Any]) -> Any:
 
 
 def _without_shapes(concrete: Any, found: Any) -> dict[str, tf.Operation]:
-    """The ops of `concrete`, by name, with an output whose rank is known there and not in
-    `found`."""
+    """The ops of `concrete`, by name, with an output whose rank is known there alone."""
     known = {operation.name: operation for operation in concrete.graph.get_operations()}
     lost = {}
     for operation in found.graph.get_operations():
@@ -206,6 +175,8 @@ _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
 
 _RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")
+_LACKING = (ImportError, AttributeError, TypeError, ValueError)
+"""Errors where TensorFlow lacks private names, or has them otherwise."""
 _warned: set[str] = set()
 _without_grappler: dict[tuple[bytes, Any], Any] = {}
 
@@ -220,7 +191,7 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         context, usual = _context()
         context.function_call_options = _switched_off(usual)
-    except (ImportError, AttributeError, TypeError, ValueError):
+    except _LACKING:
         return function(*arguments)
     try:
         return function(*arguments)
@@ -230,41 +201,26 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def apart(body: Callable[..., Any], *specs: Any) -> Any:
     """Returns a `ConcreteFunction` that TensorFlow runs as a whole where another function calls it,
-    with the options of that call, and does not merge into the other one.
-
-    Args:
-      specs: Those of the arguments, nests of `tf.TensorSpec`.
-    """
+    with the options of that call, and does not merge into the other one."""
     function = tf.function(body, autograph=False, experimental_attributes={_RUN_AS_A_WHOLE: True})
     return function.get_concrete_function(*specs)
 
 
 def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
-    """Returns a `ConcreteFunction` of the ops that TensorFlow would run for this one.
+    """Returns a `ConcreteFunction` of the ops that TensorFlow would run for this one, or `concrete`
+    itself if Grappler is switched off in this process
+    (`tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})`) or cannot be
+    used.
 
     Args:
       concrete: A traced function, its calls inlined.
       variables: The variables whose handles it captures. Grappler needs their shapes.
-
-    Returns:
-      A function of the same flattened arguments with the same flat outputs and side effects, or
-      `concrete` itself if Grappler is switched off in this process
-      (`tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})`) or cannot
-      be used.
     """
     try:
         if _config().graph_options.rewrite_options.disable_meta_optimizer:
             return concrete
         return imported(concrete, in_order_of_trace(concrete, _optimized(concrete, variables)))
-    except (
-        ImportError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        KeyError,
-        tf.errors.OpError,
-        UnusableError,
-    ) as error:
+    except (*_LACKING, KeyError, tf.errors.OpError, UnusableError) as error:
         why = str(error).partition("\n")[0]
         if why not in _warned:
             _warned.add(why)
@@ -278,20 +234,17 @@ def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
 
 
 def _context() -> tuple[Any, Any]:
-    """TensorFlow's context, and the options with which functions are called in this thread."""
     from tensorflow.python.eager import context
 
     return context.context(), context.context().function_call_options
 
 
 def _config() -> Any:
-    """A copy of the process' settings for functions."""
     return tf.compat.v1.ConfigProto.FromString(_context()[1].config_proto_serialized)
 
 
 def _switched_off(usual: Any) -> Any:
-    """The same options without Grappler. They are made once, since TensorFlow instantiates a
-    function again for other options."""
+    """The same options without Grappler; made once, since for others a function is made again."""
     key = usual.config_proto_serialized, usual.executor_type
     if key not in _without_grappler:
         config = tf.compat.v1.ConfigProto.FromString(key[0])
@@ -324,18 +277,18 @@ def _optimized(concrete: Any, variables: Iterable[tf.Variable]) -> list[Any]:
         raise UnusableError(
             f"{len(lost)} outputs or side effects are gone from its result, such as {lost[0]!r}."
         )
-    known = {name for node in graph_def.node for name in functions(node)}
+    known = {name for node in graph_def.node for name in function_names(node)}
     own_device = {operation.name: operation.device for operation in concrete.graph.get_operations()}
     for node in nodes:
-        if not known.issuperset(functions(node)):
+        if not known.issuperset(function_names(node)):
             raise UnusableError(f"{node.name!r} calls a function that the step does not have.")
         _clean(node, given, own_device, device.name)
     return nodes
 
 
 def training_device() -> Any:
-    """Returns the device that trains as Grappler is told of it, a `NamedDevice`: its full name, and
-    for a GPU the compute capability, by which the layout pass decides."""
+    """The device that trains, a `NamedDevice`: its full name, and for a GPU the compute capability,
+    by which the layout pass decides."""
     from tensorflow.core.protobuf import device_properties_pb2
 
     suffix = devices.training_device()
@@ -383,6 +336,5 @@ def _clean(
 
 
 def _needed(concrete: Any) -> Iterable[str]:
-    """Names of the ops that make the outputs and the side effects."""
     yield from (tensor.op.name for tensor in concrete.outputs)
     yield from (o.name for o in concrete.graph.control_outputs if is_stateful(o))

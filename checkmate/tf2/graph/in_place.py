@@ -18,7 +18,7 @@ from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
-from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, tensor_bytes
+from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, known_bytes, tensor_bytes
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of
 
@@ -26,12 +26,11 @@ Group = tuple[tf.Operation, ...]
 
 
 def made_by(tensor: tf.Tensor) -> tf.Operation:
-    """Returns the op whose buffer a tensor is, through aliases and views."""
     return buffer_of(tensor).op
 
 
 def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor whose buffer a tensor is, through aliases and views."""
+    """The tensor whose buffer a tensor is, through aliases and views."""
     tensor = source_of(tensor)
     while role_of(tensor.op) is Role.VIEW:
         tensor = source_of(tensor.op.inputs[0])
@@ -39,8 +38,7 @@ def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def candidates(group: Group, values: Group) -> list[tf.Tensor]:
-    """Returns the tensors that a group reads and that its value could be written over, by their
-    type, size and op.
+    """The tensors that a group's value could be written over, by their type, size and op.
 
     The value must be one tensor, apart from small ones next to it: of several values, one alone
     would take the buffer. A tensor that may share its memory with another one is no candidate.
@@ -67,8 +65,8 @@ def candidates(group: Group, values: Group) -> list[tf.Tensor]:
 
 
 def main_tensor(values: Group) -> tuple[tf.Tensor | None, int]:
-    """Returns the largest of the tensors that ops make and the bytes of the others; None if a size
-    is not known or all are 0."""
+    """The largest of the tensors that ops make, and the bytes of the others; None if a size is not
+    known or all are 0."""
     tensors = [tensor for operation in values for tensor in operation.outputs]
     sizes = [size for tensor in tensors if (size := tensor_bytes(tensor)) is not None]
     if len(sizes) < len(tensors) or not any(sizes):
@@ -83,14 +81,13 @@ def needed_bytes(
     *,
     within: Mapping[tf.Operation, int] | None = None,
 ) -> int:
-    """Returns the bytes that a group needs besides its inputs, its value included, as far as shapes
-    and the table tell.
+    """Bytes that a group needs besides its inputs, its value included, by shapes and the table.
 
     Args:
       taken: The ops whose values only the group reads, so that it may write over them.
       within: Bytes that the bodies of ops of the group need while these run.
     """
-    sizes = {operation: _known_bytes(operation) for operation in (*group, *taken)}
+    sizes = {operation: known_bytes(operation.outputs) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
     for operation in group:
         for tensor in operation.inputs:
@@ -110,12 +107,8 @@ def needed_bytes(
 
 
 def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
-    """Returns the most bytes that one run of a body of a loop or condition has in memory besides
-    what goes in, as far as shapes tell; 0 for another op.
-
-    Args:
-      graph: The graph of the step as it was traced; its bodies have the inferred shapes.
-    """
+    """The most bytes that one run of a body of a loop or condition has in memory besides its
+    inputs, as far as shapes tell; 0 for another op. `graph` is the step as it was traced."""
     found = 0
     for body in bodies.bodies_of(graph, operation):
         if body is None:
@@ -128,37 +121,29 @@ def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
 
 
 def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
-    """Returns the bytes that a group needs besides its inputs and its value, as far as shapes and
-    the table tell."""
-    return max(0, needed_bytes(group, values, taken) - sum(map(_known_bytes, values)))
+    """Bytes that a group needs besides its inputs and its value, by shapes and the table."""
+    made = known_bytes(tensor for operation in values for tensor in operation.outputs)
+    return max(0, needed_bytes(group, values, taken) - made)
 
 
 def by_table(group: Group, values: Group) -> list[tf.Tensor]:
-    """Returns those of the `candidates` that, by the table, the value is written over."""
+    """Those of the `candidates` that, by the table, the value is written over."""
     allowed = workspace(group, values)
-    return [
-        tensor
-        for tensor in candidates(group, values)
-        if needed_bytes(group, values, (tensor.op,)) <= allowed
-    ]
+    found = candidates(group, values)
+    return [each for each in found if needed_bytes(group, values, (each.op,)) <= allowed]
 
 
 def last_readers(
     ops: Sequence[Op], outputs: set[int], plain_order: Sequence[int]
 ) -> dict[int, int]:
     """For each value that is computed once, and that only ops read which run once, the last of
-    these ops: every plan may free the value there.
-
-    The same reader must be the last one in the order of the trace, too.
-    """
+    these ops, if it is also the last in the order of the trace: every plan may free the value
+    there."""
     readers = _readers(ops)
     place = dict(zip(plain_order, range(len(ops)), strict=True))
     once = {i for i, op in enumerate(ops) if not op.recomputable}
-    ends = {
-        d: max(readers[d])
-        for d in sorted(once - outputs)
-        if readers[d] and once.issuperset(readers[d])
-    }
+    over = (d for d in sorted(once - outputs) if readers[d] and once.issuperset(readers[d]))
+    ends = {d: max(readers[d]) for d in over}
     return {d: last for d, last in ends.items() if place[last] == max(place[u] for u in readers[d])}
 
 
@@ -170,11 +155,8 @@ def take_over(
     last_readers: Mapping[int, int],
 ) -> tuple[Group, ...]:
     """Has each op that is the last reader of a value run after the other readers, if it is sure to
-    write over the value; returns the values that each op writes over.
-
-    That is sure only for a single value that no small op reads, since those run at any time, and
-    for a last reader without scratch memory.
-    """
+    write over the value: a single value that no small op reads, since those run at any time, and a
+    reader without scratch memory. Returns the values that each op writes over."""
     readers = _readers(ops)
     taken: list[Group] = [()] * len(groups)
     for i, last in last_readers.items():
@@ -190,7 +172,6 @@ def take_over(
 
 
 def _readers(ops: Sequence[Op]) -> list[list[int]]:
-    """The ops that read each op's value."""
     readers: list[list[int]] = [[] for _ in ops]
     for u, op in enumerate(ops):
         for d in op.deps:
@@ -201,14 +182,10 @@ def _readers(ops: Sequence[Op]) -> list[list[int]]:
 def _forwarded(
     operation: tf.Operation, ending: list[tf.Operation], sizes: dict[tf.Operation, int]
 ) -> tf.Operation | None:
-    """The op whose buffer an elementwise op forwards: one that nothing reads later, that has its
-    size and that it reads once."""
+    """The op whose buffer an elementwise op forwards: one read here once and not later, of its
+    size."""
     if not rule_of(operation.type).is_elementwise:
         return None
     reads = Counter(made_by(tensor) for tensor in operation.inputs)
     fitting = (o for o in ending if reads[o] == 1 and sizes[o] == sizes[operation])
     return next(fitting, None)
-
-
-def _known_bytes(operation: tf.Operation) -> int:
-    return sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)

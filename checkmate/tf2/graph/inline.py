@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import bodies
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.operations import is_argument, is_call
 
 NOT_INLINED = ("_XlaMustCompile", "_noinline")
@@ -32,16 +32,8 @@ of device of this one."""
 
 
 def inline(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` that computes the same flat outputs and side effects without
-    calls of functions.
-
-    Args:
-      concrete: A traced function.
-
-    Returns:
-      A function of the same flattened arguments, or `concrete` itself if it calls nothing that can
-      be inlined.
-    """
+    """Returns a `ConcreteFunction` of the same flattened arguments, outputs and side effects
+    without calls of functions, or `concrete` itself if it calls nothing that can be inlined."""
     if not any(map(is_call, concrete.graph.get_operations())):
         return concrete
     inliner = _Inliner(concrete)
@@ -53,23 +45,14 @@ def inline(concrete: Any) -> Any:
     )
 
 
-class _Inliner:
-    """Copies ops.
-
-    Attributes:
-      names: The name of each tensor's copy.
-      effects: For each op the names of the copies that an op waits for which waited for this one.
-    """
+class _Inliner(GraphCopy):
+    """Copies ops; for a call, others wait for all stateful copies of its body."""
 
     def __init__(self, concrete: Any):
-        self.writer = GraphWriter()
+        super().__init__(concrete)
         self.count = 0
-        self.names = dict(names_of_inputs(concrete))
-        self.effects: dict[tf.Operation, tuple[str, ...]] = {}
-        self._library = {
-            function.signature.name: function
-            for function in concrete.graph.as_graph_def().library.function
-        }
+        library = concrete.graph.as_graph_def().library.function
+        self._library = {function.signature.name: function for function in library}
 
     def write(
         self, operations: Sequence[tf.Operation], after: Sequence[str] = (), device: str = ""
@@ -81,24 +64,17 @@ class _Inliner:
             if is_argument(operation):
                 continue
             stateful = operation.op_def.is_stateful
-            befores = [
-                name for before in operation.control_inputs for name in self.effects.get(before, ())
-            ]
-            befores += after if stateful else ()
+            befores = after if stateful else ()
             body = self._body(operation)
-            if body is not None:
-                self.effects[operation] = self._write_body(
+            if body is None:
+                self.copy(operation, self.inputs(operation), befores, device)
+            else:
+                befores = [*self.before(operation), *befores]
+                self.copies[operation] = self._write_body(
                     operation, body, befores, operation.device or device
                 )
-            else:
-                inputs = [self.names[tensor.ref()] for tensor in operation.inputs]
-                copy = self.writer.copy(operation, inputs, after=befores, device=device)
-                self.effects[operation] = (copy,)
-                self.names.update(
-                    {tensor.ref(): f"{copy}:{k}" for k, tensor in enumerate(operation.outputs)}
-                )
             if stateful or body is not None:
-                written.extend(self.effects[operation])
+                written.extend(self.copies[operation])
         return tuple(written)
 
     def _write_body(
@@ -132,6 +108,5 @@ class _Inliner:
 
 
 def _is_replaced(definition: Any) -> bool:
-    """True for a function that TensorFlow replaces with another one on the device that trains."""
     kind = devices.training_device().partition(":")[0].encode()
     return REPLACED in definition.attr and definition.attr[MADE_FOR].s != kind

@@ -8,36 +8,23 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
-from checkmate.tf2.ops.rule import Role, Runs, Shares, Source, State
+from checkmate.tf2.ops.rule import ListOp, Role, Runs, Shares, Source, State
 from checkmate.tf2.ops.table import rule_of
 
-ON_GPUS = (
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.int8,
-    tf.uint8,
-    tf.int64,
-    tf.uint64,
-)
-"""What GPUs have kernels for that allocate memory, write a part of it, and copy it, all on the
-device. (Kernels of GPUs keep 32-bit integers in the host's memory, where `DeepCopy` copies them.)
-"""
+ON_GPUS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int64, tf.uint64)
+"""Types for which GPUs have kernels that allocate memory, write a part of it, and copy it, all on
+the device. (32-bit integers are kept in the host's memory, where `DeepCopy` copies them.)"""
 
 
 def role_of(operation: tf.Operation) -> Role:
-    """Returns the role of an op."""
     return rule_of(operation.type).role
 
 
 def is_argument(operation: tf.Operation) -> bool:
-    """True for an argument of the function, or what stands for a tensor that it captures."""
     return rule_of(operation.type).source is Source.ARGUMENT
 
 
 def is_constant(operation: tf.Operation) -> bool:
-    """True for a constant."""
     return rule_of(operation.type).source is Source.CONSTANT
 
 
@@ -47,22 +34,19 @@ def reads_variable(operation: tf.Operation) -> bool:
 
 
 def is_loop(operation: tf.Operation) -> bool:
-    """True for a loop."""
     return rule_of(operation.type).runs is Runs.LOOP
 
 
 def is_call(operation: tf.Operation) -> bool:
-    """True for a call of a function."""
     return rule_of(operation.type).runs is Runs.CALL
 
 
 def has_bodies(operation: tf.Operation) -> bool:
-    """True for a loop or a condition."""
     return rule_of(operation.type).runs in (Runs.LOOP, Runs.CONDITION)
 
 
 def source_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that aliases lead back to."""
+    """The tensor that aliases lead back to."""
     while role_of(tensor.op) is Role.ALIAS:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
@@ -74,15 +58,15 @@ def can_be_copied(dtype: tf.DType) -> bool:
 
 
 def can_be_filled(tensor: tf.Tensor) -> bool:
-    """True if memory for a value can be allocated before the value is computed, and TensorFlow has
-    a kernel that copies the value there."""
+    """True if a value's memory can be allocated first, and TensorFlow has a kernel to copy
+    there."""
     kernel = tensor.dtype in ON_GPUS or not training_device().startswith("GPU")
     return kernel and can_be_copied(tensor.dtype) and tensor.shape.is_fully_defined()
 
 
 def keeps_order(transposition: tf.Operation) -> bool | None:
     """True if the axes of more than one element stay in order, so that no element moves; None if
-    the order of axes or the rank is not known."""
+    that is not known."""
     order = tf.get_static_value(transposition.inputs[1])
     shape = transposition.inputs[0].shape
     if order is None or shape.rank is None:
@@ -92,7 +76,7 @@ def keeps_order(transposition: tf.Operation) -> bool | None:
 
 
 def may_share_memory(tensor: tf.Tensor) -> bool:
-    """True if a tensor's memory may be that of another tensor which its op reads or makes. Nothing
+    """True if a tensor's memory may be that of another tensor which its op reads or makes: nothing
     may then be written into it."""
     operation = tensor.op
     shares = rule_of(operation.type).shares
@@ -110,8 +94,8 @@ def may_share_memory(tensor: tf.Tensor) -> bool:
 
 
 def is_stateful(operation: tf.Operation) -> bool:
-    """True if an op may change or depend on something other than its inputs. Reading a variable
-    does not count, nor does a check of numbers."""
+    """True if an op may change or depend on something other than its inputs; reads of variables and
+    checks of numbers do not count."""
     rule = rule_of(operation.type)
     if rule.state in (State.READS, State.CHECKS):
         return False
@@ -121,26 +105,24 @@ def is_stateful(operation: tf.Operation) -> bool:
 
 
 def is_known(operation: tf.Operation) -> bool:
-    """True for an op that TensorFlow ships."""
     return hasattr(tf.raw_ops, operation.type) or rule_of(operation.type).from_optimizer
 
 
 def may_run_again(operation: tf.Operation) -> bool:
-    """True if running the op again on the same inputs gives the same outputs and changes nothing
-    else."""
+    """True if another run on the same inputs gives the same outputs and changes nothing else."""
     calls_out = rule_of(operation.type).state is State.CALLS_OUT
     return is_known(operation) and not is_stateful(operation) and not calls_out
 
 
 def may_repeat(operation: tf.Operation) -> bool:
-    """True if a plan may recompute the op: it may run again, and makes tensors or lists of
-    tensors."""
+    """True if a plan may recompute the op: it may run again, and makes tensors or lists of them."""
     opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
-    return may_run_again(operation) and (not opaque or rule_of(operation.type).makes_list)
+    makes_list = rule_of(operation.type).list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
+    return may_run_again(operation) and (not opaque or makes_list)
 
 
 def static_shape(operation: tf.Operation, output: int) -> list[int] | int | None:
-    """Returns the value of an output of a SHAPE op, or None if a dimension is not known."""
+    """The value of an output of a SHAPE op, or None if a dimension is not known."""
     of_shape = rule_of(operation.type).of_shape
     return of_shape and of_shape(operation.inputs[output].shape)
 
@@ -156,12 +138,7 @@ def ties_recomputation(operation: tf.Operation) -> bool:
 
 
 def draws(concrete: Any) -> bool:
-    """True if a `ConcreteFunction` draws from random state that its kernels keep, or the loops,
-    conditions and functions do that it runs."""
     graph_def = concrete.graph.as_graph_def()
     functions = (function.node_def for function in graph_def.library.function)
-    return any(
-        rule_of(node.op).state is State.DRAWS
-        for nodes in (graph_def.node, *functions)
-        for node in nodes
-    )
+    nodes = (node for each in (graph_def.node, *functions) for node in each)
+    return any(rule_of(node.op).state is State.DRAWS for node in nodes)

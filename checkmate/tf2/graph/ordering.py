@@ -18,15 +18,16 @@ what plans need, without any more computation:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import tensorflow as tf
 
+from checkmate.tf2.graph.backward import in_backward_scope
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, Pairs, fused, paired_gradients, values_of
-from checkmate.tf2.graph.operations import source_of
-from checkmate.tf2.graph.updates import last_hazards, late_updates, update_only
+from checkmate.tf2.graph.operations import is_stateful, source_of
 from checkmate.tf2.ops.rule import Fusion
 from checkmate.tf2.ops.table import rule_of
 
@@ -35,12 +36,11 @@ WORTH = 0.02
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
-    """Returns the planned ops in groups, each of which becomes one op, in the order of their first
-    evaluation.
+    """Returns the planned ops in groups, each of which becomes one op, in the order of the trace,
+    or in a depth-first one if plans need less in it.
 
-    The order is that of the trace, or a depth-first one if plans need less in it. Afterwards
-    `flat.recomputable` has the ops that may be recomputed in that order: the more gradients do, the
-    later updates run.
+    Afterwards `flat.recomputable` has the ops that may be recomputed in that order: the more
+    gradients do, the later updates run.
     """
     update = update_only(flat)
     orders = [flat.planned, *(_DepthFirst(flat, update, early).order() for early in (True, False))]
@@ -76,7 +76,7 @@ class _Arrangement:
         self.groups = fused(flat, order, paired, self.recomputable)
 
     def is_lower_than(self, other: _Arrangement) -> bool:
-        """True if one of the two `peaks` is lower by more than `WORTH`, and neither is higher by
+        """True if one of the two `peaks` is lower by more than `WORTH`, and neither higher by
         more."""
         (plain, least), (others, others_least) = self.peaks, other.peaks
         tolerated = WORTH * others
@@ -87,8 +87,8 @@ class _Arrangement:
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
-        """The largest number of bytes of all values in memory, each kept until its last reader has
-        run; and the same of the values that may not be recomputed."""
+        """The most bytes of values in memory, each kept until its last reader has run: of all
+        values, and of those that may not be recomputed."""
         kept = (o for o in self.flat.planned if o not in self.recomputable)
         return self._peak(self.flat.planned), self._peak(kept)
 
@@ -117,11 +117,8 @@ class _DepthFirst:
     """An order of the planned ops that ends one branch of the step before it begins the next.
 
     An op that frees at least as many bytes as it makes runs as soon as it can. Otherwise the op
-    runs that became possible last.
-
-    Args:
-      early_updates: Without it, updates run when nothing else can: until then, what reads a
-        variable may run again.
+    runs that became possible last. Without `early_updates` updates run when nothing else can: until
+    then, what reads a variable may run again.
     """
 
     def __init__(self, flat: FlatGraph, update: set[tf.Operation], early_updates: bool):
@@ -137,7 +134,6 @@ class _DepthFirst:
         self.ready_since = dict.fromkeys(flat.planned, 0)
 
     def order(self) -> list[tf.Operation]:
-        """Returns the ops in that order."""
         flat, unread, missing = self.flat, self.unread, self.missing
         ready = [(self._rank(o), o) for o in flat.planned if not missing[o]]
         heapq.heapify(ready)
@@ -182,11 +178,8 @@ def _with_early_updates(
     paired: Pairs,
     hazards: Mapping[tf.Operation, int],
 ) -> list[tf.Operation]:
-    """Moves the ops of the optimizer's update up as far as their inputs allow.
-
-    An update that overwrites a variable waits until no later op can need a value that is recomputed
-    from the old content.
-    """
+    """Moves the ops of the optimizer's update up as far as their inputs allow. One that overwrites
+    a variable waits until no later op can need a value that is recomputed from the old content."""
     position = {operation: k for k, operation in enumerate(order)}
     late = late_updates(flat, order, update)
     key: dict[tf.Operation, tuple[int, int]] = {}
@@ -207,11 +200,8 @@ def _with_late_values(
     flat: FlatGraph, order: list[tf.Operation], paired: Pairs
 ) -> list[tf.Operation]:
     """Moves ops down to right before their first reader if what must be kept for them until then is
-    no larger than their value.
-
-    Most often it is kept for other ops anyway. Ops with side effects do not move, nor do ops whose
-    inputs are overwritten before the reader.
-    """
+    no larger than their value: most often it is kept for other ops anyway. Ops with side effects do
+    not move, nor do ops whose inputs are overwritten before the reader."""
     position: dict[tf.Operation, float] = {operation: float(k) for k, operation in enumerate(order)}
     # So small that all ops together stay between a reader and the op before it.
     nudge = 0.25 / len(order) ** 2
@@ -245,8 +235,7 @@ def _kept_longer(
 
 
 def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> list[tf.Operation]:
-    """Moves what makes a bias of a weight, as in mixed precision, up to right before the product
-    that it is added to."""
+    """Moves the ops that make a bias of a weight, as in mixed precision, before the product."""
     position = {operation: float(k) for k, operation in enumerate(order)}
     for operation in order:
         if rule_of(operation.type).fusion is not Fusion.BIAS:
@@ -258,3 +247,112 @@ def _with_biases_before_products(flat: FlatGraph, order: list[tf.Operation]) -> 
             if position[before] > position[product] and not flat.order_deps[before]:
                 position[before] = position[product] - 0.5
     return sorted(order, key=position.__getitem__)
+
+
+def update_only(flat: FlatGraph) -> set[tf.Operation]:
+    """The optimizer's update: no gradients, and only writes to variables depend on its ops."""
+    update: set[tf.Operation] = set()
+    for operation in reversed(flat.planned):
+        if in_backward_scope(operation) or operation in flat.read_once:
+            continue
+        writes = (
+            any(tensor.dtype == tf.resource for tensor in operation.inputs)
+            and is_stateful(operation)
+            and not flat.only_reads(operation)
+        )
+        if writes or (flat.readers[operation] and flat.readers[operation] <= update):
+            update.add(operation)
+    return update
+
+
+def late_updates(
+    flat: FlatGraph, order: list[tf.Operation], update: set[tf.Operation]
+) -> set[tf.Operation]:
+    """Returns the updates that stay at the end of the step, where they are in the trace.
+
+    An early update adds its own memory to that of the activations; a late one keeps its gradient
+    until the end. It is late if it would set the peak of the step when early, and not when late.
+    """
+    steps = [operation for operation in order if operation not in update]
+    place = {operation: k for k, operation in enumerate(steps)}
+    live = _live_bytes(flat, steps, place)
+    late: set[tf.Operation] = set()
+    for together in _by_variable(flat, update):
+        gradients = {o for operation in together for o in flat.data_deps[operation] if o in place}
+        if not gradients:
+            continue
+        ready = max(place[o] for o in gradients)
+        gradient_bytes = sum(flat.bytes_of(o) for o in gradients)
+        # Two of its values, or one and the gradient.
+        largest = max(flat.bytes_of(operation) for operation in together)
+        own = max(gradient_bytes, 2 * largest) - gradient_bytes
+        early_peak = live[ready] + own
+        late_peak = max(max(live[ready + 1 :]) + gradient_bytes, live[-1] + gradient_bytes + own)
+        if early_peak > max(live) and late_peak < early_peak:
+            late |= together
+            for t in range(ready + 1, len(live)):
+                live[t] += gradient_bytes
+    return late
+
+
+def _live_bytes(
+    flat: FlatGraph, steps: list[tf.Operation], place: dict[tf.Operation, int]
+) -> list[int]:
+    """Bytes in memory at each step, and after the last one, if every value is freed after its last
+    reader among the steps."""
+    change = [0] * (len(steps) + 1)
+    for k, operation in enumerate(steps):
+        readers = (place[reader] for reader in flat.readers[operation] if reader in place)
+        change[k] += flat.bytes_of(operation)
+        change[max(readers, default=k) + 1] -= flat.bytes_of(operation)
+    return list(accumulate(change))
+
+
+def _by_variable(flat: FlatGraph, update: set[tf.Operation]) -> list[set[tf.Operation]]:
+    """The update in parts that do not depend on each other, the one with the largest values
+    first."""
+    part: dict[tf.Operation, set[tf.Operation]] = {}
+    for operation in flat.planned:
+        if operation in update:
+            joined = {operation}.union(*(part[o] for o in flat.order_deps[operation] if o in part))
+            part.update((o, joined) for o in joined)
+    parts = {id(each): each for each in part.values()}.values()
+    return sorted(parts, key=lambda each: -max(flat.bytes_of(o) for o in each))
+
+
+def last_hazards(
+    flat: FlatGraph, order: Sequence[tf.Operation], recomputable: set[tf.Operation]
+) -> tuple[dict[tf.Operation, int], set[tf.Operation]]:
+    """For each op that overwrites a variable, the position of the last op that could need the
+    recomputation of a reader of the old content; and those of the ops `recomputable` that are.
+
+    A value that ops after the writer read, most often metrics of the prediction, is retained, so
+    that they need no such recomputation.
+    """
+    recomputable = set(recomputable)
+    bit = {o: 1 << k for k, o in enumerate(order)}
+    old_readers = {writer: sum(bit[o] for o in read) for writer, read in flat.overwritten.items()}
+    again: dict[tf.Operation, int] = {}  # op -> the ops that may have to run again for it, as bits
+    overwritten = 0
+    for operation in order:
+        bits = 0
+        for before in flat.data_deps[operation]:
+            if before in recomputable and (bit[before] | again[before]) & overwritten:
+                recomputable.discard(before)
+            if before in recomputable:
+                bits |= bit[before] | again[before]
+        again[operation] = bits
+        overwritten |= old_readers.get(operation, 0)
+    last_needed: dict[tf.Operation, int] = {}  # reader of old content -> where it may run last
+    open_readers = overwritten
+    for position in reversed(range(len(order))):
+        found = again[order[position]] & open_readers & ~old_readers.get(order[position], 0)
+        open_readers &= ~found
+        while found:
+            last_needed[order[found.bit_length() - 1]] = position
+            found ^= 1 << (found.bit_length() - 1)
+    hazards = {
+        writer: max((last_needed[o] for o in read if o in last_needed), default=-1)
+        for writer, read in flat.overwritten.items()
+    }
+    return {writer: last for writer, last in hazards.items() if last >= 0}, recomputable

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.graph.graph_writer import GraphWriter, names_of_inputs, reachable
+from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.operations import is_argument, is_constant, may_repeat, source_of
 from checkmate.tf2.ops.table import rule_of
 
@@ -42,15 +42,8 @@ Small = tuple[str, tuple[int, ...]]
 
 
 def simplify(concrete: Any) -> Any:
-    """Returns a `ConcreteFunction` with the same flat outputs and side effects, and fewer
-    broadcasts, constants and repeated scalars.
-
-    Args:
-      concrete: A traced function.
-
-    Returns:
-      A function of the same flattened arguments.
-    """
+    """Returns a `ConcreteFunction` of the same flattened arguments, outputs and side effects, with
+    fewer broadcasts, constants and repeated scalars."""
     simplifier = _Simplifier(concrete)
     for operation in reachable(concrete.graph):
         simplifier.write(operation)
@@ -58,27 +51,22 @@ def simplify(concrete: Any) -> Any:
     return simplifier.writer.function_like(concrete, outputs)
 
 
-class _Simplifier:
+class _Simplifier(GraphCopy):
     """Copies ops.
 
     Attributes:
       small: For each tensor that is not broadcast yet, what is to be broadcast.
       folded: Tensors that depend on constants alone.
-      copies: The name of each op's copy.
       made: The copies' names: of a scalar by all that its value depends on, else by the op.
     """
 
     def __init__(self, concrete: Any):
-        self.writer = GraphWriter()
-        self.given = names_of_inputs(concrete)
-        self.names: dict[Any, str] = {}
+        super().__init__(concrete)
         self.small: dict[Any, Small] = {}
         self.folded: set[Any] = set()
-        self.copies: dict[tf.Operation, str] = {}
         self.made: dict[Any, str] = {}
 
     def write(self, operation: tf.Operation) -> None:
-        """Copies one op, or replaces it."""
         if is_argument(operation):
             return
         inputs = [source_of(tensor) for tensor in operation.inputs]
@@ -100,12 +88,12 @@ class _Simplifier:
         self._copy(operation, [self.name(tensor) for tensor in operation.inputs])
 
     def name(self, tensor: tf.Tensor) -> str:
-        """Returns the name of a tensor in full size."""
-        if tensor.ref() in self.given:
-            return self.given[tensor.ref()]
+        """The name of a tensor in full size."""
+        if tensor.ref() in self.names:
+            return self.names[tensor.ref()]
         source = source_of(tensor)
         if source.ref() not in self.small:
-            return f"{self.copies[tensor.op]}:{tensor.value_index}"
+            return f"{self.copies[tensor.op][0]}:{tensor.value_index}"
         if source.ref() not in self.names:
             self.names[source.ref()] = self._broadcast(source)
         return self.names[source.ref()]
@@ -129,16 +117,12 @@ class _Simplifier:
         return self.name(tensor), tuple(tensor.shape.as_list())
 
     def _combine(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> bool:
-        """Computes an op on inputs that are not broadcast yet, and returns True, if that gives the
-        same bits."""
         output = operation.outputs[0]
         if rule_of(operation.type).broadcasts:
             small = [self._smallest(tensor) for tensor in inputs]
             name = self._copy(operation, [name for name, _ in small])
-            self.small[output.ref()] = (
-                f"{name}:0",
-                np.broadcast_shapes(*(shape for _, shape in small)),
-            )
+            shape = np.broadcast_shapes(*(shape for _, shape in small))
+            self.small[output.ref()] = f"{name}:0", shape
             return True
         in_order = len(inputs) <= MOST_TERMS and output.dtype in ADDS_IN_ORDER
         if operation.type == "AddN" and in_order:
@@ -147,25 +131,22 @@ class _Simplifier:
         return False
 
     def _copy(self, operation: tf.Operation, inputs: list[str]) -> str:
-        after = [
-            self.copies[before] for before in operation.control_inputs if before in self.copies
-        ]
+        after = self.before(operation)
         # A read of a variable after a write waits for that write, a read before it does not.
-        same = (
-            (_definition(operation), *inputs, None, *sorted(set(after)))
-            if _makes_scalars(operation)
-            else operation
-        )
+        same: Any = operation
+        if _makes_scalars(operation):
+            same = (_definition(operation), *inputs, None, *sorted(set(after)))
         if same not in self.made:
             self.made[same] = self.writer.copy(operation, inputs, after=after)
-        self.copies[operation] = self.made[same]
-        return self.copies[operation]
+        self.copies[operation] = (self.made[same],)
+        return self.made[same]
 
     def _add_in_order(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Small:
         total, shape = self._smallest(inputs[0])
         for k, tensor in enumerate(inputs[1:], start=1):
             name, other = self._smallest(tensor)
-            total = self.writer.sum(total, name, tensor.dtype, name=f"{operation.name}/add_{k}")
+            read = [total, name]
+            total = self.writer.add("AddV2", read, tensor.dtype, name=f"{operation.name}/add_{k}")
             shape = np.broadcast_shapes(shape, other)
         return total, shape
 
@@ -187,8 +168,8 @@ def _definition(operation: tf.Operation) -> bytes:
 
 
 def _is_broadcast(operation: tf.Operation) -> bool:
-    """True for a Tile or BroadcastTo that only repeats along dimensions of size one, with all
-    shapes known, and of no more dimensions than kernels broadcast."""
+    """True for a Tile or BroadcastTo that only repeats along dimensions of size one, and that
+    kernels can do instead: with all shapes known, of few dimensions."""
     if operation.type not in ("Tile", "BroadcastTo"):
         return False
     before, after = operation.inputs[0].shape, operation.outputs[0].shape

@@ -5,7 +5,7 @@ A size that shapes do not tell is estimated from the op's inputs, as the table o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,19 +31,17 @@ Sizes = Callable[[tf.Tensor], "int | None"]
 
 
 class LoopSizes:
-    """Sizes of the outputs of loops and conditions of one graph.
+    """Bytes of the outputs of loops and conditions, None where they are not known.
 
     Args:
       graph: The graph of the step as it was traced; its bodies have the inferred shapes.
-      size: Returns the bytes of a tensor of that graph or of a body, or None if its shape is not
-        known.
+      size: The bytes of a tensor of that graph or of a body, or None.
     """
 
     def __init__(self, graph: tf.Graph, size: Sizes):
         self._graph, self._size = graph, size
 
     def bytes_of(self, operation: tf.Operation, output: int) -> int | None:
-        """Returns the bytes of an output of a loop or condition, or None if they are not known."""
         if not is_loop(operation):
             bodies = bodies_of(self._graph, operation)
             return _largest([self._size(b.outputs[output]) for b in bodies if b is not None])
@@ -57,8 +55,8 @@ class LoopSizes:
         return self._at_end(operation, body, body.outputs[output])
 
     def iterations(self, loop: tf.Operation) -> int | None:
-        """Returns the largest possible number of iterations of a loop whose condition compares a
-        counter with a number that is known, else None."""
+        """The largest possible number of iterations of a loop whose condition compares a counter
+        with a number that is known, else None."""
         condition = body_of(self._graph, loop, "cond")
         if condition is None:
             return None
@@ -96,8 +94,8 @@ class LoopSizes:
         return None
 
     def _compared(self, loop: tf.Operation, condition: Any, tensor: tf.Tensor) -> int | None:
-        """A number that a condition compares: a constant, an input of the loop, or the number of
-        iterations of another loop."""
+        """A number that a condition compares: a constant, an input, or the iterations of another
+        loop."""
         tensor = source_of(tensor)
         if is_argument(tensor.op):
             tensor = source_of(loop.inputs[_index(condition, tensor)])
@@ -128,8 +126,8 @@ def _static_value(tensor: tf.Tensor) -> Any:
 
 
 def _entry(body: Any, tensor: tf.Tensor) -> tf.Tensor | None:
-    """The tensor that an iteration adds to a list, made in this iteration or in the one before;
-    None if `tensor` is no list that gets an entry."""
+    """The tensor that an iteration adds to a list, made in this iteration or in the one before, or
+    None."""
     operation = source_of(tensor).op
     index = rule_of(operation.type).list_entry
     if index is None:
@@ -168,8 +166,7 @@ there."""
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int | None:
-    """Returns the bytes that the allocator hands out for a tensor, or None if its shape or dtype
-    does not tell."""
+    """Bytes that the allocator hands out for a tensor; None if shape and dtype do not tell."""
     count = tensor.shape.num_elements()
     if tensor.dtype in (tf.resource, tf.string):
         return 0
@@ -178,8 +175,13 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
     return rounded_up(count * tensor.dtype.size)
 
 
+def known_bytes(tensors: Iterable[tf.Tensor]) -> int:
+    """Bytes of all these tensors, as far as shapes tell."""
+    return sum(tensor_bytes(tensor) or 0 for tensor in tensors)
+
+
 class OpSizes:
-    """Sizes of what the ops of a function make.
+    """Sizes of all that the ops of a function make.
 
     Args:
       operations: The ops, inputs first.
@@ -204,19 +206,17 @@ class OpSizes:
         self.small_bytes = _small_threshold([size for o in kernels for size in self._sizes(o)])
 
     def of_outputs(self, operation: tf.Operation) -> tuple[int, ...]:
-        """Returns the bytes of each output of an op; 0 for what only a loop's next iteration
-        reads."""
+        """Bytes of each output of an op; 0 for one that only a loop's next iteration reads."""
         return tuple(
             0 if is_loop(operation) and not tensor.consumers() else self._size_of(tensor)
             for tensor in operation.outputs
         )
 
     def is_small(self, operation: tf.Operation) -> bool:
-        """Returns whether all outputs of an op are small."""
         return all(size <= self.small_bytes for size in self._sizes(operation))
 
     def small_outputs(self, operation: tf.Operation) -> int:
-        """Returns the bytes of the small outputs of an op that also has a larger one, else 0."""
+        """Bytes of the small outputs of an op that also has a larger one, else 0."""
         sizes = self._sizes(operation)
         largest = max(sizes, default=0)
         small = max(self.small_bytes, SIDE_OUTPUT_SHARE * largest)
@@ -241,7 +241,6 @@ class OpSizes:
         return [self._size_of(tensor) for tensor in operation.outputs]
 
     def _estimate(self, operation: tf.Operation, output: int) -> int:
-        """Bytes of an output whose shape is not known before the step runs."""
         rule = rule_of(operation.type)
         if rule.size is Size.EMPTY:
             return 0

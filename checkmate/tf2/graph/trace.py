@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import networkx as nx
@@ -23,12 +23,13 @@ from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, values_of
+from checkmate.tf2.graph.graph_writer import argument_tensors
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.inline import inline
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.variables import variables_of
 
 
@@ -39,22 +40,16 @@ class AlreadyTraced:
         self._concrete, self._specs = concrete, specs
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function."""
         return self._concrete(*args)
 
     def get_concrete_function(self, *specs: Any) -> Any:
-        """The function, for the shapes that it was traced with."""
         if tuple(specs) != tuple(self._specs):
             raise TraceError("This step was traced before, for other shapes.")
         return self._concrete
 
 
 def analyse_same(concrete: Any, main: TracedStep, name: str) -> TracedStep:
-    """Returns what a replica traced, analysed, so that it can run a plan of the first replica's.
-
-    Args:
-      main: What the first replica traced.
-      name: The name of the step.
+    """Analyses the trace of a replica, so that it can run a plan of the first replica's.
 
     Raises:
       TraceError: The graphs differ.
@@ -115,13 +110,11 @@ class TracedStep:
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that the step reads or writes."""
         return variables_of(self.function)
 
     def argument_tensors(self) -> list[tf.Tensor]:
-        """The placeholders of the step's own arguments, without those of what it captures."""
-        inputs = self.flat.inputs
-        return list(inputs[: len(inputs) - len(self.flat.captured_inputs)])
+        """The placeholders of the step's own arguments, without those of captured tensors."""
+        return argument_tensors(self.flat)
 
     def numbers(self) -> dict[tf.Operation, int]:
         """The op of `graph` that each TensorFlow op belongs to."""
@@ -129,27 +122,21 @@ class TracedStep:
 
     @property
     def has_loops(self) -> bool:
-        """True if the step has a loop."""
         return any(map(is_loop, self.flat.graph.get_operations()))
 
     @property
     def between_bytes(self) -> int:
-        """Bytes in memory between two steps: `graph.fixed_bytes` without the early results of the
-        next step."""
-        return self.graph.fixed_bytes - sum(
-            tensor_bytes(t) or 0
-            for t, early in zip(self.flat.outputs, self.early, strict=True)
-            if early
-        )
+        """Bytes in memory between two steps: `graph.fixed_bytes` without the next step's early
+        results."""
+        return self.graph.fixed_bytes - known_bytes(compress(self.flat.outputs, self.early))
 
     @property
     def before_bytes(self) -> int:
-        """Bytes in memory before the first step: `between_bytes` without the results of a step
-        before."""
-        return self.between_bytes - sum(tensor_bytes(tensor) or 0 for tensor in self.flat.outputs)
+        """Bytes in memory before the first step: `between_bytes` without a step's results."""
+        return self.between_bytes - known_bytes(self.flat.outputs)
 
     def pack(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns what the step returns, in its structure.
+        """Returns the step's result in its structure.
 
         Args:
           outputs: The flat function's outputs. A None in that structure has none.
@@ -163,7 +150,6 @@ class TracedStep:
         return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
 
     def plain_plan(self) -> Plan:
-        """Returns the plan of the plain step: every op once, in the order of the trace."""
         return Plan.from_order(self.graph, self.plain_order)
 
 
@@ -221,7 +207,6 @@ def trace(
 def analyse(
     concrete: Any, *, name: str, like: TracedStep | None = None, as_written: bool = False
 ) -> TracedStep:
-    """Returns the `TracedStep` of a `ConcreteFunction`; see `trace`."""
     inlined = inline(concrete)
     simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
     planned_names = {o.name for group in like.groups for o in group} if like else None
@@ -259,14 +244,13 @@ def analyse(
 
 
 def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, values: Group) -> Op:
-    """The op of the DFGraph that stands for a group."""
-
     def others(operations: Iterable[tf.Operation]) -> tuple[int, ...]:
         return tuple(sorted({number[o] for o in operations} - {number[group[-1]]}))
 
     size = sum(map(flat.bytes_of, values))
     # The table names inputs that may be written over. They must be ops of the plan and no smaller.
     makers = {tensor.op for tensor in in_place.by_table(group, values)}
+    makers = {o for o in makers if o in number and flat.bytes_of(o) >= size}
     return Op(
         name=group[-1].name,
         deps=others(chain.from_iterable(flat.data_deps[o] for o in group)),
@@ -277,15 +261,12 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
         control_deps=others(chain.from_iterable(flat.order_deps[o] for o in group)),
         overwrites=others(chain.from_iterable(flat.overwritten.get(o, ()) for o in group)),
         kind="+".join(o.type for o in group),
-        in_place=tuple(
-            sorted({number[o] for o in makers if o in number and flat.bytes_of(o) >= size})
-        ),
+        in_place=tuple(sorted({number[o] for o in makers})),
     )
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
-    """The ops as close to their place in the trace as their dependencies allow. An op that stands
-    for several TensorFlow ops runs as a whole."""
+    """The ops as close to their place in the trace as their dependencies allow."""
     network = nx.DiGraph()
     network.add_nodes_from(range(len(ops)))
     network.add_edges_from(
@@ -311,10 +292,6 @@ def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] 
 
 
 def python_of(step: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Returns the Python function of a step, and whether its control flow on tensors becomes
-    TensorFlow's.
-
-    Args:
-      step: A function or a `tf.function`.
-    """
+    """The Python function of a step, and whether its control flow on tensors becomes
+    TensorFlow's."""
     return getattr(step, "python_function", step), getattr(step, "_autograph", True)

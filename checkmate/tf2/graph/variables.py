@@ -20,11 +20,11 @@ from checkmate.errors import TraceError
 
 
 def variables_of(concrete: Any) -> tuple[tf.Variable, ...]:
-    """Returns the variables whose handles a `ConcreteFunction` captures, each once.
+    """The variables whose handles a `ConcreteFunction` captures, each once.
 
     Raises:
-      TraceError: The function captures the handle of a variable that it does not list, and this
-        TensorFlow makes no variable of a handle.
+      TraceError: It captures the handle of a variable that it does not list, and this TensorFlow
+        makes no variable of a handle.
     """
     listed = tuple(concrete.variables)
     seen = {id(variable.handle) for variable in listed}

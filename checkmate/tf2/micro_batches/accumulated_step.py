@@ -21,7 +21,7 @@ from checkmate.tf2.micro_batches.kept import Kept, part_of
 from checkmate.tf2.micro_batches.parts import concrete, relation_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
-from checkmate.tf2.ops.relation import SAME, SUMMED, Relation, batched
+from checkmate.tf2.ops.relation import SAME, SUMMED, Relation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +30,7 @@ class Traced:
 
     Attributes:
       step: Returns the gradients that there are, then the results.
-      update: The update that it asks for.
-      structure: What the step returns, as a nest.
+      structure: The step's result, as a nest.
     """
 
     step: TracedStep
@@ -50,13 +49,11 @@ class AccumulatedStep:
     Args:
       step: The step, with one update by a Keras optimizer.
       specs: The specs of its arguments, for the whole batch.
-      name: Its name.
       reason: Why it is not split exactly, as a sentence.
       scratch: The memory in which slices leave what they hand on; None for memory of its own.
 
     Attributes:
-      examples: How many examples the batch has.
-      note: What changes by the slices, as a sentence.
+      note: The changes by the slices, as a sentence.
 
     Raises:
       TraceError: The step does not update exactly once, or reads its weights after that.
@@ -83,7 +80,6 @@ class AccumulatedStep:
         self.note = NOTE.format(name, reason)
 
     def functions(self, slices: Slices) -> Functions:
-        """Returns the functions of the step in slices."""
         traced = {size: self._traced(size) for size in slices.sizes}
         main = traced[slices.size].step
         computed = _of_arguments(main)
@@ -93,9 +89,8 @@ class AccumulatedStep:
             relation = SUMMED if is_sum else _relation(whole, part, k in computed)
             handed_on.append(Handed(whole, part, relation))
         kept = Kept(handed_on, self.examples, self._scratch)
-        specs = [
-            tf.TensorSpec(each.shape, each.dtype) for each in self._whole.step.argument_tensors()
-        ]
+        tensors = self._whole.step.argument_tensors()
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
 
         def before(*batch: tf.Tensor) -> list[tf.Tensor]:
             kept.reset()
@@ -116,7 +111,6 @@ class AccumulatedStep:
 
     @property
     def _gradients(self) -> int:
-        """How many of the outputs are gradients."""
         return sum(each is not None for each in self._whole.update.gradients)
 
     def _traced(self, size: int) -> Traced:
@@ -140,7 +134,6 @@ class AccumulatedStep:
         return Traced(step, *found)
 
     def _each(self, size: int, part: TracedStep, kept: Kept, specs: Sequence[tf.TensorSpec]) -> Any:
-        """What runs for a slice of `size` examples."""
         tensors = part.argument_tensors()
         pairs = zip(self._whole.step.argument_tensors(), tensors, strict=True)
         relations = [relation_of(whole.shape, own.shape) for whole, own in pairs]
@@ -165,7 +158,6 @@ class AccumulatedStep:
         return concrete(each, [tf.TensorSpec([], tf.int32), *specs])
 
     def _after(self, kept: Kept) -> Any:
-        """The update on the averages, and what the step returns."""
         update, values = self._whole.update, iter(kept.values())
         gradients = [None if each is None else next(values) for each in update.gradients]
         update.apply(gradients, update.variables)
@@ -185,12 +177,8 @@ NOTE = (
 
 
 def _relation(whole: tf.Tensor, part: tf.Tensor, averaged: bool) -> Relation:
-    """How a result of the whole is made of those of slices."""
-    unequal = [k for k, sizes in enumerate(zip(whole.shape, part.shape, strict=True))
-               if sizes[0] != sizes[1]]  # fmt: skip
-    if unequal:
-        return batched(unequal[0])
-    return SUMMED if whole.dtype.is_floating and averaged else SAME
+    relation = relation_of(whole.shape, part.shape)
+    return SUMMED if relation == SAME and whole.dtype.is_floating and averaged else relation
 
 
 def _of_arguments(traced: TracedStep) -> set[int]:

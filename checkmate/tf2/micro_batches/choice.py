@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
-from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning.request import Planned, PlanTask
@@ -32,9 +32,7 @@ class Choice:
 
     Attributes:
       task: The planning of the whole step, whose budget is known.
-      plain: What is known of the plain step.
       unsplit: Plans the step without micro-batches, for a budget.
-      tried: The numbers that were looked at.
       why_not: Why the batch is not split, as a sentence.
     """
 
@@ -50,12 +48,7 @@ class Choice:
     _refusals: list[InfeasibleBudgetError | NoPlanFoundError] = field(default_factory=list)
 
     def run(self) -> Planned:
-        """Returns the cheapest step found.
-
-        Raises:
-          InfeasibleBudgetError: None fits.
-          NoPlanFoundError: None was found.
-        """
+        """Returns the cheapest step found; raises a refusal if none was."""
         whole = Slices.of(examples_of(self.task.specs), 1)
         self._try_unsplit(whole)
         if self._made is not None and self._made[1].result is None:
@@ -79,7 +72,6 @@ class Choice:
             self._note(whole, self.plain.cost)
 
     def _try_slices(self, examples: int) -> None:
-        """Looks at slices, smaller and smaller."""
         request = self.task.request
         try:
             self._step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
@@ -143,7 +135,7 @@ class Choice:
         return planned
 
     def _said(self, planned: Planned) -> Planned:
-        """The step with a report that says what else was looked at."""
+        """The step with a report that says which others were looked at."""
         report = planned.report
         if self.why_not and report.micro_batches is None:
             report = replace(report, notes=(*report.notes, NOT_SPLIT.format(self.why_not)))
@@ -173,7 +165,7 @@ SMALLER_DO_NOT_FIT = (
 
 
 def _needed_bytes(refusal: InfeasibleBudgetError | NoPlanFoundError) -> float:
-    """What a budget would have to be, as far as a refusal tells."""
+    """The budget that would do, as far as a refusal tells."""
     known = (
         refusal.smallest_budget_bytes,
         getattr(refusal, "floor_bytes", None),

@@ -17,13 +17,11 @@ _WIDE = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 
 
 class Kept:
-    """What slices hand on, in memory of its own that stays between steps.
+    """Values that slices hand on, in memory of its own that stays between steps.
 
     Args:
       handed_on: The values: those that are BATCHED are concatenated, those that are SUMMED added
         up; of those that are the SAME any slice's will do.
-      examples: How many examples a batch has.
-      scratch: What has the memory.
       device: Where it is; None for the device that trains.
     """
 
@@ -47,12 +45,8 @@ class Kept:
     def add(
         self, values: Sequence[tf.Tensor], handed_on: Sequence[Handed], first: tf.Tensor, size: int
     ) -> None:
-        """Adds what the slice of `size` examples hands on that begins with example `first`.
-
-        Args:
-          values: The values.
-          handed_on: What they are, in the order of the constructor's, for a slice of that size.
-        """
+        """Adds the values of the slice of `size` examples that begins with example `first`;
+        `handed_on` is in the order of the constructor's, for a slice of that size."""
         for each, variable, value in zip(handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
                 if each.relation.offset:
@@ -64,7 +58,6 @@ class Kept:
                 variable.assign(value, read_value=False)
 
     def values(self) -> list[tf.Tensor]:
-        """Returns the values for the whole batch."""
         return [
             tf.cast(variable.read_value(), each.whole.dtype)
             for each, variable in zip(self.handed_on, self.variables, strict=True)
@@ -90,10 +83,8 @@ def part_of(
     """Returns the part of a value that belongs to the slice which begins with example `first`.
 
     Args:
-      value: The value for the whole batch.
       relation: Its relation to those of the slices: SAME, or BATCHED in one block.
       like: A value of the shape of the part.
-      examples: How many examples the batch has.
     """
     if relation.kind is not Kind.BATCHED:
         return value

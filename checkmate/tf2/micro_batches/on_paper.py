@@ -14,17 +14,7 @@ from checkmate.tf2.micro_batches.slices import Slices, examples_of
 
 
 class StepOnPaper:
-    """The traced step, and what runs for a slice of its batch.
-
-    Args:
-      step: The step.
-      specs: The specs of its arguments.
-      name: Its name.
-
-    Attributes:
-      traced: The step on the whole batch.
-      examples: How many examples the batch has.
-    """
+    """A traced step, and the function that runs for a slice of its batch."""
 
     def __init__(self, step: Callable[..., Any], specs: Any, name: str):
         self._step, self._specs, self._name = step, specs, name
@@ -33,7 +23,7 @@ class StepOnPaper:
         self._sliced: SlicedStep | None = None
 
     def slice(self, slices: Slices) -> TracedStep:
-        """Returns what runs for a slice.
+        """Traces the function of a slice.
 
         Raises:
           TraceError: The examples of the batch are bound together; it names the op.
@@ -47,7 +37,7 @@ class StepOnPaper:
         return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
 
     def with_all_variables(self, part: TracedStep, graph: DFGraph) -> DFGraph:
-        """Returns the graph of a slice with the bytes of the variables that only the update of the
-        optimizer reads."""
+        """The graph of a slice with the bytes of the variables that only the optimizer's update
+        reads."""
         more = not_read_bytes(self.traced, part.function)
         return replace(graph, fixed_bytes=graph.fixed_bytes + more)

@@ -1,5 +1,5 @@
-"""Parts: a step in slices as functions of flattened arguments, for what runs before the slices, in
-each, and after.
+"""Parts: a step in slices as functions of flattened arguments, to run before the slices, in each,
+and after; OpCopies: their ops, made again on other values.
 
     before(batch)              -> what is computed once and early, such as random seeds; totals are
                                   set to zero
@@ -13,22 +13,119 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes
-from checkmate.tf2.graph.graph_writer import copy_of
-from checkmate.tf2.graph.operations import can_be_copied, role_of
+from checkmate.tf2.graph.graph_writer import GraphCopy, copy_of, reachable
+from checkmate.tf2.graph.operations import can_be_copied, is_argument, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.kept import Kept, part_of
-from checkmate.tf2.micro_batches.op_copies import OpCopies
-from checkmate.tf2.ops.relation import SAME, Relation, batched
+from checkmate.tf2.ops.relation import SAME, Relation, batched, unequal_axes
 from checkmate.tf2.ops.rule import Role
+
+Input = tuple[tf.Operation, int]
+"""An op and the index of one of its inputs."""
+
+
+class OpCopies(GraphCopy):
+    """Copies ops, with what they need of what is known before the step runs, such as constants.
+
+    Args:
+      flat: The function that has the ops.
+      chosen: The ops.
+      given: Tensors of the function whose values the caller has.
+      instead: Inputs of ops that read a value of the caller's.
+      added: Inputs of ops to which a value of the caller's is added.
+    """
+
+    def __init__(
+        self,
+        flat: Any,
+        chosen: Iterable[tf.Operation],
+        given: Sequence[tf.Tensor] = (),
+        instead: Sequence[Input] = (),
+        added: Sequence[Input] = (),
+    ):
+        super().__init__(flat)
+        self._flat = flat
+        self._inputs = list(self.names.values())
+        self._given = [f"value_{k}:0" for k in range(len(given))]
+        self._instead = {read: f"instead_{k}:0" for k, read in enumerate(instead)}
+        self._added = {read: f"added_{k}:0" for k, read in enumerate(added)}
+        self.names |= {t.ref(): name for t, name in zip(given, self._given, strict=True)}
+        self._chosen = set(chosen)
+
+    def write(
+        self,
+        outputs: Iterable[tf.Tensor],
+        constants: Mapping[Input, np.ndarray] | None = None,
+        factors: Mapping[tf.Operation, float] | None = None,
+    ) -> OpCopies:
+        """Writes the ops that `make` needs to return `outputs`.
+
+        Args:
+          constants: Inputs of ops -> the array to read there.
+          factors: Ops -> the factor for their first output.
+        """
+        writer, names = self.writer, self.names
+        instead = dict(self._instead)
+        for (operation, k), value in (constants or {}).items():
+            instead[operation, k] = writer.constant(value, operation.inputs[k].dtype)
+        self._outputs = list(outputs)
+        for operation in self._needed(instead):
+            inputs = [
+                self._counted(operation, k, instead.get((operation, k)) or names[tensor.ref()])
+                for k, tensor in enumerate(operation.inputs)
+            ]
+            kept = {t.ref(): names[t.ref()] for t in operation.outputs if t.ref() in names}
+            self.copy(operation, inputs)
+            if factor := (factors or {}).get(operation):
+                first = operation.outputs[0]
+                read = [names[first.ref()], writer.constant(factor, first.dtype)]
+                names[first.ref()] = writer.add("Mul", read, first.dtype, name="averaged")
+            names |= kept
+        return self
+
+    def make(
+        self,
+        arguments: Sequence[tf.Tensor],
+        given: Sequence[tf.Tensor] = (),
+        instead: Sequence[tf.Tensor] = (),
+        added: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
+        """Makes the ops and returns the outputs; values are in the order of the constructor's."""
+        named = dict(zip(self._inputs, [*arguments, *self._flat.captured_inputs], strict=True))
+        named |= dict(zip(self._given, given, strict=True))
+        named |= dict(zip(self._instead.values(), instead, strict=True))
+        named |= dict(zip(self._added.values(), added, strict=True))
+        return self.writer.import_here(named, [self.names[t.ref()] for t in self._outputs])
+
+    def _counted(self, operation: tf.Operation, k: int, name: str) -> str:
+        """The name of an op's input, with the value that is added there."""
+        more = self._added.get((operation, k))
+        if more is None:
+            return name
+        return self.writer.add("AddV2", [name, more], operation.inputs[k].dtype, name="moved")
+
+    def _needed(self, instead: Mapping[Input, str]) -> list[tf.Operation]:
+        """The chosen ops and those that they and the outputs read, inputs first."""
+        order = reachable(self._flat.graph)
+        needed = {*self._chosen, *(t.op for t in self._outputs if t.ref() not in self.names)}
+        for operation in reversed(order):
+            if operation in needed:
+                needed |= {
+                    tensor.op
+                    for k, tensor in enumerate(operation.inputs)
+                    if (operation, k) not in instead and tensor.ref() not in self.names
+                }
+        return [each for each in order if each in needed and not is_argument(each)]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +134,6 @@ class Parts:
 
     Attributes:
       whole: The step on the batch.
-      axes: How it follows from the step on slices.
-      examples: How many examples the batch has.
       scratch: The memory of `kept`.
       device: Where the step runs; None for the device that trains.
       kept: The variables in which slices leave what they hand on.
@@ -62,7 +157,6 @@ class Parts:
         self._early = list({tensor.ref(): tensor for tensor in early}.values())
 
     def before(self) -> Any:
-        """Returns the function that runs before the slices."""
         copies = OpCopies(self.whole.flat, self.axes.early_ops).write(self._early)
 
         def before(*batch: tf.Tensor) -> list[tf.Tensor]:
@@ -72,13 +166,8 @@ class Parts:
         return concrete(before, self.specs)
 
     def each(self, part: TracedStep, axes: BatchAxes, size: int) -> Any:
-        """Returns the function that runs for a slice of `size` examples.
-
-        Args:
-          part: The step on such a slice.
-          axes: How the step on the batch follows from it. For a shorter last slice it must fit to
-            the axes of the others (`check_last_slice`).
-        """
+        """The function that runs for a slice of `size` examples. The axes of a shorter last slice
+        must fit to those of the others (`check_last_slice`)."""
         draws = {(o, d.input): d for o, d in axes.random_ops.items() if d.input is not None}
         read = {"instead": list(axes.fed), "added": list(draws)}
         copies = OpCopies(part.flat, axes.in_each_slice, **read)
@@ -106,7 +195,6 @@ class Parts:
         return concrete(each, [tf.TensorSpec([], tf.int32), *self.specs, *_specs(self._early)])
 
     def after(self) -> Any:
-        """Returns the function that runs after the slices."""
         axes = self.axes
         given = [*(h.whole for h in axes.handed_on), *self._early]
         copies = OpCopies(self.whole.flat, axes.whole_ops, given).write(self.whole.flat.outputs)
@@ -126,18 +214,17 @@ class Parts:
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
-        """The specs of the step's flattened arguments."""
         return _specs(self.whole.argument_tensors())
 
     def _arguments(self, part: TracedStep) -> list[tuple[Relation, tf.Tensor]]:
-        """For each argument its relation to those of the slices, and what a slice gets."""
+        """For each argument its relation to those of the slices, and its tensor in a slice."""
         pairs = zip(self.whole.argument_tensors(), part.argument_tensors(), strict=True)
         return [(relation_of(a.shape, b.shape), b) for a, b in pairs]
 
 
 def relation_of(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
     """Returns how an argument and the slices of it belong together: they differ along one axis."""
-    unequal = [k for k, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
+    unequal = unequal_axes(whole, part)
     return batched(unequal[0]) if unequal else SAME
 
 
@@ -149,8 +236,8 @@ def _viewed(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(first: tf.Tensor, counts: Fraction, like: tf.Tensor) -> tf.Tensor:
-    """What the slice that begins with example `first` adds to the count of a random generator,
-    which grows by `counts` with each example."""
+    """The addend of the slice that begins with example `first` to a random generator's count, which
+    grows by `counts` with each example."""
     moved = tf.cast(first, tf.int64) * counts.numerator // counts.denominator
     moved = tf.cast(moved, like.dtype)
     return tf.stack([moved, tf.zeros([], like.dtype)])
@@ -161,5 +248,4 @@ def _specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
 
 
 def concrete(run: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Returns a function of tensors of these specs, traced."""
     return tf.function(run, autograph=False).get_concrete_function(*specs)

@@ -9,7 +9,7 @@ from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import AlreadyTraced, trace
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
@@ -27,8 +27,8 @@ class Pieces:
     Attributes:
       others: Its functions on the other devices of the request.
       each: For each size of a slice.
-      results_bytes: What of the step's results is in memory until the next step ends, beyond their
-        buffers: the slices must leave it.
+      results_bytes: Results of the step that are in memory until the next step ends, beyond their
+        buffers: the slices must leave that.
     """
 
     slices: Slices
@@ -41,11 +41,8 @@ class Pieces:
 
 @dataclass(slots=True, eq=False)
 class PiecePlanner:
-    """Plans the functions of a step in slices.
-
-    Attributes:
-      task: The planning of the whole step, whose budget is known.
-    """
+    """Plans the functions of a step in slices. `task` is the planning of the whole, whose budget is
+    known."""
 
     task: PlanTask
     step: SlicedStep | AccumulatedStep
@@ -55,19 +52,11 @@ class PiecePlanner:
 
     def plan(self, slices: Slices, file: Any = None) -> Pieces:
         """Plans the update of the optimizer first, whose buffers for results are then in memory,
-        and then each size of a slice.
-
-        Args:
-          file: A file with the plan of a slice, to run that.
-
-        Raises:
-          InfeasibleBudgetError: No plan fits.
-          NoPlanFoundError: None was found.
-        """
+        and then each size of a slice. `file` has the plan of a slice, to run that."""
         functions = self.step.functions(slices)
         others = self._on_other_devices(slices)  # before what is in use is counted
         after = self.after(functions)
-        results = sum(tensor_bytes(tensor) or 0 for tensor in after.traced.flat.outputs)
+        results = known_bytes(after.traced.flat.outputs)
         beyond = max(0, results - output_buffers_bytes(after.run))
         name = f"{self.task.request.name} in {slices.count} micro-batches"
         each = {}
@@ -83,8 +72,8 @@ class PiecePlanner:
         return Pieces(slices, functions, others, each, after, beyond)
 
     def after(self, functions: Functions) -> Planned:
-        """Returns what runs after the slices. It is replayed in order even where it needs no plan,
-        so that its results lie in buffers of their own."""
+        """The function after the slices. It is replayed in order even where it needs no plan, so
+        that its results lie in buffers of their own."""
         if self._after is None or self._after_of is not functions.after:
             options = replace(self._options(), verbose=False)
             request = self._request(f"the update of {self.task.request.name}", options)
@@ -94,9 +83,8 @@ class PiecePlanner:
         return self._after
 
     def bound(self, slices: Slices) -> float | None:
-        """Returns the seconds that no plan in these slices is faster than: of their kernels, each
-        run once, as measured at this size. None where no plan can fit, which needs no measurement.
-        """
+        """The seconds that no plan in these slices is faster than: of their kernels, each run once,
+        as measured at this size. None where no plan can fit, which needs no measurement."""
         task, functions = self.task, self.step.functions(slices)
         specs = functions.arguments(task.specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
@@ -107,7 +95,6 @@ class PiecePlanner:
         return slices.examples / slices.size * graph.total_cost
 
     def _on_other_devices(self, slices: Slices) -> tuple[Functions, ...]:
-        """The functions of the same step on the other devices."""
         if not self._others:
             task = self.task
             self._others = [
@@ -123,7 +110,6 @@ class PiecePlanner:
         return replace(planned, run=Replayed(traced, planned.plan, make_output_buffers(traced)))
 
     def _options(self, less_bytes: int = 0) -> PlanOptions:
-        """The options of a function's plan: the budget, less some bytes."""
         budget = self.task.budget_bytes - less_bytes
         return replace(self.task.request.options, budget=budget, micro_batches=1, plan=None)
 

@@ -20,8 +20,8 @@ from checkmate.tf2.memory.available import free_or_none
 from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
-from checkmate.tf2.micro_batches.joined import PlainFigures, joined
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
+from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning import store
@@ -33,7 +33,6 @@ log = logging.getLogger("checkmate")
 
 
 def planner_of(request: PlanRequest) -> Planner:
-    """Returns what plans a request."""
     return Planner(request) if request.options.micro_batches == 1 else MicroBatchPlanner(request)
 
 
@@ -98,7 +97,7 @@ class MicroBatchPlanner(Planner):
 
     def _stored(self, task: PlanTask, plain: PlainFigures, path: Path | None) -> Planned | None:
         """The step under the plan of a file that is for it; None without one. A budget that is a
-        share is one of what the plain step took when the plan was made, since that differs a little
+        share is one of the plain step's bytes when the plan was made, since those differ a little
         from process to process."""
         named = path or self.request.options.plan
         if not named or not Path(named).exists():
@@ -161,10 +160,7 @@ def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> P
         options = replace(options, budget=budget)
     planner = Planner(replace(task.request, options=options), task.budget_bytes)
     return planner.plan(
-        task.specs,
-        batch=task.batch or (),
-        traced=task.traced,
-        released_bytes=task.released_bytes,
+        task.specs, batch=task.batch or (), traced=task.traced, released_bytes=task.released_bytes
     )
 
 

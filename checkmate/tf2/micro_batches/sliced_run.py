@@ -1,54 +1,158 @@
-"""SlicedRun: runs a planned step in slices."""
+"""SlicedRun: a planned step that runs in slices, made of the planned functions (`joined`), also for
+each replica of this process (`on_replicas`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.execution.results import OutputBuffers
+from checkmate.tf2.graph.sizes import known_bytes
+from checkmate.tf2.graph.trace import TracedStep, analyse_same
 from checkmate.tf2.micro_batches.pieces import Pieces
+from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.planning.request import Planned, PlanTask
+from checkmate.tf2.report import MicroBatches
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SlicedRun:
-    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`.
+    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`."""
 
-    Args:
-      slices: The slices.
-      before: What runs first.
-      each: What runs for a slice of each size.
-      after: What runs last.
-      pieces: What was planned, with the functions of other devices.
-    """
-
-    def __init__(
-        self,
-        slices: Slices,
-        before: Callable[..., Any],
-        each: Mapping[int, Callable[..., Any]],
-        after: Callable[..., Any],
-        pieces: Pieces,
-    ):
-        self._slices, self._before, self._each, self._after = slices, before, each, after
-        self.pieces = pieces
+    slices: Slices
+    before: Callable[..., Any]
+    each: Mapping[int, Callable[..., Any]]
+    after: Callable[..., Any]
+    pieces: Pieces
 
     def __call__(self, *flat: tf.Tensor) -> Any:
-        """Runs the step."""
-        early = self._before(*flat)
-        for first, size in self._slices:
-            self._each[size](tf.constant(first), *flat, *early)
-        return self._after(*flat, *early)
+        early = self.before(*flat)
+        for first, size in self.slices:
+            self.each[size](tf.constant(first), *flat, *early)
+        return self.after(*flat, *early)
 
     def one_slice(self, *flat: tf.Tensor) -> None:
         """Runs the first slice alone, with what comes before it."""
-        early = self._before(*flat)
-        first, size = next(iter(self._slices))
-        self._each[size](tf.constant(first), *flat, *early)
+        early = self.before(*flat)
+        first, size = next(iter(self.slices))
+        self.each[size](tf.constant(first), *flat, *early)
 
     @property
     def buffers(self) -> OutputBuffers | None:
-        """The buffers of the step's results."""
-        return self._after.buffers if isinstance(self._after, Replayed) else None
+        return self.after.buffers if isinstance(self.after, Replayed) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFigures:
+    """Figures of the plain step, whose batch is not split.
+
+    Attributes:
+      peak_bytes: Its predicted peak.
+      own_bytes: Bytes of the step itself, of which a budget can be a share.
+      cost: Seconds of its kernels; None where they were not measured.
+    """
+
+    peak_bytes: int
+    own_bytes: int
+    cost: float | None
+
+
+def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
+    """Returns the step that runs in slices, with the figures of the plan of a slice."""
+    slices, after = pieces.slices, pieces.after
+    part = pieces.each[slices.size]
+    parts = [*pieces.each.values(), after]
+    beyond, memory = pieces.results_bytes, part.report.memory
+    memory = replace(memory, limit_bytes=task.budget_bytes, step_bytes=memory.step_bytes + beyond)
+    predicted = [each.report.expected_peak_bytes for each in parts]
+    report = replace(
+        part.report,
+        name=task.request.name,
+        memory=memory,
+        plain_peak_bytes=plain.peak_bytes,
+        predicted_peak_bytes=max(predicted) + beyond,
+        notes=_notes(pieces, parts),
+        seconds=_added(each.report.seconds for each in parts),
+        cpu_seconds=_added(each.report.cpu_seconds for each in parts),
+        micro_batches=_figures(pieces, plain),
+    )
+    each = {size: each.run for size, each in pieces.each.items()}
+    run = SlicedRun(slices, pieces.functions.before, each, after.run, pieces)
+    early = known_bytes(pieces.functions.early)
+    return Planned(
+        task.traced,
+        part.graph,
+        part.plan,
+        part.result,
+        run,
+        report,
+        max(each.rise_bytes for each in parts) + early,
+        part,
+    )
+
+
+def _figures(pieces: Pieces, plain: PlainFigures) -> MicroBatches:
+    slices = pieces.slices
+    return MicroBatches(
+        slices.count,
+        slices.size,
+        slices.examples,
+        pieces.functions.kept_bytes,
+        pieces.each[slices.size].report.plain_peak_bytes + pieces.results_bytes,
+        cost=_in_all(pieces, lambda each: each.cost),
+        bound=_in_all(pieces, lambda each: each.bound),
+        once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
+        plain_cost=plain.cost,
+        plain_bytes=plain.own_bytes,
+    )
+
+
+def _in_all(pieces: Pieces, seconds: Callable[[Planned], float]) -> float:
+    sizes = pieces.slices.sizes
+    slices = sum(many * seconds(pieces.each[size]) for size, many in sizes.items())
+    return slices + seconds(pieces.after)
+
+
+def _notes(pieces: Pieces, parts: Iterable[Planned]) -> tuple[str, ...]:
+    """The notes of the functions' reports, each once, and those on differences from the whole."""
+    notes = [note for each in parts for note in each.report.notes]
+    return tuple(dict.fromkeys([*notes, *pieces.functions.notes]))
+
+
+def _added(clocks: Iterable[dict[str, float]]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for clock in clocks:
+        for phase, each in clock.items():
+            seconds[phase] = seconds.get(phase, 0.0) + each
+    return seconds
+
+
+def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable[..., Any]]:
+    """The function of each replica. The ops run in the plan's order also where a step or a slice
+    needs no plan: the function that calls them would run them in any.
+
+    Args:
+      planned: The step of the first replica, planned with the others in its request.
+      traced: The step of each replica, with the same graph.
+
+    Raises:
+      TraceError: A slice has another graph on another replica.
+    """
+    if not isinstance(planned.run, SlicedRun):
+        return [Replayed(each, planned.plan) for each in traced]
+    pieces, name = planned.run.pieces, planned.report.name
+    return [_sliced(pieces, each, name) for each in (pieces.functions, *pieces.others)]
+
+
+def _sliced(pieces: Pieces, functions: Functions, name: str) -> SlicedRun:
+    def replayed(concrete: Any, piece: Planned) -> Replayed:
+        return Replayed(analyse_same(concrete, piece.traced, name), piece.plan)
+
+    each = {size: replayed(functions.each[size], piece) for size, piece in pieces.each.items()}
+    after = replayed(functions.after, pieces.after)
+    return SlicedRun(pieces.slices, functions.before, each, after, pieces)

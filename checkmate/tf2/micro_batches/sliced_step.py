@@ -8,10 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.batch_axes import BatchAxes, batch_axes
-from checkmate.tf2.axes.binding import Binding
-from checkmate.tf2.axes.last_slice import check_last_slice
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.axes.batch_axes import BatchAxes, Binding, batch_axes, check_last_slice
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.memory.scratch import Scratch
@@ -24,9 +22,8 @@ class Functions:
     """The functions of a step in slices; see `micro_batches.parts`.
 
     Attributes:
-      before, after: As concrete functions.
       each: For each size of a slice.
-      early: The specs of what `before` returns.
+      early: The specs of the results of `before`.
       kept: The variables in which slices leave what they hand on.
       notes: Sentences for the report on what is not as in the step on the whole batch.
     """
@@ -39,40 +36,30 @@ class Functions:
     notes: tuple[str, ...] = ()
 
     def arguments(self, specs: Any, *, of_slice: bool) -> tuple[tf.TensorSpec, ...]:
-        """Returns the specs of the arguments of `each`, or else of `after`.
-
-        Args:
-          specs: Those of the step, for the whole batch.
-        """
+        """The specs of the arguments of `each`, or else of `after`, from those of the whole
+        step."""
         first = [tf.TensorSpec([], tf.int32)] if of_slice else []
         return (*first, *tf.nest.flatten(specs), *self.early)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the variables."""
-        return sum(tensor_bytes(variable) or 0 for variable in self.kept)
+        return known_bytes(self.kept)
 
 
 def not_read_bytes(whole: TracedStep, function: Any) -> int:
-    """Returns the bytes of the step's variables that one of its functions does not read, such as
-    the slots of the optimizer, and which are in memory meanwhile."""
+    """Bytes of the step's variables that one of its functions does not read, such as the slots of
+    the optimizer, and which are in memory meanwhile."""
     read = {id(variable) for variable in variables_of(function)}
-    others = [variable for variable in whole.variables if id(variable) not in read]
-    return sum(tensor_bytes(variable) or 0 for variable in others)
+    return known_bytes(each for each in whole.variables if id(each) not in read)
 
 
 class SlicedStep:
     """A step on a batch, of which the parts are made for any number of slices.
 
     Args:
-      step: The step.
       specs: The specs of its arguments, for the whole batch.
-      name: Its name.
       scratch: The memory in which slices leave what they hand on; None for memory of its own.
       device: Where it runs; None for the device that trains.
-
-    Attributes:
-      examples: How many examples the batch has.
     """
 
     def __init__(
@@ -94,7 +81,7 @@ class SlicedStep:
         self._functions: tuple[Slices, Functions] | None = None
 
     def binding(self, slices: Slices) -> Binding | None:
-        """Returns what keeps the step from running in these slices, or None.
+        """The op that keeps the step from running in these slices, or None.
 
         Raises:
           TraceError: The step has other ops for slices of this size.
@@ -103,7 +90,7 @@ class SlicedStep:
         return next((each for each in found if each), None)
 
     def functions(self, slices: Slices) -> Functions:
-        """Returns the functions of the step in slices, where nothing binds its examples.
+        """The functions of the step in slices, where nothing binds its examples.
 
         Raises:
           TraceError: The step has other ops for slices of this size, or a smaller last slice does
@@ -123,11 +110,10 @@ class SlicedStep:
         return made
 
     def release(self) -> None:
-        """Releases the functions that were made, and what slices leave in memory."""
+        """Releases the functions that were made, and the memory of the slices' values."""
         self._made = self._functions = None
 
     def _of_each_size(self, slices: Slices) -> dict[int, tuple[TracedStep, BatchAxes]]:
-        """The step on slices of each size, and how the whole follows from it."""
         return {size: self._slice(size, slices.size) for size in slices.sizes}
 
     def _slice(self, size: int, every: int) -> tuple[TracedStep, BatchAxes]:
@@ -140,7 +126,7 @@ class SlicedStep:
         return self._slices[size, every]
 
     def _parts(self, axes: BatchAxes) -> tuple[Parts, Any, Any]:
-        """What does not depend on the size of slices: made once where it is the same."""
+        """The parts that do not depend on the size of slices: made once where they are the same."""
         if self._made is None or _handed_on(self._made[0].axes) != _handed_on(axes):
             parts = Parts(self._whole, axes, self.examples, self._scratch, self._device)
             self._made = parts, parts.before(), parts.after()
@@ -148,7 +134,6 @@ class SlicedStep:
 
 
 def _notes(axes: BatchAxes) -> tuple[str, ...]:
-    """What is not as in the step on the whole batch."""
     others = [each.name for each, draw in axes.random_ops.items() if not draw.is_exact]
     if not others:
         return ()
@@ -160,7 +145,7 @@ def _notes(axes: BatchAxes) -> tuple[str, ...]:
 
 
 def _handed_on(axes: BatchAxes) -> Any:
-    """What the slices hand on, and what runs but once: what `Parts` are made of."""
+    """The values that slices hand on, and the ops that run but once: `Parts` are made of them."""
     handed = tuple((each.whole.ref(), each.relation) for each in axes.handed_on)
     fed = {each.whole.ref() for each in axes.fed.values()}
     return handed, axes.early_ops, axes.whole_ops, fed

@@ -13,11 +13,7 @@ from checkmate.errors import TraceError
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The slices of a batch, of equal size but for the last, which may be smaller.
-
-    Attributes:
-      examples: How many examples the batch has.
-      size: How many a slice has.
+    """The slices of a batch, of `size` examples each but for the last, which may be smaller.
 
     Example:
       >>> list(Slices(10, 4)), Slices.of(10, 3).sizes
@@ -29,11 +25,7 @@ class Slices:
 
     @classmethod
     def of(cls, examples: int, count: int) -> Slices:
-        """Returns at most `count` slices.
-
-        Raises:
-          TraceError: There are fewer examples.
-        """
+        """Returns at most `count` slices."""
         if count > examples:
             raise TraceError(
                 f"A batch of {examples} cannot run in {count} micro-batches: each has one example"
@@ -57,7 +49,6 @@ class Slices:
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return -(-self.examples // self.size)
 
     @property
@@ -68,15 +59,7 @@ class Slices:
 
 
 def examples_of(specs: Any) -> int:
-    """Returns how many examples a step gets: the first dimension of its first argument that has
-    one.
-
-    Args:
-      specs: A nest of the arguments' specs.
-
-    Raises:
-      TraceError: No argument has a dimension.
-    """
+    """The first dimension of a step's first argument that has one, by a nest of specs."""
     for spec in tf.nest.flatten(specs):
         if spec.shape.rank:
             return spec.shape[0]
@@ -87,8 +70,8 @@ def examples_of(specs: Any) -> int:
 
 
 def sliced_specs(specs: Any, size: int) -> Any:
-    """Returns the specs for a slice of `size` examples. An argument whose first dimension is not
-    the number of examples is the same for each slice."""
+    """The specs for a slice of `size` examples. An argument whose first dimension is not the number
+    of examples is the same for each slice."""
     examples = examples_of(specs)
 
     def one(spec: tf.TensorSpec) -> tf.TensorSpec:

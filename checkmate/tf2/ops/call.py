@@ -16,7 +16,7 @@ Relations = list[Relation]
 
 
 class Pair(NamedTuple):
-    """The same op of the step in the graph of the whole batch and in that of a slice."""
+    """An op of the step in the graph of the whole batch and in that of a slice."""
 
     whole: tf.Operation
     part: tf.Operation
@@ -24,16 +24,13 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op of the step, with the relations of its inputs.
+    """One op of the step, for the whole batch and for a slice, with the relations of its inputs.
 
     Attributes:
-      pair: The op, for the whole batch and for a slice.
-      tensors: Its inputs, for the whole and for a slice.
-      inputs: The relation of each input.
       known: Each input's value for the whole and for a slice, if known before the step runs.
       count: How many times as many examples the whole has as a slice.
-      inside: Returns the relations of what functions return that the op runs, given the graphs of
-        a function for the whole and for a slice, and the relations of its arguments; None if that
+      inside: Returns the relations of what functions return that the op runs, given the graphs of a
+        function for the whole and for a slice, and the relations of its arguments; None if that
         needs the whole.
       bodies: The graphs of the functions that the op runs, for the whole and for a slice.
     """
@@ -48,7 +45,6 @@ class Call:
 
     @property
     def type(self) -> str:
-        """The op type."""
         return self.pair.whole.type
 
     def attr(self, name: str) -> Any:
@@ -57,35 +53,24 @@ class Call:
         return value.decode() if isinstance(value, bytes) else value
 
     def ranks(self) -> list[int]:
-        """The number of axes of each input."""
         return [len(shape_of(tensor)) for tensor, _ in self.tensors]
 
     def shapes(self, input_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shape of an input for the whole and for a slice."""
         whole, part = self.tensors[input_]
         return shape_of(whole), shape_of(part)
 
     def results(self, output: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shape of an output for the whole and for a slice."""
         return shape_of(self.pair.whole.outputs[output]), shape_of(self.pair.part.outputs[output])
 
     def values(self, input_: int) -> tuple[Any, Any]:
-        """The known value of an input for the whole and for a slice.
-
-        Raises:
-          UnknownError: It is not known.
-        """
+        """The known value of an input for the whole and for a slice; or raises UnknownError."""
         found = self.known[input_]
         if found is None:
             raise UnknownError
         return found
 
     def value(self, input_: int) -> Any:
-        """The known value of an input, which is the same for the whole and for a slice.
-
-        Raises:
-          UnknownError: It is not known, or not the same.
-        """
+        """The known value of an input, if it is the same for both; or raises UnknownError."""
         whole, part = self.values(input_)
         if whole.shape != part.shape or (whole != part).any():
             raise UnknownError
@@ -107,7 +92,7 @@ def has_own(call: Call, k: int) -> bool:
 
 
 def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
-    """Returns the shape of a tensor, with -1 for the length of an axis that is not known.
+    """The shape of a tensor, with -1 for the length of an axis that is not known.
 
     Raises:
       UnknownError: The number of axes is not known.
@@ -126,11 +111,8 @@ def one_number(value: np.ndarray) -> bool:
 
 
 def product(sizes: Sequence[int]) -> int:
-    """Returns the number of elements along some axes.
-
-    Raises:
-      UnknownError: The length of one is not known.
-    """
+    """The number of elements along some axes; raises UnknownError where one's length is not
+    known."""
     if min(sizes, default=0) < 0:
         raise UnknownError
     return math.prod(sizes)

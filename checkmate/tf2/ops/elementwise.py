@@ -9,18 +9,18 @@ import tensorflow as tf
 
 from checkmate.tf2.ops.call import Call, Relations, Rule
 from checkmate.tf2.ops.relation import WHOLE
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Linear, Signature
 
 
 def aligned(shape: Sequence[int], rank: int) -> Labels:
-    """Returns the labels of an input that is broadcast to `rank` axes: the number of each axis of
-    the output, None for an axis that is repeated."""
+    """The labels of an input that is broadcast to `rank` axes; None for an axis that is
+    repeated."""
     skipped = rank - len(shape)
     return tuple(None if size == 1 else skipped + k for k, size in enumerate(shape))
 
 
 def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
-    """Returns the rule of an op that computes each element from the elements in its place, after
+    """The rule of an op that computes each element from the elements in its place, after
     broadcasting."""
 
     def rule(call: Call) -> Signature:
@@ -38,22 +38,23 @@ def cast(call: Call) -> Signature:
     """A cast between numbers with a fraction is linear, up to rounding."""
     source, target = (call.pair.whole.inputs[0].dtype, call.pair.whole.outputs[0].dtype)
     smooth = all(dtype.is_floating or dtype.is_complex for dtype in (source, target))
-    return elementwise(Linear.TOGETHER if smooth else None)(call)
+    return elementwise(TOGETHER if smooth else None)(call)
 
 
 def bias_add(call: Call) -> Signature:
-    """A bias for each entry of the last or the second axis."""
-    labels = tuple(range(call.ranks()[0]))
-    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
-    return Signature((labels, (channel,)), (labels,), linear=Linear.TOGETHER)
+    labels, channel = _with_channel(call)
+    return Signature((labels, (channel,)), (labels,), linear=TOGETHER)
 
 
 def bias_add_grad(call: Call) -> Signature:
-    """The sum over all axes but that of the bias."""
-    labels = tuple(range(call.ranks()[0]))
-    channel = labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
+    labels, channel = _with_channel(call)
     summed = frozenset(labels) - {channel}
-    return Signature((labels,), ((channel,),), summed=summed, linear=Linear.EACH)
+    return Signature((labels,), ((channel,),), summed=summed, linear=EACH)
+
+
+def _with_channel(call: Call) -> tuple[Labels, Label]:
+    labels = tuple(range(call.ranks()[0]))
+    return labels, labels[-1] if call.attr("data_format") == "NHWC" else labels[1]
 
 
 def same_as_input(call: Call) -> Relations | None:
@@ -63,26 +64,16 @@ def same_as_input(call: Call) -> Relations | None:
 
 def select(call: Call) -> Signature:
     """`Select` takes one condition for each row, `SelectV2` broadcasts."""
-    signature = elementwise(Linear.TOGETHER, 1, 2)(call) if call.type == "SelectV2" else None
-    if signature is None:
-        labels = tuple(range(call.ranks()[1]))
-        condition = labels[: call.ranks()[0]]
-        signature = Signature(
-            (condition, labels, labels), (labels,), linear=Linear.TOGETHER, linear_in=_CHOICES
-        )
-    return signature
-
-
-_CHOICES = frozenset({1, 2})
+    if call.type == "SelectV2":
+        return elementwise(TOGETHER, 1, 2)(call)
+    labels = tuple(range(call.ranks()[1]))
+    inputs = (labels[: call.ranks()[0]], labels, labels)
+    return Signature(inputs, (labels,), linear=TOGETHER, linear_in=frozenset({1, 2}))
 
 
 def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
-    """Returns the rule of an op that reduces the axes named by its second input.
-
-    Args:
-      sums: It adds up.
-      averages: It adds up and divides by the number of terms.
-    """
+    """The rule of an op that reduces the axes named by its second input: by sums, by averages (sums
+    divided by the number of terms), or otherwise."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0]
@@ -92,7 +83,7 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
         left = tuple(None if k in axes else k for k in labels if keeps or k not in axes)
         dtype = call.tensors[0][0].dtype
         smooth = dtype.is_floating or dtype.is_complex  # a mean of whole numbers is rounded
-        linear = Linear.EACH if sums or (averages and smooth) else None
+        linear = EACH if sums or (averages and smooth) else None
         return Signature(
             (labels, OWN),
             (left,),
@@ -105,8 +96,8 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
 
 
 def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule:
-    """Returns the rule of an op that computes from the last `count` axes of its first input, for
-    each entry of the others, which are also the first axes of its other inputs and its outputs."""
+    """The rule of an op that computes from the last `count` axes of its first input, for each entry
+    of the others, which are also the first axes of its other inputs and its outputs."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0] - count
@@ -130,7 +121,7 @@ def _leading(tensor: tf.Tensor, count: int) -> Labels:
 
 
 def along_axis(linear: Linear | None = None) -> Rule:
-    """Returns the rule of an op that computes along the axes named by its second input, such as a
+    """The rule of an op that computes along the axes named by its second input, such as a
     cumulative sum or a reversal."""
 
     def rule(call: Call) -> Signature:
@@ -143,7 +134,6 @@ def along_axis(linear: Linear | None = None) -> Rule:
 
 
 def arg_reduction(call: Call) -> Signature:
-    """The index of the largest or smallest entry along an axis."""
     rank = call.ranks()[0]
     axis = int(call.value(1)) % rank
     labels = tuple(None if k == axis else k for k in range(rank))

@@ -11,51 +11,30 @@ import tensorflow as tf
 
 
 def matrix_product(operation: tf.Operation) -> float:
-    """FLOPs of MatMul."""
     inner = _shape(operation.inputs[0])[0 if operation.get_attr("transpose_a") else 1]
     return 2.0 * _elements(operation.outputs[0]) * inner
 
 
 def batch_product(operation: tf.Operation) -> float:
-    """FLOPs of BatchMatMul."""
     inner = _shape(operation.inputs[0])[-2 if operation.get_attr("adj_x") else -1]
     return 2.0 * _elements(operation.outputs[0]) * inner
 
 
 def convolution(operation: tf.Operation, outer: int = 1) -> float:
-    """FLOPs of a convolution.
-
-    Args:
-      outer: How many of the filter's last dimensions belong to the output.
-    """
+    """`outer` of the filter's last dimensions belong to the output."""
     return 2.0 * _elements(operation.outputs[0]) * math.prod(_shape(operation.inputs[1])[:-outer])
 
 
 def input_gradient(operation: tf.Operation, outer: int = 1) -> float:
-    """FLOPs of the gradient of a convolution for its input, of (sizes, filter, gradient)."""
+    """Of (sizes, filter, gradient)."""
     per_output = math.prod(_shape(operation.inputs[1])[:-outer])
     return 2.0 * math.prod(_shape(operation.inputs[2])) * per_output
 
 
 def filter_gradient(operation: tf.Operation, outer: int = 1) -> float:
-    """FLOPs of the gradient of a convolution for its filter, of (input, sizes, gradient)."""
+    """Of (input, sizes, gradient)."""
     per_output = math.prod(_shape(operation.outputs[0])[:-outer])
     return 2.0 * math.prod(_shape(operation.inputs[2])) * per_output
-
-
-def depthwise(operation: tf.Operation) -> float:
-    """FLOPs of a depthwise convolution."""
-    return convolution(operation, outer=2)
-
-
-def depthwise_input_gradient(operation: tf.Operation) -> float:
-    """FLOPs of the gradient of a depthwise convolution for its input."""
-    return input_gradient(operation, outer=2)
-
-
-def depthwise_filter_gradient(operation: tf.Operation) -> float:
-    """FLOPs of the gradient of a depthwise convolution for its filter."""
-    return filter_gradient(operation, outer=2)
 
 
 def _elements(tensor: tf.Tensor) -> int:

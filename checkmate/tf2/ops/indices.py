@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from checkmate.tf2.ops.call import Call, Relations
 from checkmate.tf2.ops.relation import SAME, Kind, batch_axis, batched
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, Labels, Signature
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 
 
 def gather(call: Call) -> Signature:
-    """Entries of the first input along an axis, by index."""
     ranks = call.ranks()
     axis = int(call.value(2)) % ranks[0] if len(ranks) > 2 else 0
     shared = int(call.attr("batch_dims")) % (ranks[1] + 1) if call.type == "GatherV2" else 0
@@ -20,7 +19,7 @@ def gather(call: Call) -> Signature:
     indices: Labels = (*range(shared), *(f"index {k}" for k in range(shared, ranks[1])))
     output = (*data[:axis], *indices[shared:], *data[axis + 1 :])
     inputs = (data, indices, OWN)[: len(ranks)]
-    return Signature(inputs, (output,), linear=Linear.EACH, linear_in=_FIRST)
+    return Signature(inputs, (output,), linear=EACH, linear_in=_FIRST)
 
 
 def gather_nd(call: Call) -> Signature:
@@ -30,10 +29,7 @@ def gather_nd(call: Call) -> Signature:
     left = tuple(f"data {k}" for k in range(depth, data))
     rows = tuple(range(indices - 1))
     return Signature(
-        ((None,) * depth + left, (*rows, None)),
-        ((*rows, *left),),
-        linear=Linear.EACH,
-        linear_in=_FIRST,
+        ((None,) * depth + left, (*rows, None)), ((*rows, *left),), linear=EACH, linear_in=_FIRST
     )
 
 
@@ -47,14 +43,13 @@ def scatter_nd(call: Call) -> Signature:
         ((*rows, None), (*rows, *left), OWN),
         ((None,) * depth + left,),
         summed=frozenset(rows),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_SECOND,
         shapes=frozenset({2}),
     )
 
 
 def segment_sum(call: Call) -> Signature:
-    """Sums of the entries that have the same index."""
     data, indices = call.ranks()[:2]
     rows = tuple(range(indices))
     left = tuple(f"data {k}" for k in range(data - indices))
@@ -62,14 +57,13 @@ def segment_sum(call: Call) -> Signature:
         ((*rows, *left), rows, OWN),
         ((None, *left),),
         summed=frozenset(rows),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_FIRST,
         shapes=frozenset({2}),
     )
 
 
 def one_hot(call: Call) -> Signature:
-    """A new axis with a mark at each index."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % (rank + 1)
     labels = tuple(range(rank))
@@ -77,7 +71,6 @@ def one_hot(call: Call) -> Signature:
 
 
 def cross_entropy(call: Call) -> Signature:
-    """The loss of each row, and its gradient."""
     labels = (0, None)
     classes = (0,) if call.type.startswith("Sparse") else labels
     return Signature((labels, classes), ((0,), labels))

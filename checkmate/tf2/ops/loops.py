@@ -22,8 +22,8 @@ _MOST_ROUNDS = 8
 
 
 def loop(call: Call) -> Relations | None:
-    """What a loop carries has one relation before and after each iteration; all slices must do the
-    same number of iterations."""
+    """A carried value has one relation before and after each iteration; all slices must do the same
+    number of iterations."""
     body, condition = call.bodies()
     state = list(call.inputs)
     for _ in range(_MOST_ROUNDS):
@@ -41,7 +41,7 @@ def loop(call: Call) -> Relations | None:
 
 
 def condition(call: Call) -> Relations | None:
-    """All slices take the same branch; what it returns may come from any."""
+    """All slices take the same branch; its results may come from any."""
     if call.inputs[0] != SAME:
         return None
     found: Relations | None = None
@@ -49,45 +49,38 @@ def condition(call: Call) -> Relations | None:
         branch = call.inside(*each, call.inputs[1:])
         if branch is None:
             return None
-        found = (
-            branch if found is None else [join(*pair) for pair in zip(found, branch, strict=True)]
-        )
+        pairs = zip(found or branch, branch, strict=True)
+        found = [join(*pair) for pair in pairs]
     return found
 
 
 def function_call(call: Call) -> Relations | None:
-    """What a function returns that stays a call."""
     (body,) = call.bodies()
     return call.inside(*body, call.inputs)
 
 
 def empty(call: Call) -> Relations:
-    """A list without entries, or with entries that are zeros."""
     return [ZERO]
 
 
 def of_rows(call: Call) -> Relations | None:
-    """A list of the parts of a tensor along its first axis."""
     return _moved(call.inputs[0], -1)
 
 
 def stacked(call: Call) -> Relations | None:
-    """A tensor of the entries along a new first axis."""
     return _moved(call.inputs[0], 1)
 
 
 def entry(call: Call) -> Relations:
-    """One entry of a list."""
     return [call.inputs[0]]
 
 
 def popped(call: Call) -> Relations:
-    """A list without its last entry, and that entry."""
     return [call.inputs[0]] * 2
 
 
 def with_entry(position: int) -> Rule:
-    """Returns the rule of an op that adds or replaces an entry, which is input `position`."""
+    """The rule of an op that adds or replaces an entry, which is input `position`."""
 
     def rule(call: Call) -> Relations | None:
         return _or_none([join(call.inputs[0], call.inputs[position])])
@@ -106,7 +99,6 @@ def length(call: Call) -> Relations | None:
 
 
 def added(call: Call) -> Relations | None:
-    """Lists added up entry by entry."""
     relations = set(call.inputs) - {ZERO}
     if relations in ({SAME}, {SUMMED}, set()):
         return [next(iter(relations), ZERO)]

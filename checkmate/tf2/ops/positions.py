@@ -17,18 +17,15 @@ from checkmate.tf2.ops.relation import Kind, Relation, batched
 
 
 def has_positions(call: Call) -> bool:
-    """True if an input is made of positions in the batch."""
     return any(relation.offset for relation in call.inputs)
 
 
 def without_positions(call: Call) -> Call:
-    """Returns the same with the positions taken for values like others."""
+    """The same with the positions taken for values like others."""
     return replace(call, inputs=[replace(relation, offset=0) for relation in call.inputs])
 
 
 def sum_of(*signs: int) -> Callable[[Call, Relations | None], Relations | None]:
-    """Returns the rule of a sum or a difference."""
-
     def rule(call: Call, outputs: Relations | None) -> Relations | None:
         offsets = (relation.offset for relation in call.inputs)
         return _with_offset(outputs, sum(a * b for a, b in zip(signs, offsets, strict=True)))
@@ -37,7 +34,6 @@ def sum_of(*signs: int) -> Callable[[Call, Relations | None], Relations | None]:
 
 
 def product(call: Call, outputs: Relations | None) -> Relations | None:
-    """Positions times a number."""
     offsets = [relation.offset for relation in call.inputs]
     k = 0 if offsets[0] else 1
     other = call.known[1 - k]
@@ -83,7 +79,6 @@ def _compares_with_zero(call: Call) -> bool:
 
 
 def gather(call: Call, outputs: Relations | None) -> Relations | None:
-    """A slice's examples, by its own positions."""
     data, index = call.inputs[:2]
     axis = int(call.value(2)) % call.ranks()[0] if len(call.inputs) > 2 else 0
     size = call.shapes(0)[1][axis]
@@ -94,14 +89,12 @@ def gather(call: Call, outputs: Relations | None) -> Relations | None:
 
 
 def segment_sum(call: Call, outputs: Relations | None) -> Relations | None:
-    """Sums of a slice's entries, at its own positions."""
     data, index = call.inputs[:2]
     same = data.kind is Kind.BATCHED and (data.axis, data.blocks) == (index.axis, index.blocks)
     return [batched(0)] if same and _indexes(index, call.results()[1][0]) else None
 
 
 def scatter(call: Call, outputs: Relations | None) -> Relations | None:
-    """A slice's entries put at its own positions."""
     index, data = call.inputs[:2]
     same = data.kind is Kind.BATCHED and (data.axis, data.blocks) == (index.axis, index.blocks)
     deep = call.shapes(0)[0][-1] != 1

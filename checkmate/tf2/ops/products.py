@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from checkmate.tf2.ops.call import Call, Rule
-from checkmate.tf2.ops.signature import OWN, Labels, Linear, Signature
+from checkmate.tf2.ops.elementwise import aligned
+from checkmate.tf2.ops.signature import EACH, OWN, Labels, Linear, Signature
 
 _ROW, _INNER, _COLUMN = "row", "inner", "column"
 
 
 def matrix_product(call: Call) -> Signature:
-    """A product of two matrices; a fused one adds a bias and applies a function."""
+    """A fused one adds a bias and applies a function."""
     first, second = (_ROW, _INNER), (_INNER, _COLUMN)
     first = first[::-1] if call.attr("transpose_a") else first
     second = second[::-1] if call.attr("transpose_b") else second
@@ -17,9 +18,7 @@ def matrix_product(call: Call) -> Signature:
     more = tuple((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:])
     if fused:
         return Signature((first, second, *more), ((_ROW, _COLUMN),))
-    return Signature(
-        (first, second), ((_ROW, _COLUMN),), summed=frozenset({_INNER}), linear=Linear.EACH
-    )
+    return Signature((first, second), ((_ROW, _COLUMN),), summed=frozenset({_INNER}), linear=EACH)
 
 
 def batch_product(call: Call) -> Signature:
@@ -31,15 +30,13 @@ def batch_product(call: Call) -> Signature:
     second = second[::-1] if call.attr("adj_y") else second
 
     def leading(k: int) -> Labels:
-        shape = call.shapes(k)[0]
-        skipped = rank - len(shape)
-        return tuple(None if size == 1 else skipped + i for i, size in enumerate(shape[:-2]))
+        return aligned(call.shapes(k)[0][:-2], rank - 2)
 
     return Signature(
         ((*leading(0), *first), (*leading(1), *second)),
         ((*range(rank - 2), _ROW, _COLUMN),),
         summed=frozenset({_INNER}),
-        linear=Linear.EACH,
+        linear=EACH,
     )
 
 
@@ -49,9 +46,8 @@ def einsum(call: Call) -> Signature | None:
     ranks = call.ranks()
     texts = left.split(",")
     named = [len(text.replace("...", "")) for text in texts]
-    most = max(
-        [0, *(r - n for r, n, text in zip(ranks, named, texts, strict=True) if "..." in text)]
-    )
+    ellipses = zip(ranks, named, texts, strict=True)
+    most = max([0, *(rank - name for rank, name, text in ellipses if "..." in text)])
 
     def labels(text: str, shape: tuple[int, ...]) -> Labels:
         before, dots, after = text.partition("...")
@@ -65,14 +61,14 @@ def einsum(call: Call) -> Signature | None:
     if any(len(set(axes) - {None}) < len(axes) - axes.count(None) for axes in inputs):
         return None  # a diagonal
     summed = frozenset(label for axes in inputs for label in axes) - set(output) - {None}
-    return Signature(inputs, (output,), summed=summed, linear=Linear.EACH)
+    return Signature(inputs, (output,), summed=summed, linear=EACH)
 
 
 def per_example(
     *inputs: int, linear: Linear | None = None, linear_in: tuple[int, ...] = ()
 ) -> Rule:
-    """Returns the rule of an op that computes for each entry of the first axis of the inputs with
-    these indices, such as a convolution; the other inputs are shared by all."""
+    """The rule of an op that computes for each entry of the first axis of the inputs with these
+    indices, such as a convolution; the other inputs are shared by all."""
 
     def rule(call: Call) -> Signature:
         tensors = call.pair.whole.inputs
@@ -84,19 +80,15 @@ def per_example(
         of_result = "Backprop" in call.type or call.type.startswith("AvgPool")
         sizes = frozenset({0} if of_result else ())
         return Signature(
-            labels,
-            outputs,
-            linear=linear,
-            linear_in=frozenset(linear_in) or None,
-            shapes=sizes,
+            labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None, shapes=sizes
         )
 
     return rule
 
 
 def fused_convolution(call: Call) -> Signature:
-    """A convolution with a bias, a sum and a function in one kernel. What is added has an axis for
-    the examples."""
+    """A convolution with a bias, a sum and a function in one kernel. The sum's other term has an
+    axis for the examples."""
     ranks = call.ranks()
     labels = tuple(
         _first_axis(rank) if k != 1 and rank == ranks[0] else (None,) * rank
@@ -106,13 +98,13 @@ def fused_convolution(call: Call) -> Signature:
 
 
 def filter_gradient(call: Call) -> Signature:
-    """The gradient of a convolution's filter: a sum over the examples of input and gradient."""
+    """A sum over the examples of input and gradient."""
     ranks = call.ranks()
     return Signature(
         (_first_axis(ranks[0]), OWN, _first_axis(ranks[2])),
         ((None,) * len(call.results()[0]),),
         summed=frozenset({0}),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=frozenset({0, 2}),
     )
 
@@ -124,9 +116,8 @@ def batch_normalization(call: Call) -> Signature | None:
         return None
     ranks = call.ranks()
     images = {0, 5} if call.type == "_FusedBatchNormEx" else {0}
-    inputs = tuple(
-        _first_axis(rank) if k in images else (None,) * rank for k, rank in enumerate(ranks)
-    )
+    axes = enumerate(ranks)
+    inputs = tuple(_first_axis(n) if k in images else (None,) * n for k, n in axes)
     return Signature(inputs, (_first_axis(ranks[0]),))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
@@ -35,7 +36,6 @@ class Relation:
     """How a value of the whole batch follows from those of the slices.
 
     Attributes:
-      kind: What follows from what.
       axis: The axis along which the slices lie, for BATCHED.
       blocks: The parts into which that axis is split: each part is the corresponding parts of the
         slices, concatenated. 0 if all entries along the axis are equal, which fits any number of
@@ -67,23 +67,25 @@ SAME, SUMMED, ZERO, SIZE, WHOLE = (
 
 
 def batched(axis: int, blocks: int = 1, offset: int = 0) -> Relation:
-    """Returns the relation of a value whose slices lie along an axis."""
     return Relation(Kind.BATCHED, axis, blocks, offset)
 
 
+def unequal_axes(whole: Iterable[int], part: Iterable[int]) -> list[int]:
+    return [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+
+
 def batch_axis(whole: Shape, part: Shape, count: Count) -> int | None:
-    """Returns the only axis along which two shapes differ, if the whole is `count` times as long
-    there; None for any other pair of shapes."""
+    """The only axis along which two shapes differ, if the whole is `count` times as long there;
+    None for any other pair of shapes."""
     if len(whole) != len(part):
         return None
-    unequal = [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+    unequal = unequal_axes(whole, part)
     if len(unequal) != 1 or whole[unequal[0]] != count * part[unequal[0]]:
         return None
     return unequal[0]
 
 
 def fits(relation: Relation, whole: Shape, part: Shape, count: Count) -> bool:
-    """True if values of these shapes may be in that relation."""
     if relation.kind in (Kind.SAME, Kind.SUMMED, Kind.SIZE):
         return whole == part
     if relation.kind is Kind.BATCHED:
@@ -94,14 +96,13 @@ def fits(relation: Relation, whole: Shape, part: Shape, count: Count) -> bool:
 
 
 def same_blocks(blocks: set[int]) -> int | None:
-    """Returns the number of blocks that several values along one axis have, or None if they
-    differ."""
+    """The number of blocks that several values along one axis have, or None if they differ."""
     found = blocks - {0}
     return None if len(found) > 1 else next(iter(found), 0)
 
 
 def join(first: Relation, second: Relation) -> Relation:
-    """Returns the relation of a value that is one of two values, as in a loop or condition."""
+    """The relation of a value that is one of two values, as in a loop or condition."""
     if first == second or second.kind is Kind.ZERO:
         return first
     if first.kind is Kind.ZERO:

@@ -13,7 +13,7 @@ from checkmate.tf2.ops.call import Call, Relations, Rule
 
 
 class Role(Enum):
-    """What the executor does with an op.
+    """The executor's treatment of an op.
 
     ALIAS: output k is input k. No op is made; readers take the input. VIEW: shares its input's
     buffer. It is made again for every reader, since a view that stays keeps the buffer alive.
@@ -30,7 +30,7 @@ class Role(Enum):
 
 
 class Source(Enum):
-    """What a SOURCE op stands for, where code must tell."""
+    """The kind of a SOURCE op, where code must tell."""
 
     ARGUMENT = "argument"
     CONSTANT = "constant"
@@ -94,8 +94,8 @@ class Size(Enum):
 
 
 class ListOp(Enum):
-    """What an op does with a list of tensors: make an empty one or one of a tensor's rows, return
-    it with the entries it has, add up lists, or return one entry."""
+    """The treatment of a list of tensors: make an empty one or one of a tensor's rows, return it
+    with the entries it has, add up lists, or return one entry."""
 
     EMPTY = "empty"
     OF_ROWS = "of rows"
@@ -105,7 +105,7 @@ class ListOp(Enum):
 
 
 class Runs(Enum):
-    """What an op that runs functions of the graph's library is."""
+    """The kind of an op that runs functions of the graph's library."""
 
     LOOP = "loop"
     CONDITION = "condition"
@@ -153,12 +153,9 @@ Indices = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class OpRule:
-    """What the library assumes of an op type.
+    """All that the library assumes of an op type.
 
     Attributes:
-      role: What the executor does with it.
-      source: What it stands for, if its role is SOURCE.
-      state: Whether it depends on more than its inputs, or changes more than its outputs.
       stateless_if: Name of a boolean attribute that makes it stateless although it is registered as
         stateful.
       from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
@@ -168,19 +165,14 @@ class OpRule:
       per_slice: It may run in each slice of a batch, although it reads other state than variables.
       has_reads_copied: After it, every read of its variables copies them, as it writes parts of
         them whoever holds their memory.
-      shares: When its output may be memory of another value.
       size: The estimate of an output of unknown size.
       of_shape: Its output's value from the shape of its input, or None if that does not tell.
-      list_op: What it does with a list of tensors.
       list_entry: Index of the input that it adds to a list as an entry.
-      runs: Whether it is a loop, a condition or a call.
       functions: Names of the attributes that hold the functions it runs.
       flops: Counts its floating-point operations; None for an op that memory bandwidth bounds.
-      fusion: Within which kernel it may be computed.
       tries_algorithms: On a GPU, its first run at some shapes tries several algorithms, each with
         scratch memory of its own, and may take many times what later runs take.
       gives_batches: It takes a batch from an iterator, whose pipeline makes the next one.
-      pooling: Whether it leaves or reads a pooling's workspace.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
       casts: It converts numbers to another type.
       commutes: Its two inputs may be swapped.
@@ -196,8 +188,7 @@ class OpRule:
       adds_rows: It adds its first input's rows, at the places that its second names, to zeros.
       moves_rows: It joins, selects or sorts rows, or adds up those of equal indices.
       absorbs_transpose: TensorFlow's optimizer may merge a neighbouring transposition into it.
-      eager: How dynamic rematerialization treats it.
-      eager_refusal: Why it cannot run under dynamic rematerialization.
+      eager, eager_refusal: How dynamic rematerialization treats it, and why it cannot run there.
       gradient_reads: Indices of the (inputs, outputs) that its gradient reads; None if not known.
     """
 
@@ -241,25 +232,15 @@ class OpRule:
 
     @property
     def is_elementwise(self) -> bool:
-        """True for an op that may forward any input of its output's size, and needs no scratch."""
+        """It may forward any input of its output's size, and needs no scratch."""
         return self.in_place is InPlace.ANY_INPUT
 
     @property
     def only_reads(self) -> bool:
-        """True for an op that takes a variable and does not change it."""
+        """It takes a variable and does not change it."""
         return self.state is State.READS
 
     @property
-    def makes_list(self) -> bool:
-        """True for an op that makes a list of tensors."""
-        return self.list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
-
-    @property
     def is_free(self) -> bool:
-        """True for an op that runs no kernel worth counting."""
+        """It runs no kernel worth counting."""
         return self.role in (Role.ALIAS, Role.SOURCE)
-
-    @property
-    def fuses_with_reader(self) -> bool:
-        """True for an op that may run in the kernel of its only reader."""
-        return self.fusion in (Fusion.PRODUCT, Fusion.READER)

@@ -10,7 +10,7 @@ import numpy as np
 from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, product
 from checkmate.tf2.ops.elementwise import aligned
 from checkmate.tf2.ops.relation import Kind, Relation, batch_axis, batched
-from checkmate.tf2.ops.signature import OWN, Label, Labels, Linear, Signature
+from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Signature
 
 
 def reshape(call: Call) -> Relations | None:
@@ -36,31 +36,26 @@ def reshape(call: Call) -> Relations | None:
 
 
 def transpose(call: Call) -> Signature:
-    """Other order of axes."""
     labels = tuple(range(call.ranks()[0]))
     order = tuple(int(axis) for axis in call.value(1))
-    return Signature((labels, OWN), (order,), linear=Linear.EACH)
+    return Signature((labels, OWN), (order,), linear=EACH)
 
 
 def broadcast(call: Call) -> Signature:
-    """Repeats the first input to a shape."""
     result = call.results()[0]
     labels = aligned(call.shapes(0)[0], len(result))
     return Signature(
         (labels, OWN),
         (tuple(range(len(result))),),
-        linear=Linear.EACH,
+        linear=EACH,
         broadcasts=True,
         shapes=frozenset({1}),
     )
 
 
 def fill(call: Call) -> Signature:
-    """Repeats a number to a shape."""
     labels = tuple(range(len(call.results()[0])))
-    return Signature(
-        (OWN, ()), (labels,), linear=Linear.EACH, broadcasts=True, shapes=frozenset({0})
-    )
+    return Signature((OWN, ()), (labels,), linear=EACH, broadcasts=True, shapes=frozenset({0}))
 
 
 def like(call: Call) -> Signature:
@@ -70,7 +65,7 @@ def like(call: Call) -> Signature:
 
 
 def tile(call: Call) -> Relations | Signature | None:
-    """Repeats along axes. Repeated examples are as many blocks."""
+    """Repeated examples are as many blocks."""
     whole, part = call.values(1)
     shape = call.shapes(0)[0]
     relation = call.inputs[0]
@@ -82,17 +77,11 @@ def tile(call: Call) -> Relations | Signature | None:
         return None  # entries along the axis repeat with the table's length, and are not equal
     labels = tuple(k if moved[k] else None for k in range(len(shape)))
     output = tuple(k if moved[k] or shape[k] == 1 else None for k in range(len(shape)))
-    return Signature(
-        (labels, OWN),
-        (output,),
-        linear=Linear.EACH,
-        broadcasts=True,
-        shapes=frozenset({1}),
-    )
+    return Signature((labels, OWN), (output,), linear=EACH, broadcasts=True, shapes=frozenset({1}))
 
 
 def concat(call: Call) -> Relations | Signature | None:
-    """Joins along an axis. Examples behind examples are blocks."""
+    """Examples behind examples are blocks."""
     count = len(call.pair.whole.inputs) - 1
     rank = call.ranks()[0]
     axis = int(call.value(count)) % rank
@@ -101,11 +90,11 @@ def concat(call: Call) -> Relations | Signature | None:
         sizes = {call.shapes(k)[0][axis] // blocks[k] for k in range(count)}
         return [batched(axis, sum(blocks))] if len(sizes) == 1 else None
     labels = tuple(None if k == axis else k for k in range(rank))
-    return Signature((labels,) * count + (OWN,), (labels,), linear=Linear.TOGETHER)
+    return Signature((labels,) * count + (OWN,), (labels,), linear=TOGETHER)
 
 
 def split(call: Call) -> Relations | Signature | None:
-    """Cuts into equal parts along an axis; `SplitV` into parts of any size."""
+    """Equal parts along an axis; those of `SplitV` have any size."""
     at = {"Split": 0, "SplitV": 2}[call.type]
     data = 1 - at if at < 2 else 0
     axis = int(call.value(at)) % call.ranks()[data]
@@ -117,33 +106,31 @@ def split(call: Call) -> Relations | Signature | None:
         return [batched(axis, relation.blocks // outputs)] * outputs if equal else None
     labels = tuple(None if k == axis else k for k in range(call.ranks()[data]))
     inputs = tuple(labels if k == data else OWN for k in range(len(call.inputs)))
-    return Signature(inputs, (labels,) * outputs, linear=Linear.EACH)
+    return Signature(inputs, (labels,) * outputs, linear=EACH)
 
 
 def pack(call: Call) -> Signature:
-    """Joins along a new axis."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % (rank + 1)
     labels = tuple(range(rank))
     output = (*labels[:axis], None, *labels[axis:])
-    return Signature((labels,) * len(call.inputs), (output,), linear=Linear.TOGETHER)
+    return Signature((labels,) * len(call.inputs), (output,), linear=TOGETHER)
 
 
 def unpack(call: Call) -> Signature:
-    """Cuts along an axis, which is gone."""
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % rank
     labels = tuple(None if k == axis else k for k in range(rank))
     output = tuple(k for k in labels if k is not None)
-    return Signature((labels,), (output,) * len(call.pair.whole.outputs), linear=Linear.EACH)
+    return Signature((labels,), (output,) * len(call.pair.whole.outputs), linear=EACH)
 
 
 def pad(call: Call) -> Signature:
-    """Adds entries around; those of `PadV2` are a number."""
+    """The entries that `PadV2` adds are a number."""
     kept = [not row.any() for row in call.value(1)]
     labels = tuple(k if keep else None for k, keep in enumerate(kept))
     more: tuple[Labels, ...] = ((),) if call.type == "PadV2" else ()
-    linear = None if more else Linear.EACH
+    linear = None if more else EACH
     return Signature((labels, OWN, *more), (labels,), linear=linear)
 
 
@@ -166,14 +153,11 @@ def cut(call: Call) -> Relations | Signature | None:
     if relation.kind is Kind.BATCHED and not full[relation.axis]:
         axis = relation.axis
         return _blocks_of(call, axis, [begin[axis] for begin in begins], [s[axis] for s in sizes])
-    if any(
-        begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k]
-        for k, keep in enumerate(full)
-        if not keep
-    ):
+    cut_axes = [k for k, keep in enumerate(full) if not keep]
+    if any(begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k] for k in cut_axes):
         return None  # a slice would read another place
     labels = tuple(k if keep else None for k, keep in enumerate(full))
-    return Signature((labels, OWN, OWN), (labels,), linear=Linear.EACH, shapes=frozenset({1, 2}))
+    return Signature((labels, OWN, OWN), (labels,), linear=EACH, shapes=frozenset({1, 2}))
 
 
 def strided_slice(call: Call) -> Relations | Signature | None:
@@ -184,17 +168,11 @@ def strided_slice(call: Call) -> Relations | Signature | None:
         found = [{each[0]: each for each in side}[relation.axis] for side in axes]
         _, new, _, _, step = found[0]
         if new is not None and step == 1 and not _is_full(call, found, relation.axis):
-            moved = _blocks_of(
-                call,
-                relation.axis,
-                [each[2] for each in found],
-                [each[3] - each[2] for each in found],
-            )
+            begins, sizes = [each[2] for each in found], [each[3] - each[2] for each in found]
+            moved = _blocks_of(call, relation.axis, begins, sizes)
             return moved and [batched(new, moved[0].blocks)]
     inputs, output = _kept_labels(call, axes, call.shapes(0))
-    return Signature(
-        (inputs, OWN, OWN, OWN), (output,), linear=Linear.EACH, shapes=frozenset({1, 2, 3})
-    )
+    return Signature((inputs, OWN, OWN, OWN), (output,), linear=EACH, shapes=frozenset({1, 2, 3}))
 
 
 def strided_slice_grad(call: Call) -> Signature:
@@ -205,7 +183,7 @@ def strided_slice_grad(call: Call) -> Signature:
     return Signature(
         (OWN, OWN, OWN, OWN, inputs),
         (output,),
-        linear=Linear.EACH,
+        linear=EACH,
         linear_in=_FIFTH,
         shapes=frozenset(range(4)),
     )
@@ -218,7 +196,7 @@ _Axis = tuple[int | None, int | None, int, int, int]
 
 
 def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
-    """What a strided slice takes of each axis of the larger tensor."""
+    """The part of each axis of the larger tensor that a strided slice takes."""
     begin, end, step = (call.values(1 + k)[side] for k in range(3))
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {name: int(call.attr(f"{name}_mask")) for name in names}
@@ -320,9 +298,8 @@ def batch_to_space(call: Call) -> Relations | None:
 
 
 def add_up(call: Call) -> Signature:
-    """`AddN`: a sum of tensors of one shape."""
     labels = tuple(range(call.ranks()[0]))
-    return Signature((labels,) * len(call.inputs), (labels,), linear=Linear.TOGETHER)
+    return Signature((labels,) * len(call.inputs), (labels,), linear=TOGETHER)
 
 
 def _lies_along(relation: Relation, axis: int) -> bool:

@@ -42,17 +42,17 @@ class Linear(Enum):
     TOGETHER = "together"
 
 
+EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """Which axes of an op's inputs and outputs belong together.
 
     Attributes:
-      inputs: The labels of each input's axes.
-      outputs: The same of the outputs.
       summed: Labels over whose entries the outputs without that label are sums.
       averages: Those sums are divided by the number of entries.
-      linear: Whether and how the outputs are linear in the inputs `linear_in`.
-      linear_in: Indices of inputs; None for all.
+      linear: Whether and how the outputs are linear in the inputs `linear_in` (None for all).
       broadcasts: An output may be longer than an input along an axis, and repeats it there.
       shapes: Indices of `OWN` inputs that are shapes of the outputs, and may differ between the
         whole and a slice. All other `OWN` inputs have one value, or the rule does not apply.
@@ -69,7 +69,7 @@ class Signature:
 
 
 def relate(signature: Signature, call: Call) -> Relations | None:
-    """Returns the relation of each output, or None if outputs need the whole batch."""
+    """The relation of each output, or None if outputs need the whole batch."""
     read = [k for k, labels in enumerate(signature.inputs) if labels is not OWN]
     if any(call.inputs[k].kind in (Kind.WHOLE, Kind.SIZE) for k in read):
         return None
@@ -90,11 +90,11 @@ def _of_sums(signature: Signature, call: Call, read: list[int]) -> Relations | N
     kinds = {k: call.inputs[k].kind for k in read}
     sums = {k for k in read if kinds[k] is Kind.SUMMED}
     others = set(read) - sums
-    if signature.linear is Linear.TOGETHER:
+    if signature.linear is TOGETHER:
         others -= {k for k in others & linear_in if kinds[k] is Kind.ZERO}
         fits = sums <= linear_in and not others & linear_in
     else:
-        fits = signature.linear is Linear.EACH and len(sums) == 1 and sums <= linear_in
+        fits = signature.linear is EACH and len(sums) == 1 and sums <= linear_in
     if not fits or any(_without_zero(call, k).kind is not Kind.SAME for k in others):
         return None
     return [SUMMED] * len(signature.outputs)

@@ -9,6 +9,7 @@ batch. To add a rule, add a row; the laws in `tests/laws` then apply to it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +30,9 @@ from checkmate.tf2.ops.rule import (
     Source,
     State,
 )
-from checkmate.tf2.ops.signature import Linear
+from checkmate.tf2.ops.signature import EACH, TOGETHER
+
+Columns = dict[str, Any]
 
 DEFAULT = OpRule()
 """The rule of an op type without a row."""
@@ -37,9 +40,6 @@ DEFAULT = OpRule()
 TABLE: dict[str, OpRule] = {}
 """The rule of each op type that has a row."""
 
-EACH, TOGETHER = Linear.EACH, Linear.TOGETHER
-
-_ELEMENTWISE: dict[str, Any] = {"in_place": InPlace.ANY_INPUT, "scratch": False}
 _NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
 _OUTPUT = (frozenset[int](), frozenset({0}))
 _INPUTS = (frozenset({0, 1}), frozenset[int]())
@@ -54,14 +54,47 @@ _CALLS_PYTHON = (
 _element = elements.elementwise
 _example = products.per_example
 
+# Columns that several rows have in common.
+_ELEMENTWISE: Columns = {"in_place": InPlace.ANY_INPUT, "scratch": False}
+_COMBINES: Columns = _ELEMENTWISE | {"broadcasts": True, "commutes": True}
+_ADD: Columns = _COMBINES | {
+    "axes": _element(TOGETHER),
+    "list_axes": loops.added,
+    "positions": positions.sum_of(1, 1),
+    "gradient_reads": _NOTHING,
+}
+_RESHAPE: Columns = {
+    "role": Role.VIEW,
+    "repeats": 0,
+    "axes": shapes.reshape,
+    "positions": positions.moved,
+    "eager": Eager.VIEW,
+}
+_PRODUCT: Columns = {"fusion": Fusion.PRODUCT, "absorbs_transpose": True, "gradient_reads": _INPUTS}
+_CONVOLUTION: Columns = {
+    "fusion": Fusion.PRODUCT,
+    "tries_algorithms": True,
+    "axes": _example(0, linear=EACH, linear_in=(0, 1)),
+}
+_INPUT_GRADIENT: Columns = {
+    "tries_algorithms": True,
+    "axes": _example(2, linear=EACH, linear_in=(1, 2)),
+}
+_FILTER_GRADIENT: Columns = {"tries_algorithms": True, "axes": products.filter_gradient}
+_FUSED_CONVOLUTION: Columns = {
+    "from_optimizer": True,
+    "tries_algorithms": True,
+    "axes": products.fused_convolution,
+}
+_REDUCTION: Columns = {"shares": Shares.IDLE, "eager": Eager.REDUCTION}
+_MOVES: Columns = {"scratch": False, "shares": Shares.IDLE, "positions": positions.moved}
+
 
 def rule_of(op_type: str) -> OpRule:
-    """Returns the rule of an op type."""
     return TABLE.get(op_type, DEFAULT)
 
 
 def row(op_types: str, /, **columns: Any) -> None:
-    """Adds a row for some op types."""
     rule = OpRule(**columns)
     for op_type in op_types.split():
         if op_type in TABLE:
@@ -86,23 +119,8 @@ row(
 row("PreventGradient", role=Role.ALIAS, axes=_element(TOGETHER), eager=Eager.VIEW)
 row("EnsureShape", role=Role.ALIAS, axes=_element(TOGETHER))
 row("IdentityN", role=Role.ALIAS, axes=elements.same_as_input)
-row(
-    "Reshape",
-    role=Role.VIEW,
-    repeats=0,
-    axes=shapes.reshape,
-    positions=positions.moved,
-    eager=Eager.VIEW,
-    gradient_reads=_NOTHING,
-)
-row(
-    "ExpandDims Squeeze",
-    role=Role.VIEW,
-    repeats=0,
-    axes=shapes.reshape,
-    positions=positions.moved,
-    eager=Eager.VIEW,
-)
+row("Reshape", **_RESHAPE, gradient_reads=_NOTHING)
+row("ExpandDims Squeeze", **_RESHAPE)
 row("Bitcast", role=Role.VIEW)
 row("Rank", role=Role.SHAPE, size=Size.NUMBERS, of_shape=lambda shape: shape.rank)
 row("Shape ShapeN", role=Role.SHAPE, size=Size.NUMBERS, of_shape=_lengths)
@@ -190,38 +208,15 @@ row(
 )
 row("LogicalAnd LogicalOr", **_ELEMENTWISE, commutes=True, axes=_element())
 row("RsqrtGrad SigmoidGrad SqrtGrad TanhGrad", **_ELEMENTWISE, axes=_element(EACH, 1))
-row(
-    "Maximum",
-    **_ELEMENTWISE,
-    broadcasts=True,
-    commutes=True,
-    axes=_element(),
-    positions=positions.maximum,
-)
-row("Minimum", **_ELEMENTWISE, broadcasts=True, commutes=True, axes=_element())
+row("Maximum", **_COMBINES, axes=_element(), positions=positions.maximum)
+row("Minimum", **_COMBINES, axes=_element())
 row("RealDiv", **_ELEMENTWISE, broadcasts=True, axes=_element(EACH, 0))
 row("Rsqrt Sqrt Square", **_ELEMENTWISE, broadcasts=True, axes=_element())
 row("Exp Relu Sigmoid Tanh", **_ELEMENTWISE, axes=_element(), gradient_reads=_OUTPUT)
 row("SquaredDifference", **_ELEMENTWISE, axes=_element(), gradient_reads=_INPUTS)
-row(
-    "Mul",
-    **_ELEMENTWISE,
-    broadcasts=True,
-    commutes=True,
-    axes=_element(EACH),
-    positions=positions.product,
-    gradient_reads=_INPUTS,
-)
-row(
-    "Add",
-    **_ELEMENTWISE,
-    broadcasts=True,
-    commutes=True,
-    axes=_element(TOGETHER),
-    list_axes=loops.added,
-    positions=positions.sum_of(1, 1),
-    gradient_reads=_NOTHING,
-)
+row("Mul", **_COMBINES, axes=_element(EACH), positions=positions.product, gradient_reads=_INPUTS)
+row("Add", **_ADD)
+row("AddV2", **_ADD, list_op=ListOp.SUM)
 row("Neg", **_ELEMENTWISE, broadcasts=True, axes=_element(TOGETHER), gradient_reads=_NOTHING)
 row(
     "Sub",
@@ -229,17 +224,6 @@ row(
     broadcasts=True,
     axes=_element(TOGETHER),
     positions=positions.sum_of(1, -1),
-    gradient_reads=_NOTHING,
-)
-row(
-    "AddV2",
-    **_ELEMENTWISE,
-    list_op=ListOp.SUM,
-    broadcasts=True,
-    commutes=True,
-    axes=_element(TOGETHER),
-    list_axes=loops.added,
-    positions=positions.sum_of(1, 1),
     gradient_reads=_NOTHING,
 )
 row("BiasAdd", **_ELEMENTWISE, fusion=Fusion.BIAS, axes=elements.bias_add, gradient_reads=_NOTHING)
@@ -256,15 +240,7 @@ row("Equal", scratch=False, commutes=True, axes=_element())
 row("Greater Less LessEqual", scratch=False, axes=_element())
 row("GreaterEqual", scratch=False, axes=_element(), positions=positions.not_below)
 row("SelectV2", scratch=False, axes=elements.select)
-row(
-    "Cast",
-    scratch=False,
-    shares=Shares.IDLE,
-    broadcasts=True,
-    casts=True,
-    axes=elements.cast,
-    positions=positions.moved,
-)
+row("Cast", **_MOVES, broadcasts=True, casts=True, axes=elements.cast)
 row("Softmax", axes=elements.last_axes(1), gradient_reads=_OUTPUT)
 row(
     "Acos Acosh Asin Asinh Atan Atan2 Atanh Cosh Digamma Erfinv Inv IsFinite IsInf IsNan "
@@ -279,69 +255,28 @@ row("ReciprocalGrad InvGrad", axes=_element(EACH, 1))
 row("Select", axes=elements.select)
 
 # Products, and the gradients of convolutions.
-row(
-    "MatMul",
-    flops=flops.matrix_product,
-    fusion=Fusion.PRODUCT,
-    absorbs_transpose=True,
-    axes=products.matrix_product,
-    gradient_reads=_INPUTS,
-)
-row(
-    "BatchMatMulV2",
-    flops=flops.batch_product,
-    fusion=Fusion.PRODUCT,
-    absorbs_transpose=True,
-    axes=products.batch_product,
-    gradient_reads=_INPUTS,
-)
+row("MatMul", **_PRODUCT, flops=flops.matrix_product, axes=products.matrix_product)
+row("BatchMatMulV2", **_PRODUCT, flops=flops.batch_product, axes=products.batch_product)
 row("BatchMatMul BatchMatMulV3", flops=flops.batch_product, axes=products.batch_product)
-row(
-    "Conv2D",
-    flops=flops.convolution,
-    fusion=Fusion.PRODUCT,
-    tries_algorithms=True,
-    axes=_example(0, linear=EACH, linear_in=(0, 1)),
-    gradient_reads=_INPUTS,
-)
-row(
-    "Conv3D",
-    flops=flops.convolution,
-    fusion=Fusion.PRODUCT,
-    tries_algorithms=True,
-    axes=_example(0, linear=EACH, linear_in=(0, 1)),
-)
-row(
-    "DepthwiseConv2dNative",
-    flops=flops.depthwise,
-    fusion=Fusion.PRODUCT,
-    tries_algorithms=True,
-    axes=_example(0, linear=EACH, linear_in=(0, 1)),
-)
-row(
-    "Conv2DBackpropInput Conv3DBackpropInputV2",
-    flops=flops.input_gradient,
-    tries_algorithms=True,
-    axes=_example(2, linear=EACH, linear_in=(1, 2)),
-)
+row("Conv2D", **_CONVOLUTION, flops=flops.convolution, gradient_reads=_INPUTS)
+row("Conv3D", **_CONVOLUTION, flops=flops.convolution)
+row("DepthwiseConv2dNative", **_CONVOLUTION, flops=partial(flops.convolution, outer=2))
+row("Conv2DBackpropInput Conv3DBackpropInputV2", **_INPUT_GRADIENT, flops=flops.input_gradient)
 row(
     "DepthwiseConv2dNativeBackpropInput",
-    flops=flops.depthwise_input_gradient,
-    tries_algorithms=True,
-    axes=_example(2, linear=EACH, linear_in=(1, 2)),
+    **_INPUT_GRADIENT,
+    flops=partial(flops.input_gradient, outer=2),
 )
 row(
     "Conv2DBackpropFilter Conv3DBackpropFilterV2",
+    **_FILTER_GRADIENT,
     flops=flops.filter_gradient,
     fusion=Fusion.FILTER_GRADIENT,
-    tries_algorithms=True,
-    axes=products.filter_gradient,
 )
 row(
     "DepthwiseConv2dNativeBackpropFilter",
-    flops=flops.depthwise_filter_gradient,
-    tries_algorithms=True,
-    axes=products.filter_gradient,
+    **_FILTER_GRADIENT,
+    flops=partial(flops.filter_gradient, outer=2),
 )
 row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT, axes=elements.bias_add_grad)
 row("Einsum", axes=products.einsum)
@@ -349,21 +284,13 @@ row("Einsum", axes=products.einsum)
 # Reductions, poolings and normalization.
 row(
     "Mean",
+    **_REDUCTION,
     scratch=False,
-    shares=Shares.IDLE,
     axes=elements.reduction(averages=True),
-    eager=Eager.REDUCTION,
     gradient_reads=_NOTHING,
 )
-row(
-    "Sum",
-    scratch=False,
-    shares=Shares.IDLE,
-    axes=elements.reduction(sums=True),
-    eager=Eager.REDUCTION,
-    gradient_reads=_NOTHING,
-)
-row("All Any Max Min Prod", shares=Shares.IDLE, axes=elements.reduction(), eager=Eager.REDUCTION)
+row("Sum", **_REDUCTION, scratch=False, axes=elements.reduction(sums=True), gradient_reads=_NOTHING)
+row("All Any Max Min Prod", **_REDUCTION, axes=elements.reduction())
 row("MaxPool MaxPool3D", pooling=Pooling.FORWARD, axes=_example(0))
 row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT, axes=_example(0, 1, 2))
 row("AvgPool AvgPool3D MaxPoolV2 LRN", axes=_example(0))
@@ -395,15 +322,8 @@ row("SplitV", shares=Shares.PART, axes=shapes.split)
 row("StridedSlice", shares=Shares.PART, axes=shapes.strided_slice)
 row("Unpack", shares=Shares.PART, axes=shapes.unpack)
 row("Split", shares=Shares.PART, axes=shapes.split, gradient_reads=_NOTHING)
-row(
-    "BroadcastTo",
-    scratch=False,
-    shares=Shares.IDLE,
-    repeats=0,
-    axes=shapes.broadcast,
-    positions=positions.moved,
-)
-row("Tile", scratch=False, shares=Shares.IDLE, axes=shapes.tile, positions=positions.moved)
+row("BroadcastTo", **_MOVES, repeats=0, axes=shapes.broadcast)
+row("Tile", **_MOVES, axes=shapes.tile)
 row(
     "ConcatV2",
     shares=Shares.IDLE,
@@ -467,12 +387,8 @@ row("Unique UniqueV2", moves_rows=True)
 row("LookupTableFindV2 LookupTableSizeV2 Assert", per_slice=True)
 
 # Lists of tensors.
-row(
-    "EmptyTensorList TensorListReserve",
-    size=Size.EMPTY,
-    list_op=ListOp.EMPTY,
-    list_axes=loops.empty,
-)
+_LISTS = "EmptyTensorList TensorListReserve"
+row(_LISTS, size=Size.EMPTY, list_op=ListOp.EMPTY, list_axes=loops.empty)
 row("TensorListFromTensor", list_op=ListOp.OF_ROWS, list_axes=loops.of_rows)
 row("TensorListResize", list_op=ListOp.SAME, list_axes=loops.entry)
 row("TensorListPopBack", shares=Shares.PART, list_op=ListOp.SAME, list_axes=loops.popped)
@@ -482,13 +398,8 @@ row("TensorListSetItem", list_entry=2, list_axes=loops.with_entry(2))
 row("TensorListStack", axes=loops.stacked)
 
 # Loops, conditions and calls.
-row(
-    "StatelessWhile While",
-    shares=Shares.PART,
-    runs=Runs.LOOP,
-    functions=("body", "cond"),
-    axes=loops.loop,
-)
+_LOOP: Columns = {"shares": Shares.PART, "runs": Runs.LOOP, "functions": ("body", "cond")}
+row("StatelessWhile While", **_LOOP, axes=loops.loop)
 row(
     "If StatelessIf",
     shares=Shares.PART,
@@ -507,20 +418,8 @@ row(
 
 # What TensorFlow's graph optimizer makes of several ops.
 row("_FusedMatMul", from_optimizer=True, flops=flops.matrix_product, axes=products.matrix_product)
-row(
-    "_FusedConv2D _FusedConv3D",
-    from_optimizer=True,
-    flops=flops.convolution,
-    tries_algorithms=True,
-    axes=products.fused_convolution,
-)
-row(
-    "_FusedDepthwiseConv2dNative",
-    from_optimizer=True,
-    flops=flops.depthwise,
-    tries_algorithms=True,
-    axes=products.fused_convolution,
-)
+row("_FusedConv2D _FusedConv3D", **_FUSED_CONVOLUTION, flops=flops.convolution)
+row("_FusedDepthwiseConv2dNative", **_FUSED_CONVOLUTION, flops=partial(flops.convolution, outer=2))
 row("_UnaryOpsComposition", **_ELEMENTWISE, from_optimizer=True, axes=_element())
 row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK, axes=products.batch_normalization)
 row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2", from_optimizer=True)

@@ -11,7 +11,7 @@ from checkmate.core.replay import Floor, floor, op_floors
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.grappler import functions
+from checkmate.tf2.graph.bodies import function_names
 from checkmate.tf2.graph.operations import may_share_memory
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
@@ -188,7 +188,7 @@ class Refusal:
         sizes = {each.signature.name: len(each.node_def) for each in graph_def.library.function}
         most, name = 0, ""
         for node in graph_def.node:
-            inner = sum(sizes.get(each, 0) for each in functions(node))
+            inner = sum(sizes.get(each, 0) for each in function_names(node))
             if inner > most and rule_of(node.op).runs not in (Runs.CALL, Runs.CONDITION):
                 most, name = inner, f"{node.name!r} ({node.op})"
         if most <= len(graph_def.node):

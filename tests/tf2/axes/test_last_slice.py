@@ -60,7 +60,7 @@ def in_slices(step, batch, sizes):
     """What the step returns and leaves in its variables: of the whole batch, and in slices."""
     import tensorflow as tf
 
-    from checkmate.tf2.axes.last_slice import check_last_slice
+    from checkmate.tf2.axes.batch_axes import check_last_slice
     from checkmate.tf2.memory.scratch import Scratch
     from checkmate.tf2.micro_batches.parts import Parts
 
@@ -154,7 +154,7 @@ def test_a_constant_that_is_another_for_each_slice_is_handed_to_it(tensorflow):
 
 def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
     from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
+    from checkmate.tf2.axes.batch_axes import check_last_slice
 
     tf = tensorflow
 
@@ -175,7 +175,7 @@ def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
 )
 def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change, said):
     from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
+    from checkmate.tf2.axes.batch_axes import check_last_slice
 
     slices, last = axes_of(lambda x: tensorflow.reduce_sum(tensorflow.tanh(x)), (4, 2))
     check_last_slice(slices, last, examples=(4, 2))
@@ -185,7 +185,7 @@ def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change
 
 def test_a_last_slice_of_one_example_is_taken_if_all_its_values_are_like_others(tensorflow):
     from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
+    from checkmate.tf2.axes.batch_axes import check_last_slice
 
     tf = tensorflow
     (plain, _), *found = in_slices(
