@@ -8,12 +8,7 @@ README = (HERE / "README.md").read_text(encoding="utf-8")
 # Links and pictures of a package page have no repository around them.
 DESCRIPTION = re.sub(r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", README)
 # Nbconvert: tutorials as pages.
-DOCS = [
-    "mkdocs>=1.6",
-    "mkdocs-material>=9.5",
-    "mkdocstrings[python]>=0.26",
-    "nbconvert>=7",
-]
+DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "nbconvert>=7"]
 
 setup(
     name="checkmate-tf",
@@ -38,10 +33,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={
-        "checkmate": ["py.typed", "README.md"],
-        "checkmate.plot": ["page.html"],
-    },
+    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.plot": ["page.html"]},
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",

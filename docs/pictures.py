@@ -50,10 +50,7 @@ def curve(graph: DFGraph) -> plot.Picture:
 
 
 if __name__ == "__main__":
-    graph = replace(
-        DFGraph.load(GRAPHS / "mobilenet.json.gz"),
-        name="MobileNet",
-    )
+    graph = replace(DFGraph.load(GRAPHS / "mobilenet.json.gz"), name="MobileNet")
     pictures = {**draw(graph, solve(graph, SHARE, time_limit_s=2)), "curve": curve(graph)}
     for name, picture in pictures.items():
         picture.save(FOLDER / f"{name}.svg")

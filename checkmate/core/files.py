@@ -106,8 +106,8 @@ def read_plan(path: str | os.PathLike) -> dict[str, Any]:
         found, version = (reprlib.repr(data.get(key)) for key in ("format", "version"))
         raise PlanFileError(
             f"{path} has format {found} version {version}; this library reads {PLAN_FORMAT!r}"
-            f" version {PLAN_VERSION}. Make it again: by `checkmate solve GRAPH -o`, `checkmate plan"
-            " MODEL -o`, or `save` of the step that runs it."
+            f" version {PLAN_VERSION}. Make it again: by `checkmate solve GRAPH -o`, `checkmate"
+            " plan MODEL -o`, or `save` of the step that runs it."
         )
     return data
 
