@@ -150,26 +150,20 @@ class OpLog:
 
 
 def whole_costs(graph: DFGraph) -> list[int]:
-    """The costs of a graph's ops as whole numbers: as they are if all are, and otherwise seconds to
-    nanoseconds."""
+    """Costs as whole numbers: as they are if all are, and otherwise seconds as nanoseconds."""
     costs = [op.cost for op in graph.ops]
     scale = 1 if all(cost == int(cost) for cost in costs) else 10**9
     return [round(cost * scale) for cost in costs]
 
 
 def _check(instructions: Sequence[Instruction], lines: Sequence[int]) -> None:
-    """Raises `LogError` with the line of the first instruction that makes no sense."""
     names = _Names()
     for names.line, instruction in zip(lines, instructions, strict=True):
         names.follow(instruction)
 
 
 class _Names:
-    """Which names exist, and how many names each tensor has.
-
-    Attributes:
-      line: The line of the instruction that is followed now.
-    """
+    """Which names exist, and how many names each tensor has."""
 
     line = 0
 

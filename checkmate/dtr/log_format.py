@@ -36,13 +36,10 @@ from checkmate.dtr.storage import FRESH
 from checkmate.errors import LogError
 
 TOO_LARGE = 2**63
-"""Numbers of a log are smaller than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that is there from the start: a weight, an input."""
-
     name: str
     bytes: int
 
@@ -89,15 +86,11 @@ class CopyFrom(_Naming):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The program drops a name."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Annotate:
-    """A remark: "START" or "BACKWARD"."""
-
     text: str
 
 
@@ -120,8 +113,6 @@ def parsed(lines: Iterable[str]) -> list[tuple[int, Instruction]]:
 
 
 class _Reader:
-    """The lines of a file, one JSON object at a time."""
-
     def __init__(self, numbered: list[tuple[int, str]], start: int):
         self._numbered = numbered
         self._next = start
@@ -181,8 +172,6 @@ def _is_start(line: str) -> bool:
 
 
 class _Entry:
-    """One line."""
-
     def __init__(self, line: int, data: dict[str, Any]):
         self.line, self.data = line, data
         self.kind: str = data["INSTRUCTION"]
@@ -270,7 +259,6 @@ def _instruction(entry: _Entry, reader: _Reader) -> Instruction:
 
 
 def written(instruction: Instruction) -> Iterator[dict[str, Any]]:
-    """The lines of one instruction, as objects."""
     match instruction:
         case Constant(name=name):
             yield {"INSTRUCTION": "CONSTANT", "NAME": name}

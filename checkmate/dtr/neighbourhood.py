@@ -68,7 +68,6 @@ class Own:
         return ()
 
     def cost(self, storage: Storage) -> float:
-        """The cost of evicting a storage that is in memory."""
         return self.own(storage)
 
 

@@ -20,8 +20,6 @@ from checkmate.errors import ThrashingError
 
 
 class Backend(Protocol):
-    """Executes calls and counts bytes."""
-
     @property
     def in_use(self) -> int: ...
 
@@ -39,7 +37,6 @@ class CountingBackend:
       out_of_time: Asked before every call; True ends the run with `ThrashingError`.
 
     Attributes:
-      in_use: Bytes of all storages in memory.
       peak: The most bytes in use at any moment, the workspace of the running call and duplicates
         included.
     """
@@ -66,8 +63,6 @@ class _Frame:
     """A call that is about to run.
 
     Attributes:
-      tensor: The output for which it runs.
-      locked: Its inputs that are locked.
       missing: Its inputs that are not in memory, the next one last; None before any is locked.
     """
 
@@ -84,17 +79,11 @@ class Policy:
 
     A subclass says when a call fits (`make_room`) and when storages are released.
 
-    Args:
-      backend: Executes calls and counts bytes.
-      heuristic: The score by which storages are evicted.
-      search: Limits of the search for the lowest score.
-
     Attributes:
       clock: The moment from which staleness is counted.
       recompute_limit: Cost of all recomputation beyond which the run is given up.
       pool: Storages that may be evicted: in memory and not locked.
       neighbourhood: Counts costs; told of each eviction and rematerialization.
-      evictions: How often a storage was evicted.
       rematerializations: How often a call ran again; `recomputed_cost` is the cost of those runs.
     """
 
@@ -122,7 +111,6 @@ class Policy:
         raise NotImplementedError
 
     def choose(self) -> Storage:
-        """The storage to evict next, where the pool is not empty."""
         return self.pool.choose(self.clock)
 
     def lock(self, storage: Storage) -> None:
@@ -141,7 +129,6 @@ class Policy:
         self.pool.touched(storage)
 
     def evict(self, storage: Storage) -> None:
-        """Drops the values of a storage that is in the pool."""
         self.backend.free(storage)
         self.evictions += 1
         self.pool.discard(storage)
@@ -151,8 +138,7 @@ class Policy:
         self.neighbourhood.evicted(storage)
 
     def evict_until(self, fits: Callable[[int], bool]) -> int:
-        """Evicts by score until the bytes in use fit or the pool is empty. Returns the bytes in
-        use."""
+        """Evicts by score until the bytes in use fit or the pool is empty; returns these bytes."""
         in_use = self.backend.in_use
         while not fits(in_use) and len(self.pool):
             self.evict(self.choose())
@@ -168,9 +154,6 @@ class Policy:
 
         The stack is a list: chains of evicted tensors are longer than Python's stack. An error
         takes back all locks of calls that did not run.
-
-        Args:
-          first: The call of `target` runs for the first time.
         """
         stack: list[_Frame] = []
         missing: Tensor | None = target
@@ -229,8 +212,8 @@ class Policy:
         return found[::-1]
 
     def _lock_inputs(self, frame: _Frame) -> Tensor | None:
-        """Locks inputs that are in memory. Returns the next one to compute, None once all are
-        locked."""
+        """Locks inputs that are in memory. Returns the next to compute, None once all are locked.
+        Locks inputs that are in memory. Returns the next to compute, None once all are locked."""
         inputs = frame.tensor.call.inputs
         if frame.missing is None:
             if self.counts_recomputation_reads:

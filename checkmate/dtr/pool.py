@@ -35,7 +35,6 @@ class Search:
       sample: Only about the square root of their number, drawn at random.
       smallest: Leave out storages smaller than this share of the mean size in the pool, as long as
         there are others.
-      seed: Of everything random.
       few: Up to so many storages, scores are worked out one after the other, which is then faster
         than arrays. The choice is the same.
 
@@ -61,8 +60,6 @@ class Pool:
     Args:
       heuristic: The score; the lowest is evicted, of equal ones the latest in the pool, and the
         first that scores zero at once.
-      neighbourhood: Counts costs; told by the policy of evictions and rematerializations.
-      search: Limits of the search.
     """
 
     def __init__(self, heuristic: Heuristic, neighbourhood: Own, search: Search):
@@ -81,7 +78,6 @@ class Pool:
         yield from self._added
 
     def add(self, storage: Storage) -> None:
-        """Puts a storage that is not in the pool at its end."""
         self._added[storage] = None
 
     def discard(self, storage: Storage) -> None:
@@ -98,12 +94,7 @@ class Pool:
             self._last[storage.slot] = storage.last_access
 
     def choose(self, clock: float, horizon: float = 0) -> Storage:
-        """Returns the storage to evict next. The pool must not be empty.
-
-        Args:
-          clock: The moment from which staleness is counted, in either direction.
-          horizon: Added to the staleness of all. The larger, the less staleness decides.
-        """
+        """The storage to evict next, from a pool that is not empty; see `Heuristic.score`."""
         if self._heuristic.random:
             alive = list(self)
             return alive[self._random.randrange(len(alive))]
@@ -163,7 +154,6 @@ class Pool:
         return storage
 
     def _refresh(self) -> None:
-        """Moves added storages into the arrays, and works out the costs that have changed."""
         stale = self._neighbourhood.stale
         for storage in self._added:
             if len(self._slots) == len(self._bytes):
@@ -194,7 +184,6 @@ class Pool:
         self._classes = np.zeros((WIDTH, capacity), dtype=np.int64)
 
     def _compact(self) -> None:
-        """Closes the gaps, and doubles the capacity."""
         kept = [storage for storage in self._slots if storage is not None]
         slots = [storage.slot for storage in kept]
         columns, classes = (self._bytes, self._last, self._cost), self._classes

@@ -34,8 +34,6 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """A step on one tensor."""
-
     tensor: int
 
 
@@ -48,8 +46,6 @@ class Drop(_Of):
 
 
 class Pin(_Of):
-    """Keep a tensor in memory from here."""
-
     method = "pin"
 
 
@@ -75,7 +71,6 @@ class Program:
 
     @cached_property
     def cost(self) -> int:
-        """Cost of running every op once."""
         return sum(step.cost for step in self.steps if isinstance(step, Run))
 
     @cached_property
@@ -127,8 +122,6 @@ class Program:
 
 
 class _LogSteps:
-    """The names of a log, and how many of them each tensor has."""
-
     def __init__(self) -> None:
         self.tensors: dict[str, int] = {}
         self.names: list[int] = []
@@ -238,8 +231,7 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
 
 
 def _expiries(graph: DFGraph) -> list[int]:
-    """For each op the one from which on it cannot run again, because that overwrites what it reads;
-    n if there is none."""
+    """For each op the first that overwrites what it reads; n if there is none."""
     expires = [len(graph)] * len(graph)
     for i, op in enumerate(graph.ops):
         for d in op.overwrites:

@@ -39,16 +39,10 @@ class Runtime(Policy):
     """One run of a program under a budget.
 
     Args:
-      backend: Executes calls and counts bytes.
       budget_bytes: `backend.in_use` never goes above it; may be infinite.
-      heuristic: The score by which storages are evicted.
-      deallocation: The treatment of storages without references.
-      recompute_limit: Cost of all recomputation beyond which the run is given up.
-      search: Limits of the search for the storage to evict.
 
     Attributes:
       clock: The cost of everything run so far, plus 1.
-      eager_evictions: Evictions of storages to which nothing referred.
 
     `EvictionError` and `ThrashingError` end a run: locks are given back, but the call that the
     program asked for was not run.
@@ -118,7 +112,6 @@ class Runtime(Policy):
             tensor.storage.pinned = True
 
     def unpin(self, tensor: Tensor) -> None:
-        """Unlocks a pinned storage, which is deallocated if nothing refers to it."""
         if tensor.storage.pinned:
             tensor.storage.pinned = False
             self.unlock(tensor.storage)
@@ -158,8 +151,7 @@ class Runtime(Policy):
             self.evict(storage)
 
     def _banish(self, storage: Storage) -> None:
-        """Frees for good a storage that nothing refers to and of which nothing evicted was made,
-        then perhaps its inputs."""
+        """Frees for good a storage without references or evicted users, then perhaps its inputs."""
         waiting = [storage]
         while waiting:
             storage = waiting.pop()

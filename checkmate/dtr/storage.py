@@ -21,7 +21,6 @@ class Call:
       number: Calls are numbered in the order in which they first run.
       bytes: Bytes of its outputs; a view of an input needs none.
       workspace_bytes: Scratch memory that it needs in addition while it runs.
-      cost: Cost of one run.
     """
 
     __slots__ = ("bytes", "cost", "inputs", "name", "number", "outputs", "workspace_bytes")
@@ -40,7 +39,6 @@ class Tensor:
 
     Attributes:
       bytes: Bytes that it adds to memory: the storage's for its first view, zero for others.
-      refs: How many references the program holds to it.
       defined: Its call has run since the storage was last evicted. Evicting a storage undefines
         every view of it.
     """
@@ -61,8 +59,6 @@ class Storage:
       material: It is in memory.
       locks: How many reasons there are not to evict it now: running calls that read it, and one
         if it is pinned.
-      refs: References of the program to any of its views.
-      last_access: The clock when a call last read it.
       deps, users: The storages its views were made of, and those made of its views (dicts, as sets
         that keep their order).
       around: Data of the neighbourhood in use.
@@ -89,11 +85,9 @@ class Storage:
         self.slot = -1
 
     def neighbours(self) -> Iterator[Storage]:
-        """The storages one call away, in either direction."""
         return chain(self.deps, self.users)
 
     def link(self, inputs: Iterable[Tensor]) -> None:
-        """Adds the storages of a view's inputs to `deps`."""
         for tensor in inputs:
             source = tensor.storage
             if source is not self:
@@ -121,7 +115,6 @@ def apply(
     """Links a new call, whose outputs are not in memory yet, to its inputs.
 
     Args:
-      sizes: Bytes of each output.
       aliases: For each output the index of the input that it is a view of, or `FRESH`.
     """
     call = Call(number, name, inputs, cost, workspace_bytes)

@@ -13,7 +13,6 @@ from checkmate.plot.picture import COLOURS, Picture, drawing, finished
 from checkmate.plot.usage import backward_start, stages
 
 _TURN: dict[str, Any] = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
-"""The line where the backward pass begins."""
 
 
 def matrices(graph: DFGraph, plan: Plan) -> Picture:

@@ -38,7 +38,6 @@ LABELS = {
     "update": "updates",
     "workspace": "workspace",
 }
-"""The parts of `usage.PARTS` -> their text in a legend."""
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1a1a")
 """Colours of solvers, methods and runs in the order given; `MARKERS` has their markers."""
@@ -50,7 +49,6 @@ WIDTH = 8.3
 have 8 points."""
 
 _DPI = 144
-"""Dots per inch in notebooks and pages."""
 
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,

@@ -41,13 +41,11 @@ class Usage:
     """A plan of a graph, replayed.
 
     Attributes:
-      ops: (m,) int, the op of each evaluation.
       again: (m,) bool, whether the op ran before.
       starts: (m + 1,) float, cost before each evaluation, and at the end, in plain steps. If all
         ops cost nothing, each counts the same.
       bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to
         the memory in use.
-      timeline: The result of `replay`.
     """
 
     graph: DFGraph
@@ -94,7 +92,6 @@ class Usage:
 
 
 def usage(graph: DFGraph, plan: Plan) -> Usage:
-    """Replays a plan and splits its bytes by kind."""
     timeline = replay(graph, plan)
     part = [PARTS.index(part_of(op)) for op in graph.ops]
     ops, again, rows = [], [], []
@@ -123,14 +120,7 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
 @dataclass(frozen=True, slots=True)
 class LayerUse:
     """The use of one layer by a plan. Bytes are those of its forward values in memory when the
-    backward pass begins.
-
-    Attributes:
-      ops: Number of its ops.
-      plain_bytes: Bytes in memory in the plain step.
-      evaluations: Number of recomputations.
-      cost: Cost of the recomputations, as a share of the plain step's.
-    """
+    backward pass begins; `cost` is that of recomputations, as a share of the plain step's."""
 
     name: str
     ops: int
@@ -145,13 +135,10 @@ class LayerUse:
 
 
 def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[LayerUse]:
-    """Returns what a plan keeps and recomputes, layer by layer, in the order of the forward pass.
+    """What a plan keeps and recomputes, layer by layer, in the order of the forward pass.
 
     The kept bytes of all layers and the fixed bytes sum to the memory in use when the backward pass
-    begins.
-
-    Args:
-      plain: The plan of the plain step; by default every op once, in the order of the graph.
+    begins. `plain` is by default every op once, in the order of the graph.
     """
     planned, before = usage(graph, plan), usage(graph, plain or Plan.keep_all(graph))
     total, names = graph.total_cost or 1.0, planned.layers
@@ -179,7 +166,6 @@ class Stages:
     `order` is 0, 1, 2, ...
 
     Attributes:
-      order: The ops by their first evaluation: the columns.
       R: (n, n) bool, whether column i's op runs in stage t.
       S: (n, n) bool, whether its value is in memory when stage t begins.
     """

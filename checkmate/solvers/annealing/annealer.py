@@ -40,8 +40,6 @@ class AnnealingRun:
         the budget.
       proposals: Per evictable op.
       hot: Temperature at the beginning, in mean costs of an op.
-      cold: Temperature at the end.
-      placement: IN_STAGES, REPEATS_ANYWHERE or IN_ANY_ORDER.
       price: Price of overflow at the beginning, in mean costs of a byte; None goes on with that of
         the run before.
       growth: The price rises by this factor at most in the whole run. Where nothing fits it would
@@ -66,7 +64,6 @@ class Annealer:
     takes some 15 seconds, once per machine.
 
     Args:
-      start: The order before the first run.
       seed: Of the random numbers. The same arguments and runs give the same orders, as long as no
         run ends early for lack of time.
 
@@ -118,7 +115,6 @@ class Annealer:
 
     @property
     def current(self) -> list[int]:
-        """The current order, within the budget or above it."""
         order = self._order
         return order.event[order.sequence[: order.counts[LENGTH]], OP].tolist()
 
@@ -178,7 +174,6 @@ class AnnealingTask(BackgroundTask):
       annealer: For this task alone until it ends.
       runs: Taken one by one. A run begins with the cheapest order of the task instead of its own
         start where it has no start.
-      seconds_left: Of the search.
       share: Of the seconds left, for one run at most.
 
     Attributes:

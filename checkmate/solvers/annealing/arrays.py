@@ -35,7 +35,6 @@ summed over positions, the budget, bytes in use after the last evaluation, and e
 journal."""
 
 INSERTED, REMOVED, SHIFTED = range(3)
-"""Kinds of journal entries."""
 
 PRICE, LEAST, MOST, RISE, SEEN, FITTED = range(6)
 """Entries of `price`: cost of one byte above the budget at one position, its least and its largest

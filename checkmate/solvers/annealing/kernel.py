@@ -71,7 +71,6 @@ def anneal(
       random: (1,) uint64, not zero.
       price: (6,) see `PRICE`; unchanged if `only_move`.
       temperature: In the unit of costs.
-      only_move: Nothing is recomputed.
     """
     count, event = order.counts, order.event
     order.cost[0] = 0.0

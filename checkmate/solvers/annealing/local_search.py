@@ -18,7 +18,6 @@ class LocalSearch:
     Args:
       proposals: Per evictable op in the first round. Each further round has twice as many.
       rounds: At most. The search ends before when two in a row found nothing cheaper.
-      seed: Of the random numbers.
     """
 
     proposals: int = 400

@@ -58,7 +58,6 @@ from checkmate.solvers.annealing.compile import inner
 from checkmate.solvers.annealing.memory import end_of, insert, latest, remove, shift
 
 MAX_DRAGGED = 16
-"""Most evaluations that follow one that moves."""
 
 MAX_CHANGES = 1024
 """Changes at which a proposal ends; the journal has room for more."""

@@ -47,7 +47,6 @@ class AnnealingLoop:
       search: Its plans are taken as starts, and better ones offered to it by `collect`.
       rounds: At most, in a search that reads no clock. 0 for no annealing: the compiled code is not
         loaded then.
-      seed: Of the random numbers.
 
     Attributes:
       stalls: Rounds in a row that found nothing cheaper.

@@ -38,7 +38,6 @@ def solve_integer(
     """Solves the integer program.
 
     Args:
-      seconds: Time limit of HiGHS; infinity for none.
       nodes: Branch-and-bound nodes at most: a limit that is the same on every machine.
       gap: Relative gap at which HiGHS may stop, of the cost of the recomputations.
     """
@@ -58,17 +57,11 @@ def solve_integer(
 def solve_linear(
     relaxation: Relaxation, *, seconds: float, rounds: int = 12, cuts_per_round: int = 300
 ) -> RelaxedSolution:
-    """Solves the linear program, in which P and R may be fractions.
+    """Solves the linear program, in which P and R may be fractions, within some seconds for all rounds.
 
     After each round the cuts that the solution violates most are added to the relaxation, as long
-    as they raise the bound by a thousandth of the recomputation cost.
-
-    Args:
-      seconds: Time limit of all rounds together.
-
-    Returns:
-      A bound that is weaker than that of the integer program, and the values of which the last
-      solution keeps less than half.
+    as they raise the bound by a thousandth of the recomputation cost. Returns a bound that is weaker
+    than that of the integer program, and the values of which the last solution keeps less than half.
     """
     if relaxation.rows.infeasible:
         return RelaxedSolution(float("inf"), None)

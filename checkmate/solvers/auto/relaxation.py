@@ -92,14 +92,12 @@ class Relaxation:
     """The relaxation of one graph, budget and choice of snapshots.
 
     Args:
-      graph: The problem.
       budget_bytes: The limit, which includes `graph.fixed_bytes`.
       snapshots: Stages t_1 < ... < t_K, at least one.
 
     Attributes:
       P, R: P[c][i] and R[c][i] of the theorem: column numbers, or ZERO or ONE.
       rows: The program. Infeasible where no P and R exist.
-      size: Number of variables.
       whole_unit: The largest whole number that divides the cost of every op; 0 where costs are no
         whole numbers.
     """
@@ -296,11 +294,7 @@ ZERO, ONE = -1, -2
 class Rows:
     """Minimize cost @ x subject to matrix @ x <= upper, 0 <= x <= 1.
 
-    Attributes:
-      cost: Of each column.
-      binary: Whether each column is declared binary.
-      upper: The limit of each row.
-      infeasible: A row without variables does not hold.
+    It is `infeasible` where a row without variables does not hold.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,6 @@ class Auto:
         at f = 0.1, 15 s).
       max_stalls: Relaxations, and rounds of annealing, that may fail to help in a row.
       rounds: Rounds of annealing at most, in a search that reads no clock; 0 for no annealing.
-      seed: Of the random numbers.
     """
 
     gap: float = 1e-4
@@ -214,7 +213,6 @@ class _Run:
         self.search.offer(self.stages.plan(), by=by)
 
     def _ask(self, solver: Solver) -> None:
-        """Offers another solver's plan, as it is, and repaired and trimmed."""
         search = self.search
         inner = search.part(0.1)
         solver.run(inner)

@@ -59,7 +59,6 @@ def solve_matrices(
     """Solves `problem` with the package of `engine`, on one thread.
 
     Args:
-      engine: One of `ENGINES`.
       time_limit_s: Wall-clock seconds. After a tenth more, and a second, the engine is killed, and
         there is no answer.
       start: A feasible x. Engines that can, start from it; it is the answer if they find none.
@@ -86,16 +85,9 @@ def solve_matrices(
 def solve_intervals(
     problem: IntervalProblem, *, time_limit_s: float, start: Any = None, workers: int = 1
 ) -> IntervalAnswer:
-    """Solves `problem` with CP-SAT, in a process of its own unless it is tiny.
-
-    Args:
-      time_limit_s: As for `solve_matrices`.
-      start: For each value the (start, end) of its intervals: a hint.
-      workers: Threads.
-
-    Raises:
-      SolverFailedError: As for `solve_matrices`.
-    """
+    """Solves `problem` with CP-SAT, in a process of its own unless it is tiny; `start` is a hint:
+    for each value the (start, end) of its intervals. Limits and errors are those of
+    `solve_matrices`."""
     limits = {"time_limit_s": time_limit_s, "start": start, "workers": workers}
     question = {"problem": problem, "engine": "cp_sat", **limits}
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES

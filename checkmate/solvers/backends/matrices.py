@@ -20,16 +20,11 @@ class MatrixProblem:
     whole.
 
     Args:
-      cost: (columns,) objective.
-      lower: (columns,) least values.
-      upper: (columns,) greatest values.
       integer: (columns,) bool; LP engines ignore it.
       start: (rows + 1,) where each row of A begins in `column` and `value` (CSR, columns ascending
         in a row).
       column: (nonzeros,) column of each entry.
       value: (nonzeros,) value of each entry.
-      row_lower: (rows,) may be -inf.
-      row_upper: (rows,) may be +inf.
     """
 
     cost: np.ndarray
@@ -110,7 +105,6 @@ class Answer:
     """The answer of an engine.
 
     Attributes:
-      status: How the engine ended.
       x: (columns,) values, present iff OPTIMAL or FEASIBLE.
       bound: Lower bound on the objective, or -inf. From LP engines it is `MatrixProblem.dual_bound`
         at their multipliers, hence valid; from the others it is up to their tolerances (about

@@ -28,11 +28,8 @@ class IntervalProblem:
         the first.
       reads: reads[v]: the values that must be in memory at each start of value v.
       sizes: Memory of each value.
-      workspaces: Additional memory at each start of a value.
       costs: Cost of each interval of a value beyond the first.
       kept: Values that must be in memory at the horizon.
-      horizon: Time of the end.
-      capacity: Limit on the memory at any time.
       in_place: in_place[v]: those of `reads` whose memory value v may reuse.
     """
 
@@ -49,14 +46,8 @@ class IntervalProblem:
 
 @dataclass(frozen=True, slots=True)
 class IntervalAnswer:
-    """The answer of CP-SAT.
-
-    Attributes:
-      status: How the search ended.
-      starts: starts[v]: the starts of the intervals of value v that are present; None if nothing
-        was found.
-      bound: Lower bound on the cost.
-    """
+    """The answer of CP-SAT; `starts[v]` are the starts of the intervals of value v that are
+    present."""
 
     status: AnswerStatus
     starts: tuple[tuple[int, ...], ...] | None = None

@@ -42,8 +42,6 @@ MAX_EVALUATIONS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAll:
-    """Every op once, as a framework does without a plan."""
-
     name: str = "checkpoint_all"
 
     def run(self, search: Search) -> None:
@@ -70,11 +68,7 @@ class CheckpointLast:
 
 @dataclass(frozen=True, slots=True)
 class ChenSqrtN:
-    """Segments of equal length: every k-th candidate is a checkpoint, for several k.
-
-    Args:
-      form: Candidates for checkpoints; both by default.
-    """
+    """Segments of equal length: every k-th candidate is a checkpoint, for several k."""
 
     form: Form | None = None
     name: str = "chen_sqrt_n"
@@ -89,7 +83,6 @@ class ChenGreedy:
     exceed a threshold.
 
     Args:
-      form: Candidates for checkpoints; both by default.
       thresholds: Number of thresholds, from the largest single value to the sum of all in equal
         ratios.
     """
@@ -143,7 +136,6 @@ def _equal_segments(graph: DFGraph, candidates: Sequence[int]) -> Iterator[list[
 def _greedy_segments(
     graph: DFGraph, candidates: Sequence[int], thresholds: int
 ) -> Iterator[list[int]]:
-    """Chen et al., algorithm 3, for several thresholds."""
     size = graph.output_bytes
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward]
     total, largest = int(size[forward].sum()), max(1, int(size[forward].max(initial=0)))

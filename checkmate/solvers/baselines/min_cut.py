@@ -36,11 +36,7 @@ integers."""
 
 @dataclass(frozen=True, slots=True)
 class MinCut:
-    """Tries shares of the activations.
-
-    Args:
-      shares: Number of shares that are tried, from 0 to 1.
-    """
+    """Tries a number of shares of the activations, from 0 to 1."""
 
     shares: int = 21
     name: str = "min_cut"

@@ -12,8 +12,6 @@ class OnDemand:
     """Records an order of evaluations; the caller chooses which values are dropped.
 
     Attributes:
-      order: The evaluations so far.
-      available: The ops whose values are in memory.
       expired: Ops that ran again after what they read was overwritten. The order is legal only if
         there are none.
     """

@@ -26,7 +26,6 @@ from checkmate.solvers.baselines.recompute_on_demand import OnDemand, last_forwa
 from checkmate.solvers.search import Search
 
 STATES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""The numbers of states that are tried."""
 
 MAX_RUNS = 12.0
 """A number of states with which forward steps run more often than this, on average, is skipped."""
@@ -89,12 +88,9 @@ def held_states(steps: int, states: int, split: np.ndarray) -> list[frozenset[in
 def revolved(
     graph: DFGraph, places: Sequence[int], held: Sequence[frozenset[int]]
 ) -> list[int] | None:
-    """The order of evaluations that keeps the states `held[k]` in memory while the backward
-    pass is at step k; None if an op would run again after what it reads was overwritten.
-
-    Args:
-      places: Forward ops, ascending; op `places[p - 1]` is the last before place p.
-    """
+    """The order of evaluations that keeps the states `held[k]` in memory while the backward pass is
+    at step k; None if an op would run again after what it reads was overwritten. Op `places[p - 1]`
+    is the last before place p."""
     ops, n = graph.ops, len(graph)
     step = np.searchsorted(np.asarray(places, int), np.arange(n))
     read_until = last_forward_use(graph)

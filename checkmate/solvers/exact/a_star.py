@@ -46,11 +46,7 @@ dropped."""
 
 @dataclass(frozen=True, slots=True)
 class AStar:
-    """Finds the cheapest plan by A* over states of memory.
-
-    Args:
-      states: Expanded at most.
-    """
+    """Finds the cheapest plan by A*, which expands so many `states` of memory at most."""
 
     states: int = 100_000
 
@@ -61,11 +57,7 @@ class AStar:
 
 
 class Paths:
-    """An A* search that can be continued.
-
-    Args:
-      search: The question. Where `search.reorder`, paths run ops in any order.
-    """
+    """An A* search that can be continued; where `search.reorder`, ops run in any order."""
 
     def __init__(self, search: Search):
         self.search = search
@@ -186,12 +178,7 @@ State = tuple[int, int]
 
 
 class StateRules:
-    """The successors of a state, and a lower bound on the cost from there to the end.
-
-    Args:
-      available_bytes: The budget without the fixed bytes.
-      any_order: First evaluations may come in any legal order.
-    """
+    """The successors of a state, and a lower bound on the cost from there to the end."""
 
     def __init__(self, graph: DFGraph, available_bytes: int, *, any_order: bool):
         self._available, self._any_order = available_bytes, any_order

@@ -56,11 +56,6 @@ class Repair:
     the next stage that reads it, with those of its inputs that are gone by then. Its score is its
     exact cost per byte of overflow that it removes. Candidates wait in a heap under their last
     score. Only the best one is scored anew before it is taken, as other evictions changed it.
-
-    Args:
-      stage_plan: Changed in place.
-      budget_bytes: The limit, which includes the fixed bytes.
-      out_of_time: Called between candidates; True stops.
     """
 
     def __init__(self, stage_plan: StagePlan, budget_bytes: int, out_of_time: Callable[[], bool]):
@@ -79,7 +74,6 @@ class Repair:
         self._first_over = self._last_over = 0
 
     def run(self) -> bool:
-        """True when every stage is within the budget."""
         overflow = self.stage_plan.overflow(self.budget)
         complete = False  # the heap has every candidate for the present overflow
         while overflow and not self.out_of_time():
@@ -105,7 +99,6 @@ class Repair:
                 self._push(i)
 
     def _push(self, i: int) -> None:
-        """Pushes the candidates among the intervals in which the value of op i is retained."""
         if self.stage_plan.last_stage[i] <= i or not self._sizes[i]:
             return
         for a, b in pairwise(self.stage_plan.touched[i]):
@@ -197,10 +190,7 @@ def trim(
 ) -> None:
     """Takes recomputations back, the costliest first, as long as that stays within the budget.
 
-    Args:
-      stages: Changed in place. Where it is above the budget, its peak is the limit.
-      budget_bytes: The limit, which includes the fixed bytes.
-      out_of_time: Called between recomputations; True stops.
+    Where `stages`, which is changed, is above the budget, its peak is the limit.
     """
     graph = stages.graph
     costs, sizes = graph.costs, graph.output_bytes

@@ -24,14 +24,10 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 
 Moves = list[tuple[int, int]]
-"""Repeated evaluations: pairs (op, stage)."""
 
 
 class StagePlan:
     """A plan in stage form that changes in place.
-
-    Args:
-      graph: The problem.
 
     Attributes:
       recomputed: recomputed[t], the ops that stage t runs again before op t, ascending.
@@ -247,11 +243,8 @@ def moves_of(order: Iterable[int]) -> Moves:
 
 
 def last_stages(graph: DFGraph) -> list[int]:
-    """For each op, the last stage in which it may run: its own when it may run once, and
-    none after it is overwritten.
-
-    len(graph) is the stage after all first evaluations.
-    """
+    """For each op, the last stage in which it may run: its own when it may run once, and none after
+    it is overwritten. Stage len(graph) is after all first evaluations."""
     last = [len(graph) if op.recomputable else i for i, op in enumerate(graph.ops)]
     for k, op in enumerate(graph.ops):
         for d in op.overwrites:

@@ -31,13 +31,11 @@ from checkmate.solvers.auto.relaxation import Relaxation
 from checkmate.solvers.search import Search
 
 MOMENTS = 12
-"""Moments that are looked at."""
 
 MAX_OPS = 3000
 """Graphs with more ops are left alone: the table of what depends on what would be too large."""
 
 SECONDS = 1.0
-"""Longest time for one moment."""
 
 
 def raise_any_order_bound(search: Search, *, share: float = 0.2) -> None:

@@ -46,7 +46,6 @@ class Reorder:
     """Runs a solver in the graph's own order and in better ones.
 
     Args:
-      solver: Asked for plans in a given order.
       proposals: Per evictable op in the first round of annealing. Each further round has twice as
         many.
       rounds: Rounds of annealing at most. The search ends before when three in a row found nothing
@@ -54,9 +53,6 @@ class Reorder:
       states: Of A*, on graphs of at most 24 ops.
       moves: Temperatures of moves alone, in mean costs of an op. At 0.4 instead of 1.5 no order of
         `layered250` that fits is found (`tests/solvers/ordering/test_reorder.py`).
-      solve_share: Of the remaining time, for the solver in one order.
-      anneal_share: Of the remaining time, for one round of annealing.
-      seed: Of the random numbers.
     """
 
     solver: Solver
@@ -170,7 +166,6 @@ class Reorder:
             search.offer(Plan.from_order(search.graph, annealers[0].current), by="re-ordering")
 
     def _solve(self, search: Search, order: Sequence[int], *, share: float) -> None:
-        """Asks the solver for plans whose first evaluations come in this order."""
         if search.finished:
             return
         order = list(order)

@@ -52,8 +52,6 @@ class Coarse:
     """A graph, and a smaller one of groups of its ops.
 
     Attributes:
-      fine: The graph that was grouped.
-      graph: The coarse graph.
       first: For each coarse op, the fine ops of its first evaluation, in order.
       again: For each coarse op, the fine ops of another evaluation, as far as they are read.
       kept_cost: Cost of fine ops that no coarse op contains; they run once in every plan.
@@ -123,9 +121,7 @@ class _Partition:
 
     Attributes:
       kept: The ops that run once whatever happens to their group.
-      bodies: For each group the members in its body.
       kept_members: For each group the others.
-      kept_bytes: Bytes of their values.
       small: The groups whose kept values count as fixed bytes.
       runs_in: Fine op -> the coarse op whose first evaluation runs it.
       held_by: Fine op -> the coarse op whose value contains its value; fixed bytes have none.
@@ -237,7 +233,6 @@ def _last_use(graph: DFGraph) -> np.ndarray:
 
 
 def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
-    """The ops that run once whatever happens to their group."""
     kept = {i for i, op in enumerate(graph.ops) if not op.recomputable} | set(graph.outputs)
     for group in groups:
         kept.update(d for i in group for d in graph.ops[i].overwrites if d in group)

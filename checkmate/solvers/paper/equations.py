@@ -26,8 +26,6 @@ ABSENT = -1
 
 
 class Columns:
-    """Numbers columns with bounds 0 and 1."""
-
     def __init__(self) -> None:
         self.lower, self.upper, self.integer = np.zeros(0), np.zeros(0), np.zeros(0, bool)
 
@@ -91,7 +89,6 @@ class Formulation:
     """A graph and a budget as a matrix problem: the columns of its letters, and its rows.
 
     Attributes:
-      capacity_bytes: The budget without the fixed bytes.
       R: (stages, n) column of R[t, i], or `ABSENT`. There are n stages, and one more in a
         relaxation.
       S: (stages + 1, n) column of S[t, i], or `ABSENT`.
@@ -190,13 +187,11 @@ class Formulation:
 
 
 def shares(count: np.ndarray, capacity_bytes: int) -> np.ndarray:
-    """Bytes as shares of the capacity, 0 where they are negligible."""
     share = count / capacity_bytes
     return np.where(share < NEGLIGIBLE, 0.0, share)
 
 
 def may_save(graph: DFGraph, size: np.ndarray) -> np.ndarray:
-    """(n,) bool: ops that may run in place, and whose value has bytes to save."""
     return np.array([bool(deps) for deps in graph.in_place]) & (size > 0)
 
 

@@ -56,12 +56,9 @@ DOES_NOT_FIT = (
 
 
 def formulate(graph: DFGraph, budget_bytes: int, *, partitioned: bool = True) -> Formulation:
-    """The paper's program: the cheapest schedule in n stages within the budget (equation
-    9).
+    """The paper's program: the cheapest schedule in n stages within the budget (equation 9).
 
-    Args:
-      partitioned: Op t runs for the first time at the end of stage t (equation 8). False leaves
-        that stage open.
+    Where it is `partitioned`, op t runs for the first time at the end of stage t (equation 8).
     """
     columns, n = Columns(), len(graph)
     capacity = max(1, budget_bytes - graph.fixed_bytes)

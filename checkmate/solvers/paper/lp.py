@@ -41,12 +41,7 @@ of the time for that."""
 
 @dataclass(frozen=True, slots=True)
 class LPBound:
-    """Solves the relaxation.
-
-    Args:
-      engine: "clp", "glop" or "pdlp".
-      share: Share of the time for the relaxation.
-    """
+    """Solves the relaxation, by "clp", "glop" or "pdlp", in a `share` of the time."""
 
     engine: str = "clp"
     share: float = 1.0
@@ -72,13 +67,11 @@ class LPRounding:
     """Solves the relaxation and rounds it.
 
     Args:
-      engine: "clp", "glop" or "pdlp".
       max_ops: Graphs with more ops are grouped into at most this many.
       epsilons: Shares of the memory that the relaxation may not use, one solution each.
       thresholds: Number of thresholds tried on each solution, 1/2 and quantiles of its fractions; 0
         for randomized rounding alone.
       draws: Number of random roundings of each solution; 0 for deterministic rounding alone.
-      seed: Seed of the random roundings.
     """
 
     engine: str = "clp"

@@ -47,7 +47,6 @@ class MILP:
         comparison: its optimum can be cheaper, as an op may run for the first time in any stage,
         but engines solve it for about ten ops at most.
       max_ops: Graphs with more ops are grouped into at most this many.
-      relaxation_share: Share of the time for the relaxation.
     """
 
     engine: str = "cbc"

@@ -30,7 +30,6 @@ class Allocator:
       counts: Whether to ask the allocator of `device`; not needed without a budget.
 
     Attributes:
-      managed_bytes: Bytes of all storages in memory.
       peak_bytes: The most bytes in use since the beginning, as of the last question.
       recent_peak: The same, since `forget_peak`.
     """

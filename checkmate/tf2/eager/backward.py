@@ -29,7 +29,6 @@ class Program(Values, Protocol):
       reading: Where a gradient function notes the ids of the cells and tensors that it reads, while
         one runs whose reads are not known.
       error: An error of which TensorFlow could not be told; raised at the next chance.
-      closed: The context has been left.
     """
 
     policy: EagerPolicy
@@ -72,8 +71,7 @@ class Backward:
         )
 
     def __call__(self, *gradients: Any) -> list[Any]:
-        """Returns the gradients of the inputs, None where there is none, from those of the
-        outputs."""
+        """The gradients of the inputs, None where there is none, from those of the outputs."""
         runtime, call = self._runtime, self._call
         if runtime.error is not None:
             raise runtime.error
@@ -128,8 +126,6 @@ def _release(
 
 
 class _Operation(private_api.MockOp):
-    """A call as its gradient function sees it."""
-
     def __init__(
         self, runtime: Program, call: EagerCall, outputs: tuple[Any, ...], skip: tuple[int, ...]
     ):

@@ -48,12 +48,10 @@ class EagerOptions:
     Args:
       budget_bytes: The most bytes in use by the allocator's count, everything included; infinite
         for no limit.
-      heuristic: The score by which tensors are evicted.
       overhead_limit: The run is given up when recomputation has cost more than (overhead_limit - 1)
         times what ran first.
       strict: Memory above the budget is an error.
       smallest_bytes: Outputs below are left to TensorFlow and never evicted.
-      search: Which candidates an eviction compares.
     """
 
     budget_bytes: float = math.inf
@@ -75,8 +73,6 @@ class Budget:
     Attributes:
       promised_bytes: The budget that the user gave.
       usable_bytes: The part of it that the allocator can give; less after it refused.
-      limited: There is a budget.
-      before_bytes: Bytes in use before the op that runs.
       overshoots: How often memory went above the budget: by an op that needed more than predicted,
         or by memory that was not an op's.
     """
@@ -116,7 +112,6 @@ class Budget:
         return in_use + needs.bytes + margin <= self.usable_bytes
 
     def learn_loss(self, needs: Needs, held_bytes: int) -> None:
-        """An op's outputs were given holes of `held_bytes` together."""
         if needs.outputs is not None:
             self._margin_bytes = max(self._margin_bytes, held_bytes - needs.least_bytes)
 
@@ -130,8 +125,7 @@ class Budget:
             )
 
     def overshoot(self, why: str) -> None:
-        """Counts that memory is above the budget; raises `EvictionError` if the budget is
-        strict."""
+        """Counts that memory is above the budget; raises `EvictionError` where that is strict."""
         over = self.over_bytes
         self.count_overshoot()
         self._margin_bytes += over
@@ -159,9 +153,7 @@ def does_not_fit(
     """An op needs more than can be evicted.
 
     Args:
-      name: The op's type.
       in_use: Bytes in use, none of which can be evicted.
-      needed: Bytes that the op needs.
       live: All storages; the error lists those that are locked.
     """
     locked = sorted(

@@ -128,7 +128,6 @@ class Interception:
         return result
 
     def _elsewhere(self) -> bool:
-        """Whether this is another thread, where input pipelines may run and training is refused."""
         if get_ident() == self._thread:
             return False
         if not private_api.tape_is_empty():
@@ -249,7 +248,6 @@ def _refuse_op(kind: OpKind) -> None:
 
 
 def _other_thread() -> UnsupportedError:
-    """The error for ops and gradients in a thread that did not enter the context."""
     return UnsupportedError(
         "dtr() manages the tensors of the thread that entered it, and another thread recorded a"
         " gradient or used such a tensor. Enter dtr() in the thread that trains, and do all of a"

@@ -25,7 +25,6 @@ class OpKind:
       passed_on: Left to TensorFlow: it is not registered, or makes nothing to evict.
       refusal: Why it cannot run under the runtime, or "".
       of_shape: Computes its output from its input's shape, where that suffices.
-      is_constant, reads_variable: It makes a constant, or reads a variable.
       stateful: It runs exactly once; its outputs cannot be recomputed.
       tries_algorithms: Its first run at some shapes may take much more memory than later runs, and
         the op can run twice.
@@ -33,13 +32,11 @@ class OpKind:
       is_reduction: The same where there is nothing to reduce.
       inputs: For each input argument the names of the attributes for (type, number, list of types);
         "" where there is none.
-      count: How many input arguments it has.
       plain_attrs: All its attributes are types, numbers and strings; others may be lists, which
         belong to the program.
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument the number of its type, or of the type that TensorFlow gives to
         a Python number there; `_UNTYPED` if it depends on other arguments.
-      one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None
         before the first gradient.
     """
@@ -123,12 +120,10 @@ class Needs:
 
     Attributes:
       cost: Seconds, by a roofline.
-      least_bytes: Its outputs.
       bytes: Outputs and scratch memory: a guess on the high side until `measured`, then the
         allocator's figure.
       outputs: Its outputs, or None where their shapes are not known before the op runs.
       steady: They are the same whenever it runs.
-      is_view: Its first output shares the memory of its first input.
       measured: It has run so often (`runs`) that the allocator's report of the last run counts.
     """
 
@@ -160,7 +155,7 @@ class Needs:
         self.measured, self._runs = False, runs
 
     def learn(self, used_bytes: int, held_bytes: int) -> None:
-        """The allocator reported a peak of `used_bytes`, and `held_bytes` in use after the op: its
+        """The allocator reported a peak of `used_bytes`, and `held_bytes` after the op: its
         outputs, and what the holes they were given are larger."""
         self.bytes = (
             used_bytes

@@ -30,18 +30,15 @@ class EagerPolicy(Policy):
     """Keeps the allocator's count within the budget.
 
     Args:
-      allocator: Executes and counts.
       recorder: Told of each cell that the program gives back, if there is one.
 
     Attributes:
       clock: The place in the program, in seconds of what its ops cost when they first ran. In a
         backward pass that no tape records it is the place at which the op first ran whose gradient
         is next, since tapes read last what was made first.
-      first_cost: Cost of the program's ops, without recomputation.
       pass_ended: The clock at the end of the last backward pass.
       in_backward: A backward pass that no tape records is running.
       gradients: How many tapes are being asked for gradients, one inside of another.
-      live: All storages that something can still ask for.
       demand_bytes: The most memory that would have been in use without eviction.
     """
 
@@ -63,7 +60,6 @@ class EagerPolicy(Policy):
         self.demand_bytes = self._referenced_bytes = 0
 
     def advance(self, cost: float) -> None:
-        """An op of the program ran for the first time."""
         self.first_cost += cost
         self.recompute_limit = (self._overhead_limit - 1) * self.first_cost
         if not self.in_backward:
@@ -77,7 +73,6 @@ class EagerPolicy(Policy):
         return begins
 
     def end_gradients(self, *, began: bool) -> None:
-        """A tape has been asked for gradients; `began` is what `begin_gradients` returned."""
         self.gradients -= 1
         if began:
             self.in_backward = False

@@ -73,7 +73,6 @@ message. A Keras without it loses the figures of an error, and nothing else."""
 
 
 def missing() -> list[str]:
-    """The names in `PRIVATE` that this TensorFlow does not have."""
     gone = []
     for module, names in PRIVATE.items():
         try:
@@ -86,7 +85,6 @@ def missing() -> list[str]:
 
 
 def refuse(what: str) -> UnsupportedError:
-    """The error for a TensorFlow that this module was not made for."""
     return UnsupportedError(
         "checkmate.tf2.dtr uses parts of TensorFlow that are not public, and in TensorFlow"
         f" {tf.__version__} {what}. It is known to work with 2.16 and 2.21. Everything else in"
@@ -154,7 +152,6 @@ def memory_info(device: str) -> dict[str, int]:
 
 
 def raw_context() -> Any:
-    """The first argument of the fast path."""
     return context._context
 
 
@@ -292,12 +289,7 @@ def replace(
 ) -> None:
     """Puts functions in the place of TensorFlow's, with the same arguments; `undo` puts these back.
 
-    Args:
-      fast, slow, cancellable: Run an op.
-      must_record: Whether the slow path is to record.
-      shape_slice: Sizes of tensors along an axis.
-      gradients: Asks a tape for gradients.
-      vector_space: How tapes add gradients up.
+    `must_record` says whether the slow path is to record.
     """
     places: Sequence[tuple[Any, str, Any]] = (
         (tfe, "TFE_Py_FastPathExecute", fast),

@@ -15,8 +15,6 @@ from checkmate.tf2.eager.storage import Cell, EagerCall
 
 
 class Recorder:
-    """Told by the runtime of each call and each release."""
-
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
         self._names: dict[int, str] = {}  # of cells and real tensors that are alive, by id()

@@ -19,7 +19,6 @@ class References:
     """Tells the policy of references, when no op is running and in the thread of the context.
 
     Attributes:
-      thread: The thread that entered the context.
       depth: How many ops are running, one inside of another.
     """
 

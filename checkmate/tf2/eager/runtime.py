@@ -38,7 +38,6 @@ class EagerRuntime:
       recorder: Told of each call and each release, if there is one.
 
     Attributes:
-      ops: How many ops the program ran.
       calls, reading, error, closed: See `backward.Program`.
     """
 
@@ -109,7 +108,6 @@ class EagerRuntime:
         return result
 
     def _measured_run(self, call: EagerCall, values: list[Any], name: Any) -> Any:
-        """Runs a call, timed if it is recorded, and watched if its memory is not known."""
         needs, policy = call.needs, self.policy
         try:
             if policy.budget.limited and not needs.measured:
@@ -196,7 +194,6 @@ class EagerRuntime:
             self.references.end_op()
 
     def value(self, cell: Cell) -> Any:
-        """The real tensor, recomputed if it was evicted."""
         if self.reading is not None:
             self.reading.add(id(cell))
         if cell.defined:

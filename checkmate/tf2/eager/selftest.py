@@ -20,9 +20,6 @@ def check(device: str, *, again: bool = False) -> None:
     """Runs a small gradient by way of everything in `private_api`, with all tensors evicted between
     the forward and the backward pass; once per process, or `again`.
 
-    Args:
-      device: The device that trains, as "GPU:0", where ops run and tensors can be evicted.
-
     Raises:
       UnsupportedError: The result is not TensorFlow's own.
     """

@@ -92,7 +92,6 @@ class OpRequest:
       lengths: For each input argument how many tensors it is, None for one that is no list.
       attrs: Names and values, as TensorFlow's own callers give them.
       results: Number of outputs where the op came by the slow path, else None.
-      name: For TensorFlow's messages.
     """
 
     kind: OpKind
@@ -110,7 +109,6 @@ class EagerCall(Call):
         them.
       lengths, attrs, results: See `OpRequest`.
       device: The device that the program asked for, or "".
-      needs: Its memory and cost.
       clock: The clock when it first ran (`EagerPolicy.clock`).
     """
 

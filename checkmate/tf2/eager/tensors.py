@@ -15,8 +15,6 @@ from checkmate.tf2.eager.storage import Cell
 
 
 class Values(Protocol):
-    """The part of the runtime that handles use."""
-
     device_name: str
 
     def value(self, cell: Cell) -> Any:
@@ -57,7 +55,6 @@ def _of_value(name: str) -> Callable[..., Any]:
 
 
 def _methods(make: Callable[[str], Callable[..., Any]], *names: str) -> Any:
-    """A base class with these methods."""
     return type("_Methods", (), {"__slots__": (), **{name: make(name) for name in names}})
 
 
@@ -88,7 +85,6 @@ class Handle(private_api.TensorMethods, _OfValue):
         runtime.unregister(self, cell)
 
     def real(self) -> Any:
-        """The real tensor, recomputed if it was evicted."""
         return self.runtime.value(self.cell)
 
     def abandon(self) -> None:
