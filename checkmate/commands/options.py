@@ -34,8 +34,6 @@ class NumberFrom(click.FloatRange):
 
 
 class CountOrAuto(click.ParamType):
-    """A whole number of at least 1, or "auto"."""
-
     name = "COUNT|auto"
 
     def convert(

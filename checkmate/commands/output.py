@@ -41,10 +41,8 @@ KEYS = (
     "seconds",
     "solver",
 )
-"""The keys of the JSON of every plan, in this order."""
 
 COLUMNS = ("peak", "extra time", "gap", "recomputed")
-"""The columns of every table of plans."""
 
 WITHOUT_A_PLAN: dict[type[BaseException], SolveStatus] = {
     InfeasibleBudgetError: SolveStatus.INFEASIBLE,

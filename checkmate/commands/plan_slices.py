@@ -43,8 +43,6 @@ class SliceGraph:
 
 
 class SliceGraphs:
-    """The graphs of slices of a step's batch, each traced and measured once."""
-
     def __init__(self, step: StepOnPaper, costs: str, on_progress: Callable[[int, int], None]):
         self._step, self._costs = step, costs
         graph = with_costs(step.traced, costs, on_progress=on_progress)

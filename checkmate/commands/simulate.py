@@ -28,7 +28,6 @@ from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
 GRID = tuple(f"{share}%" for share in range(100, 10, -10))
-"""The default budgets of a picture."""
 
 COLUMNS = ("heuristic", "budget", "status", "extra time", "peak", "evictions", "recomputed", "time")
 

@@ -57,11 +57,11 @@ def solve_integer(
 def solve_linear(
     relaxation: Relaxation, *, seconds: float, rounds: int = 12, cuts_per_round: int = 300
 ) -> RelaxedSolution:
-    """Solves the linear program, in which P and R may be fractions, within some seconds for all rounds.
+    """Solves the linear program, in which P and R may be fractions; all rounds share the seconds.
 
     After each round the cuts that the solution violates most are added to the relaxation, as long
-    as they raise the bound by a thousandth of the recomputation cost. Returns a bound that is weaker
-    than that of the integer program, and the values of which the last solution keeps less than half.
+    as they raise the bound by a thousandth of the recomputation cost. The bound is weaker than that
+    of the integer program, and `dropped` has what the last solution keeps less than half of.
     """
     if relaxation.rows.infeasible:
         return RelaxedSolution(float("inf"), None)

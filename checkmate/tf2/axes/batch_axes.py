@@ -30,7 +30,6 @@ from checkmate.tf2.ops.relation import SAME, Count, Kind, Relation, batch_axis, 
 from checkmate.tf2.ops.table import rule_of
 
 Input = tuple[tf.Operation, int]
-"""An op of a slice's graph, and the index of one of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,7 @@ class Keeping:
     gradients of a table's rows with their indices on the way into an update by index, whatever
     their size: they have one row for each token, where the activations of a model have many
     (`Rows`). Rows that are only added up, in a gradient of the table's shape, are not kept: a slice
-    hands on their sum.
-
-    Attributes:
-      results: References of the step's results.
-    """
+    hands on their sum."""
 
     examples: int
     results: set[Any]
@@ -60,12 +56,8 @@ class Keeping:
         return size is not None and size <= KEPT_BYTES * self.examples
 
     def may_keep(self, operation: tf.Operation, k: int, *, early: bool, last: bool) -> bool:
-        """True if the input `k` of a late op may be kept.
-
-        Args:
-          early: It can be computed before the slices.
-          last: The examples end in the op, or the op makes results.
-        """
+        """True if the input `k` of a late op may be kept. It can be computed before the slices
+        where `early`; where `last`, the examples end in the op, or the op makes results."""
         size = tensor_bytes(operation.inputs[k])
         affordable = size is not None and (early or size <= self.variable_bytes)
         return (affordable and last) or self.rows.keep(operation, k)
@@ -84,13 +76,7 @@ class Rows:
     def of(
         cls, operations: Sequence[tf.Operation], results: set[Any], variables: Iterable[Shape]
     ) -> Rows:
-        """Finds them, from the updates backwards.
-
-        Args:
-          operations: The ops of the whole batch's graph, inputs first.
-          results: References of the step's results.
-          variables: The shapes of the step's variables.
-        """
+        """Finds them, from the updates backwards; `operations` has inputs first."""
         rows, shapes = cls(), set(variables)
         readers: dict[tf.Operation, list[tf.Operation]] = {}
         for operation in operations:

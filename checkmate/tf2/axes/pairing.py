@@ -44,7 +44,6 @@ class Graphs(NamedTuple):
 
     Attributes:
       pairs: Their ops, inputs first.
-      known_whole, known_part: The values that are known before the step runs.
       swapped: Pairs of a commutative op whose two inputs are in the other order for a slice.
     """
 
@@ -56,7 +55,6 @@ class Graphs(NamedTuple):
     swapped: set[Pair]
 
     def inputs(self, pair: Pair) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The inputs of a pair, as pairs, in the order of the whole's op."""
         others = list(pair.part.inputs)
         swapped = pair in self.swapped
         return list(zip(pair.whole.inputs, others[::-1] if swapped else others, strict=True))
@@ -66,20 +64,14 @@ class Graphs(NamedTuple):
         return pair.part, 1 - k if pair in self.swapped else k
 
     def known(self, whole: tf.Tensor, part: tf.Tensor) -> tuple[Any, Any] | None:
-        """The values of two tensors, if both are known."""
         found = (_of(self.known_whole, whole), _of(self.known_part, part))
         return None if any(value is None for value in found) else found
 
 
 def paired(whole: Any, part: Any, arguments: Arguments) -> Graphs:
-    """Returns the pairs of ops of two graphs of functions.
-
-    Args:
-      arguments: The argument of a slice's graph that each argument of the whole's graph is.
-
-    Raises:
-      TraceError: The graphs differ in more than sizes.
-    """
+    """The pairs of ops of two graphs of functions. `arguments` has the argument of a slice's graph
+    that each argument of the whole's graph is. Raises `TraceError` where they differ in more than
+    sizes."""
     if len(whole.outputs) != len(part.outputs):
         raise TraceError(
             f"The step returns {len(whole.outputs)} tensors for the whole batch and"
@@ -151,7 +143,6 @@ def _roots(whole: Any, part: Any) -> list[Pair]:
 def _unknown(
     graphs: Graphs, whole: Sequence[tf.Tensor], part: Sequence[tf.Tensor]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """The pairs of tensors that are not both known."""
     pairs = list(zip(whole, part, strict=True))
     return [each for each in pairs if graphs.known(*each) is None]
 

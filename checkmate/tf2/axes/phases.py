@@ -33,12 +33,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Phases:
-    """The ops of each phase (an op may be in several), and the values that pass between phases.
-
-    Attributes:
-      fed: Inputs in a slice that are computed early.
-      handed_on: Results of the slices that are read afterwards.
-    """
+    """The ops of each phase (an op may be in several), and the values that pass between phases."""
 
     walk: Walk
     ops: dict[Phase, set[Pair]] = field(default_factory=lambda: {phase: set() for phase in Phase})
@@ -46,7 +41,6 @@ class Phases:
     handed_on: dict[tuple[Pair, int], Handed] = field(default_factory=dict)
 
     def find(self) -> None:
-        """Starts from the step's results and side effects and goes back."""
         walk = self.walk
         pending: list[tuple[Pair, Phase]] = []
         for whole, part in zip(walk.graphs.whole.outputs, walk.graphs.part.outputs, strict=True):

@@ -34,7 +34,6 @@ def is_pure(operation: tf.Operation, graph: Any) -> bool:
 
 
 def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
-    """The graphs (or None) of the functions that a loop, condition or call runs."""
     if is_call(operation):
         return [bodies.body_of(graph, operation, "f")]
     return bodies.bodies_of(graph, operation)
@@ -53,7 +52,6 @@ class Accesses:
     """Reads and writes of variables, in order.
 
     Attributes:
-      writes: For each variable the ops that write to it.
       early: Writes whose values are known before the slices.
       before: Variables that are read after such writes: these writes come before the slices, and
         all reads of these variables.
@@ -101,5 +99,4 @@ class Accesses:
 
 
 def handles(operation: tf.Operation) -> list[tf.Operation]:
-    """The arguments by which an op takes variables."""
     return [source_of(t).op for t in operation.inputs if t.dtype == tf.resource]

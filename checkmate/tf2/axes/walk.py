@@ -28,7 +28,6 @@ from checkmate.tf2.ops.call import Pair, Relations
 from checkmate.tf2.ops.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 
 Read = tuple[Pair, int]
-"""An op and the index of one of its inputs."""
 
 
 class Of(IntFlag):
@@ -46,8 +45,6 @@ class Input:
     """One input of an op.
 
     Attributes:
-      relation: How the whole's value follows from those of the slices.
-      known: The values, if known before the step runs.
       instead: A value that a slice reads instead of its own.
       of: The dependences of the whole's value, if it can be computed early; else Of.BOTH.
       fed: The slices are handed the value that is computed early.
@@ -71,15 +68,11 @@ class Walk:
     Attributes:
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
-      every: Slices begin at multiples of this number of examples.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
-      late: Ops that are computed after the slices.
       from_whole: Values that a slice reads instead of those that its graph has.
       fed: Inputs that a slice takes from what is computed early.
       averages: Ops whose results in a slice are divided by `count`.
-      draws: Ops that draw random numbers for each example.
-      binding: The first op that binds the examples together.
     """
 
     graphs: Graphs
@@ -100,11 +93,9 @@ class Walk:
 
     @property
     def count(self) -> Fraction:
-        """How many times as many examples the whole has as a slice."""
         return Fraction(*self.examples)
 
     def run(self) -> None:
-        """Goes through the graph, up to the first op that binds the examples together."""
         for pair in self.graphs.pairs:
             if is_argument(pair.whole):
                 relation = self.arguments.get(pair, SAME)

@@ -46,18 +46,13 @@ def evaluations(
     *,
     kernels_are_traced: bool = True,
 ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Compares the kernels that ran with a plan.
+    """Compares the kernels that ran with a plan: `seen` has how often each (op name, kernel) ran,
+    `asked` the ops that requested memory of the device, so that they ran.
 
-    Args:
-      seen: How often each (op name, kernel) ran.
-      asked: Names of ops that requested memory of the device, so that they ran.
-      kernels_are_traced: Whether `seen` has the kernels of the device.
-
-    Returns:
-      The number of evaluations of TensorFlow ops in the plan; those that did not run; and those
-        that ran again or must not be repeated. An op that TensorFlow's optimizer removes, or runs
-        within another kernel, is not among those that did not run; where kernels are not traced,
-        these are products and convolutions alone.
+    Returns the number of evaluations of TensorFlow ops in the plan; those that did not run; and
+    those that ran again or must not be repeated. An op that TensorFlow's optimizer removes, or runs
+    within another kernel, is not among those that did not run; where kernels are not traced, these
+    are products and convolutions alone.
     """
     expected: dict[str, tf.Operation] = {}
     again = []
@@ -85,13 +80,8 @@ def evaluations(
 def not_in_place(
     traced: TracedStep, graph: DFGraph, plan: Plan, asked: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Returns the names of the evaluations that a plan counts as in place and of which an op
-    requested as many bytes as the value takes and more than the op's workspace.
-
-    Args:
-      graph: The graph of `traced` with costs.
-      asked: The bytes that each op requested from the allocator, by its name.
-    """
+    """The evaluations that a plan counts as in place and of which an op requested (`asked`) as many
+    bytes as the value takes and more than the op's workspace. `graph` has costs."""
     named = {name.partition(f"{SCOPE}/")[2]: size for name, size in asked.items()}
     seen: Counter[int] = Counter()
     found: list[str] = []
@@ -172,7 +162,6 @@ def _adds_nothing(total: tf.Operation) -> bool:
 
 
 def _readers(operation: tf.Operation) -> Iterable[tf.Operation]:
-    """The ops that read the first output, through aliases."""
     for reader in operation.outputs[0].consumers():
         if role_of(reader) is Role.ALIAS:
             yield from _readers(reader)

@@ -65,15 +65,10 @@ class PlanWriter:
     def _write(
         self, operation: tf.Operation, inputs: list[str], paired: tf.Operation | None
     ) -> list[str]:
-        """Writes an evaluation of a TensorFlow op.
+        """Writes an evaluation of a TensorFlow op, on `inputs` if it is paired with the op before.
 
-        Args:
-          inputs: Names of its inputs, if it is paired with the op before; else empty.
-          paired: The filter gradient that comes next and is paired with this op.
-
-        Returns:
-          The names of the inputs of `paired`. Both ops of a pair wait for the same ops and read the
-            same tensor, or oneDNN does not fuse them.
+        Returns the inputs of `paired`, the filter gradient that comes next and is paired with this
+        op. Both wait for the same ops and read the same tensor, or oneDNN does not fuse them.
         """
         values, writer, rule = self.values, self.values.writer, rule_of(operation.type)
         if not inputs:

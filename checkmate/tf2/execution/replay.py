@@ -42,7 +42,6 @@ class Written:
     Attributes:
       outputs: The names of the tensors that the step returns, flattened.
       given: The names of the step's inputs: its arguments, then captured tensors.
-      handles: The names of the handles of output buffers.
     """
 
     traced: TracedStep
@@ -87,10 +86,6 @@ class Replayed:
 
     Args:
       buffers: Output buffers. Without them each step allocates memory for all results.
-      written: The result of `write` for the same arguments, if it was called before.
-
-    Attributes:
-      function: The `ConcreteFunction`, of handles of output buffers and of the step's arguments.
     """
 
     def __init__(

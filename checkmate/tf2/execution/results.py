@@ -39,14 +39,8 @@ class OutputBuffers:
 
 class Results:
     """Writes the results of a step into output buffers, into memory of their own that is there from
-    the beginning of the step, or into a copy at its end.
-
-    Args:
-      buffers: How many output buffers the caller gives: one for each early result, or none.
-
-    Attributes:
-      handles: The names of the handles of these buffers.
-    """
+    the beginning of the step, or into a copy at its end. There are `buffers` for all early results,
+    or none."""
 
     def __init__(self, values: Values, buffers: int):
         self._values = values
@@ -60,7 +54,6 @@ class Results:
         ]
 
     def write(self, k: int) -> None:
-        """Writes early result `k`, if it is not written yet."""
         if k not in self._written:
             self._written[k] = self._result(k)
             self._values.last = [self._written[k].partition(":")[0]]
@@ -78,7 +71,6 @@ class Results:
         return [self._written.get(k) or self._result(k) for k in range(len(flat.outputs))]
 
     def _allocate(self, tensor: tf.Tensor) -> str:
-        """Memory for a result, allocated before anything is computed."""
         memory = self._values.writer.allocate(tensor, after=self._values.last)
         self._values.last = [memory.partition(":")[0]]
         return memory

@@ -37,9 +37,7 @@ class Undo:
 
     Attributes:
       places: Name of each op -> its place in the order in which they run.
-      writes: (place, variable) for each write.
       effects: (place, op) for each side effect on something other than variables.
-      copies: (variable, its value before the step).
     """
 
     places: dict[str, int] = field(default_factory=dict)

@@ -28,8 +28,6 @@ class Values:
     """Copies ops of a traced step, and keeps the names of the tensors that the copies make.
 
     Attributes:
-      given: The names of the step's inputs, by tensor reference.
-      planned: The TensorFlow ops of the plan.
       current: For each planned op the name of its latest evaluation.
       gone: Planned ops whose latest evaluation the plan has freed.
       last: The ops that the next kernel waits for: the one before it, or a pair.
@@ -175,7 +173,6 @@ class Values:
         return [each for each in self._readers_before(write) if self._is_ready(each, write)]
 
     def runs_once(self, operation: tf.Operation) -> bool:
-        """True for an op that is not planned and that the executor copies once."""
         return (
             operation not in self.planned
             and role_of(operation) is not Role.ALIAS

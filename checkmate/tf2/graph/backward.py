@@ -19,8 +19,8 @@ from checkmate.tf2.graph.operations import source_of
 def in_order_of_trace(
     operations: Sequence[tf.Operation], place: Mapping[str, int]
 ) -> list[tf.Operation]:
-    """Returns ops in the order of the trace, inputs first. An op comes no later than the first of
-    its readers would; one without a `place` in the trace, as soon as its inputs are there."""
+    """Ops in the order of the trace, inputs first. An op comes no later than the first of its
+    readers would; one without a `place` in the trace, as soon as its inputs are there."""
     number = {operation: k for k, operation in enumerate(operations)}
     before = [
         {number[each] for each in (*(t.op for t in operation.inputs), *operation.control_inputs)}
@@ -82,7 +82,7 @@ def _order(operation: tf.Operation) -> int:
 
 
 def with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
-    """Returns the ops of these names and all that they are computed from. Inputs come first."""
+    """The ops of these names and all that they are computed from, inputs first."""
     found: set[tf.Operation] = set()
     for operation in reversed(operations):
         if operation.name in names or operation in found:

@@ -67,8 +67,6 @@ class FlatGraph:
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
-      operations: All ops that run, inputs first; `position` is their index.
-      planned: The kernels that decide about memory, in the same order.
       data_deps: The planned ops whose memory each reads, directly or through views and small ops.
       order_deps: The same, through control edges, too.
       overwritten: For each planned op that writes to a variable, the planned ops that read its old
@@ -144,7 +142,6 @@ class FlatGraph:
         return total + constants + self.small_values_bytes()
 
     def small_values_bytes(self) -> int:
-        """Bytes of `fixed_bytes` for small values, which need not all be in memory at once."""
         once = set(self.operations) - set(self.planned)
         small = (o for o in once if role_of(o) is Role.KERNEL)
         return sum(self._sizes.total[o] for o in small) + sum(self._small_outputs.values())
@@ -221,7 +218,6 @@ class FlatGraph:
         return writes and not self._read_by_bodies.isdisjoint(_handles(operation))
 
     def _find_overwrites(self) -> None:
-        """Finds which planned ops overwrite what others read, and thus what may be recomputed."""
         readers: dict[int, set[tf.Operation]] = {}  # handle -> planned ops that read it so far
         read_through: dict[tf.Operation, set[int]] = {}  # op -> handles that its value shows
         direct_reads: dict[tf.Operation, set[int]] = {}
@@ -270,6 +266,5 @@ def _reading_bodies(operations: list[tf.Operation], graph: tf.Graph) -> set[tf.O
 
 
 def _handles(operation: tf.Operation) -> set[int]:
-    """The variables that an op takes, by the arguments that carry their handles."""
     resources = (tensor for tensor in operation.inputs if tensor.dtype == tf.resource)
     return {id(source_of(tensor).op) for tensor in resources}

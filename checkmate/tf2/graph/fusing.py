@@ -26,7 +26,6 @@ op needs."""
 
 
 def values_of(flat: FlatGraph, group: Group) -> Group:
-    """The ops of a group that others read, and the group's last one."""
     inside = set(group)
     return tuple(
         o for o in group if o is group[-1] or o in flat.read_once or not flat.readers[o] <= inside
@@ -56,8 +55,7 @@ def paired_gradients(
 def fused(
     flat: FlatGraph, order: list[tf.Operation], paired: Pairs, recomputable: set[tf.Operation]
 ) -> tuple[Group, ...]:
-    """Returns the neighbouring planned ops that become one op each, whose inner values they alone
-    read."""
+    """Neighbouring planned ops that become one op each, whose inner values they alone read."""
     tolerated = RAISED_SHARE * max(_needed_bytes(flat, [operation]) for operation in order)
 
     def fits(one: Sequence[tf.Operation], other: Sequence[tf.Operation]) -> bool:

@@ -22,7 +22,6 @@ from checkmate.tf2.ops.table import rule_of
 Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
 CopyStep = tuple[str, dict[str, tf.DType]]
-"""An op of one input and its type attributes."""
 
 
 def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
@@ -68,7 +67,6 @@ def place(nodes: Sequence[Any], added: Collection[str]) -> None:
 
 
 def _is_at_variable(node: Any) -> bool:
-    """True for an op that TensorFlow places where its variable is."""
     return rule_of(node.op).only_reads or rule_of(node.op).has_reads_copied
 
 
@@ -108,8 +106,8 @@ class GraphWriter:
         name: str = "",
         device: str = "",
     ) -> str:
-        """Writes an op like `operation` on other inputs, and returns its name. It runs on `device`
-        if `operation` does not say where."""
+        """Writes an op like `operation` on other inputs, on `device` unless `operation` says where.
+        Writes an op like `operation` on other inputs, on `device` unless `operation` says where."""
         if operation not in self._node_defs:
             self._node_defs[operation] = self.definition(operation)
         node = self._graph_def.node.add()
@@ -142,23 +140,20 @@ class GraphWriter:
         return self.share(handle, after=node.name)
 
     def share(self, handle: str, *, after: str) -> str:
-        """Has reads of a variable share its memory again instead of copying it; returns the op's
-        name."""
+        """Has reads of a variable share its memory again instead of copying it."""
         return self._node(f"{after}/shared", "DisableCopyOnRead", [handle], [after]).name
 
     def read(self, handle: str, like: tf.Tensor, *, after: Names) -> str:
-        """Returns a variable's memory, without a copy."""
+        """A variable's memory, without a copy."""
         return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
     def allocate(self, like: tf.Tensor, *, after: Names) -> str:
-        """Allocates memory without filling it."""
         shape = self.constant(like.shape.as_list(), tf.int32)
         node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
     def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Names) -> str:
-        """Copies a value into memory that `allocate` returned and that no other op reads."""
         kind = "TensorStridedSliceUpdate"
         node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)
@@ -182,7 +177,6 @@ class GraphWriter:
     def add(
         self, kind: str, inputs: Names, dtype: tf.DType, *, after: Names = (), name: str
     ) -> str:
-        """Writes an op whose one type attribute is T."""
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
     def wait(self, before: Names, value: str, like: tf.Tensor) -> str:
@@ -228,10 +222,7 @@ class GraphWriter:
         self, given: dict[str, tf.Tensor], outputs: Names, *, scope: str = ""
     ) -> list[tf.Tensor]:
         """Imports all ops into the graph being traced and returns the tensors of these names.
-
-        Args:
-          given: The tensors that no written op makes, by name.
-        """
+        `given` are the tensors that no written op makes."""
         graph = tf.compat.v1.get_default_graph()
         place(self._graph_def.node, self._added)
         read = {name for node in self._graph_def.node for name in node.input}
@@ -288,7 +279,6 @@ class GraphCopy:
     """Copies the ops of a function, inputs first.
 
     Attributes:
-      names: The name of each tensor's copy.
       copies: For each op the names of the ops that others wait for in its place.
     """
 
@@ -332,7 +322,6 @@ def argument_tensors(concrete: Any) -> list[tf.Tensor]:
 
 
 def captured_tensors(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """(placeholder, value) of each tensor or handle that a function captures."""
     values = concrete.captured_inputs
     return list(zip(concrete.inputs[len(concrete.inputs) - len(values) :], values, strict=True))
 

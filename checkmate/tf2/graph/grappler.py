@@ -136,11 +136,8 @@ def in_order_of_trace(concrete: Any, nodes: list[Any]) -> list[Any]:
 
 
 def imported(concrete: Any, nodes: list[Any]) -> Any:
-    """Returns a function like `concrete` of these nodes.
-
-    Raises:
-      UnusableError: A shape that `concrete` knows is not known in that function.
-    """
+    """A function like `concrete` of these nodes. Raises `UnusableError` where a shape that
+    `concrete` knows is not known in it."""
     given = names_of_inputs(concrete)
     outputs = [given.get(tensor.ref(), tensor.name) for tensor in concrete.outputs]
     found = GraphWriter(nodes).function_like(concrete, outputs, as_written=True)
@@ -171,7 +168,6 @@ def _without_shapes(concrete: Any, found: Any) -> dict[str, tf.Operation]:
 log = logging.getLogger("checkmate")
 
 _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
-"""RewriterConfig.Toggle.OFF, RewriterConfig.MemOptType.NO_MEM_OPT."""
 
 _RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")
@@ -207,15 +203,10 @@ def apart(body: Callable[..., Any], *specs: Any) -> Any:
 
 
 def optimize(concrete: Any, variables: Iterable[tf.Variable]) -> Any:
-    """Returns a `ConcreteFunction` of the ops that TensorFlow would run for this one, or `concrete`
-    itself if Grappler is switched off in this process
+    """The ops that TensorFlow would run for a traced function, its calls inlined, as a
+    `ConcreteFunction`; `concrete` itself if Grappler is switched off in this process
     (`tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})`) or cannot be
-    used.
-
-    Args:
-      concrete: A traced function, its calls inlined.
-      variables: The variables whose handles it captures. Grappler needs their shapes.
-    """
+    used. Grappler needs the shapes of the `variables` whose handles the function captures."""
     try:
         if _config().graph_options.rewrite_options.disable_meta_optimizer:
             return concrete
@@ -306,7 +297,6 @@ def training_device() -> Any:
 
 
 def _passes(device: Any) -> Any:
-    """The process' settings for functions, without the passes that planning leaves out."""
     config = _config()
     options = config.graph_options.rewrite_options
     options.min_graph_nodes = -1  # small graphs, too

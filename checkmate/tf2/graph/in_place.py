@@ -85,7 +85,6 @@ def needed_bytes(
 
     Args:
       taken: The ops whose values only the group reads, so that it may write over them.
-      within: Bytes that the bodies of ops of the group need while these run.
     """
     sizes = {operation: known_bytes(operation.outputs) for operation in (*group, *taken)}
     last_reader: dict[tf.Operation, tf.Operation] = {}
@@ -121,13 +120,11 @@ def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
 
 
 def workspace(group: Group, values: Group, taken: Sequence[tf.Operation] = ()) -> int:
-    """Bytes that a group needs besides its inputs and its value, by shapes and the table."""
     made = known_bytes(tensor for operation in values for tensor in operation.outputs)
     return max(0, needed_bytes(group, values, taken) - made)
 
 
 def by_table(group: Group, values: Group) -> list[tf.Tensor]:
-    """Those of the `candidates` that, by the table, the value is written over."""
     allowed = workspace(group, values)
     found = candidates(group, values)
     return [each for each in found if needed_bytes(group, values, (each.op,)) <= allowed]

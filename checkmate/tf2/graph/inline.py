@@ -89,7 +89,6 @@ class _Inliner(GraphCopy):
         return written
 
     def _body(self, operation: tf.Operation) -> Any:
-        """The graph of the function that an op calls, or None if the op stays a call."""
         if not is_call(operation):
             return None
         definition = self._library.get(operation.get_attr("f").name)

@@ -29,7 +29,6 @@ def is_constant(operation: tf.Operation) -> bool:
 
 
 def reads_variable(operation: tf.Operation) -> bool:
-    """True for the op that reads a whole variable."""
     return rule_of(operation.type).source is Source.VARIABLE
 
 
@@ -46,7 +45,6 @@ def has_bodies(operation: tf.Operation) -> bool:
 
 
 def source_of(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that aliases lead back to."""
     while role_of(tensor.op) is Role.ALIAS:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor

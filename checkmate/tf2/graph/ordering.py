@@ -36,8 +36,8 @@ WORTH = 0.02
 
 
 def arrange(flat: FlatGraph) -> tuple[Group, ...]:
-    """Returns the planned ops in groups, each of which becomes one op, in the order of the trace,
-    or in a depth-first one if plans need less in it.
+    """Groups of planned ops, each of which becomes one op, in the order of the trace, or in a
+    depth-first one if plans need less in it.
 
     Afterwards `flat.recomputable` has the ops that may be recomputed in that order: the more
     gradients do, the later updates run.
@@ -58,8 +58,6 @@ def arrange(flat: FlatGraph) -> tuple[Group, ...]:
 
 
 class _Arrangement:
-    """The groups that an order of the planned ops gives."""
-
     def __init__(
         self,
         flat: FlatGraph,

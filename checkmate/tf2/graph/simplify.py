@@ -38,7 +38,6 @@ MOST_DIMENSIONS = 5
 """TensorFlow's kernels broadcast no further, while Tile takes tensors of more dimensions."""
 
 Small = tuple[str, tuple[int, ...]]
-"""Name and shape of a tensor that is still to be broadcast."""
 
 
 def simplify(concrete: Any) -> Any:
@@ -88,7 +87,6 @@ class _Simplifier(GraphCopy):
         self._copy(operation, [self.name(tensor) for tensor in operation.inputs])
 
     def name(self, tensor: tf.Tensor) -> str:
-        """The name of a tensor in full size."""
         if tensor.ref() in self.names:
             return self.names[tensor.ref()]
         source = source_of(tensor)
@@ -152,7 +150,6 @@ class _Simplifier(GraphCopy):
 
 
 def _makes_scalars(operation: tf.Operation) -> bool:
-    """True for an op that only makes scalars, from its inputs or by reading variables."""
     numbers = bool(operation.outputs) and all(
         tensor.shape.rank == 0 and tensor.dtype != tf.variant for tensor in operation.outputs
     )

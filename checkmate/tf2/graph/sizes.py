@@ -34,7 +34,6 @@ class LoopSizes:
     """Bytes of the outputs of loops and conditions, None where they are not known.
 
     Args:
-      graph: The graph of the step as it was traced; its bodies have the inferred shapes.
       size: The bytes of a tensor of that graph or of a body, or None.
     """
 
@@ -106,7 +105,6 @@ class LoopSizes:
 
 
 def _largest(sizes: list[int | None]) -> int | None:
-    """The largest of some sizes; None if there is none, or one is not known."""
     known = [size for size in sizes if size is not None]
     return max(known) if known and len(known) == len(sizes) else None
 
@@ -176,7 +174,6 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def known_bytes(tensors: Iterable[tf.Tensor]) -> int:
-    """Bytes of all these tensors, as far as shapes tell."""
     return sum(tensor_bytes(tensor) or 0 for tensor in tensors)
 
 
@@ -184,13 +181,10 @@ class OpSizes:
     """Sizes of all that the ops of a function make.
 
     Args:
-      operations: The ops, inputs first.
       graph: The graph of the step as it was traced; its functions have the inferred shapes.
 
     Attributes:
-      total: Bytes of all outputs of each op.
       estimated: The ops of which an output is estimated.
-      small_bytes: The size up to which a tensor is small.
     """
 
     def __init__(self, operations: Sequence[tf.Operation], graph: tf.Graph):
@@ -267,7 +261,6 @@ class OpSizes:
         return max(sizes) if rule.is_elementwise else sum(sizes)
 
     def _size_of(self, tensor: tf.Tensor) -> int:
-        """Bytes of a tensor of an op before, known or estimated."""
         size = tensor_bytes(tensor)
         return self._estimates.get(tensor.ref(), 0) if size is None else size
 

@@ -34,8 +34,6 @@ from checkmate.tf2.graph.variables import variables_of
 
 
 class AlreadyTraced:
-    """A traced function in the place of a function to trace."""
-
     def __init__(self, concrete: Any, specs: Any):
         self._concrete, self._specs = concrete, specs
 
@@ -49,11 +47,8 @@ class AlreadyTraced:
 
 
 def analyse_same(concrete: Any, main: TracedStep, name: str) -> TracedStep:
-    """Analyses the trace of a replica, so that it can run a plan of the first replica's.
-
-    Raises:
-      TraceError: The graphs differ.
-    """
+    """Analyses the trace of a replica, so that it can run a plan of the first replica's. Raises
+    `TraceError` where the graphs differ."""
     traced = analyse(concrete, name=main.graph.name)
     if fingerprint(traced.graph) != fingerprint(main.graph):
         raise TraceError(
@@ -266,7 +261,6 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
-    """The ops as close to their place in the trace as their dependencies allow."""
     network = nx.DiGraph()
     network.add_nodes_from(range(len(ops)))
     network.add_edges_from(

@@ -20,12 +20,8 @@ from checkmate.errors import TraceError
 
 
 def variables_of(concrete: Any) -> tuple[tf.Variable, ...]:
-    """The variables whose handles a `ConcreteFunction` captures, each once.
-
-    Raises:
-      TraceError: It captures the handle of a variable that it does not list, and this TensorFlow
-        makes no variable of a handle.
-    """
+    """The variables whose handles a `ConcreteFunction` captures, each once. Raises `TraceError` for
+    a handle of no listed variable where this TensorFlow makes no variable of a handle."""
     listed = tuple(concrete.variables)
     seen = {id(variable.handle) for variable in listed}
     found = []

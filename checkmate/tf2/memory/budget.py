@@ -92,18 +92,15 @@ class MemoryBudget:
     them; a reserve of it stays unused.
 
     Attributes:
-      limit_bytes: The budget.
       resident_bytes: In use on the device before planning: variables, optimizer slots, the batch,
         other tensors of the process.
       counted_bytes: The resident bytes that the step's graph counts: its variables and a batch.
       next_batch_bytes: For batches that an input pipeline may make, or the program keep, while a
         step runs.
       step_bytes: Always in memory in a step: results of two steps, constants, small values.
-      reserve_share: The reserve as a share of the activation budget.
       uncounted_bytes: The resident bytes that the allocator does not count.
       start_bytes: The allocator's count before planning, a batch included: `resident_bytes` where
         the allocator counts everything.
-      device_limit_bytes: The device's memory for this process, if known.
     """
 
     limit_bytes: int
@@ -139,7 +136,6 @@ class MemoryBudget:
 
     @property
     def fixed_bytes(self) -> int:
-        """Needed by any plan."""
         return self.resident_bytes + self.next_batch_bytes + self.step_bytes
 
     @property
@@ -158,12 +154,10 @@ class MemoryBudget:
 
     @property
     def reserve_bytes(self) -> int:
-        """The part of the activation budget that a plan must leave unused."""
         return int(self.reserve_share * max(0, self.activation_budget_bytes))
 
     @property
     def peak_limit_bytes(self) -> int:
-        """The budget less the reserve."""
         return self.limit_bytes - self.reserve_bytes
 
     def smallest_limit_bytes(self, peak_bytes: int) -> int:

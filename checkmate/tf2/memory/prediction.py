@@ -192,9 +192,7 @@ class Predictor:
     Attributes:
       batch: The tensors of a batch that is in memory; empty without one.
       footprints: The requests of the step's ops, by the names of nodes.
-      buffers: Of the step's results, if they have buffers.
       why_not: Why nothing can be predicted, as a clause; "" where it can.
-      pool: The allocator's state, if known.
     """
 
     traced: TracedStep

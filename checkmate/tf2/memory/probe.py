@@ -68,7 +68,6 @@ def shape_of(size: int) -> tf.Tensor:
 
 
 def request(shape: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """A buffer on the training device, with the bytes of its chunk."""
     device = devices.training_device()
     before = devices.bytes_in_use(device)
     with tf.device(device):
@@ -96,7 +95,7 @@ Between two steps, two to four chunks are free."""
 
 
 def probe(step_bytes: int) -> Pool:
-    """Returns a simulation of the training device's allocator in its present state.
+    """A simulation of the training device's allocator in its present state.
 
     The pool's free chunks lie at their real addresses. One of them, the large chunk, has at least
     `step_bytes`; the allocator fetches a region where none has. The simulation is exact for steps
@@ -107,9 +106,6 @@ def probe(step_bytes: int) -> Pool:
 
     Call it between steps, in eager code. It can fail where other threads request and release
     memory meanwhile.
-
-    Args:
-      step_bytes: What a step may need in one piece.
 
     Raises:
       CheckmateError: The allocator does not report, is none that `Pool` follows, grows in a GPU's

@@ -28,10 +28,8 @@ class AllocatorEvent(NamedTuple):
     """A request to the allocator, or the release of a chunk.
 
     Attributes:
-      picoseconds: By the profiler's clock.
       op: The op of a request, by its name in the graph that ran; "" where the profiler does not
         know, and for a release.
-      address: Of the chunk.
       chunk_bytes: The request rounded up, and up to twice as much where a free chunk was not worth
         splitting.
       in_use_bytes: From then on, by the allocator's own count.
@@ -57,7 +55,6 @@ class Observation:
     """One call as the profiler saw it.
 
     Attributes:
-      ran: (op name, kernel) -> the number of evaluations.
       peak_bytes: By the allocator's own count, bytes in use before included.
       most_requested_bytes: The peak of the requests of the call's own ops.
       at_peak: The call's own requests in memory at the peak, the largest first.
@@ -82,7 +79,6 @@ class Observation:
 
     @property
     def requested_bytes(self) -> int:
-        """Requested by the call's ops and in use at the peak."""
         return sum(each.requested_bytes for each in self.at_peak)
 
     @property
@@ -117,7 +113,6 @@ def observe(call: Callable[[], Any]) -> Observation:
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """The result of `call`, and the profiler's events on the host."""
     try:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
     except ImportError as error:

@@ -26,12 +26,8 @@ from checkmate.tf2.ops.relation import SAME, SUMMED, Relation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """The step before its update, traced for some size.
-
-    Attributes:
-      step: Returns the gradients that there are, then the results.
-      structure: The step's result, as a nest.
-    """
+    """The step before its update, traced for some size; `step` returns the gradients that there
+    are, then the results, which `structure` nests."""
 
     step: TracedStep
     update: Update
@@ -47,13 +43,8 @@ class AccumulatedStep:
     and of what comes from variables alone, such as a metric, the last slice's is taken.
 
     Args:
-      step: The step, with one update by a Keras optimizer.
-      specs: The specs of its arguments, for the whole batch.
       reason: Why it is not split exactly, as a sentence.
       scratch: The memory in which slices leave what they hand on; None for memory of its own.
-
-    Attributes:
-      note: The changes by the slices, as a sentence.
 
     Raises:
       TraceError: The step does not update exactly once, or reads its weights after that.

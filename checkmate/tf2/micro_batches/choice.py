@@ -29,11 +29,6 @@ class Choice:
     looked at then, since smaller kernels are no more efficient. The functions of one plan at a time
     are in memory, so that each is predicted in the memory that training has: a plan that is found
     to be the cheapest after another one was made is made again.
-
-    Attributes:
-      task: The planning of the whole step, whose budget is known.
-      unsplit: Plans the step without micro-batches, for a budget.
-      why_not: Why the batch is not split, as a sentence.
     """
 
     task: PlanTask

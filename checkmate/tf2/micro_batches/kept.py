@@ -22,7 +22,6 @@ class Kept:
     Args:
       handed_on: The values: those that are BATCHED are concatenated, those that are SUMMED added
         up; of those that are the SAME any slice's will do.
-      device: Where it is; None for the device that trains.
     """
 
     def __init__(
@@ -80,12 +79,8 @@ class Kept:
 def part_of(
     value: tf.Tensor, relation: Relation, like: tf.Tensor, first: tf.Tensor, examples: int
 ) -> tf.Tensor:
-    """Returns the part of a value that belongs to the slice which begins with example `first`.
-
-    Args:
-      relation: Its relation to those of the slices: SAME, or BATCHED in one block.
-      like: A value of the shape of the part.
-    """
+    """The part of a value, in the shape of `like`, that belongs to the slice which begins with
+    example `first`. Its relation to those of the slices is SAME, or BATCHED in one block."""
     if relation.kind is not Kind.BATCHED:
         return value
     begin: list[Any] = [0] * value.shape.rank

@@ -23,11 +23,8 @@ class StepOnPaper:
         self._sliced: SlicedStep | None = None
 
     def slice(self, slices: Slices) -> TracedStep:
-        """Traces the function of a slice.
-
-        Raises:
-          TraceError: The examples of the batch are bound together; it names the op.
-        """
+        """Traces the function of a slice. Raises `TraceError`, which names the op, where the
+        examples of the batch are bound together."""
         sliced = self._sliced = self._sliced or SlicedStep(self._step, self._specs, self._name)
         if binding := sliced.binding(slices):
             raise TraceError(f"{self._name!r} is not split: {binding.sentence}")

@@ -31,15 +31,12 @@ from checkmate.tf2.ops.relation import SAME, Relation, batched, unequal_axes
 from checkmate.tf2.ops.rule import Role
 
 Input = tuple[tf.Operation, int]
-"""An op and the index of one of its inputs."""
 
 
 class OpCopies(GraphCopy):
     """Copies ops, with what they need of what is known before the step runs, such as constants.
 
     Args:
-      flat: The function that has the ops.
-      chosen: The ops.
       given: Tensors of the function whose values the caller has.
       instead: Inputs of ops that read a value of the caller's.
       added: Inputs of ops to which a value of the caller's is added.
@@ -68,12 +65,8 @@ class OpCopies(GraphCopy):
         constants: Mapping[Input, np.ndarray] | None = None,
         factors: Mapping[tf.Operation, float] | None = None,
     ) -> OpCopies:
-        """Writes the ops that `make` needs to return `outputs`.
-
-        Args:
-          constants: Inputs of ops -> the array to read there.
-          factors: Ops -> the factor for their first output.
-        """
+        """Writes the ops that `make` needs to return `outputs`, with `constants` to read in the
+        place of inputs, and `factors` for first outputs."""
         writer, names = self.writer, self.names
         instead = dict(self._instead)
         for (operation, k), value in (constants or {}).items():
@@ -130,14 +123,7 @@ class OpCopies(GraphCopy):
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """A step on a batch, in slices.
-
-    Attributes:
-      whole: The step on the batch.
-      scratch: The memory of `kept`.
-      device: Where the step runs; None for the device that trains.
-      kept: The variables in which slices leave what they hand on.
-    """
+    """A step on a batch, in slices."""
 
     whole: TracedStep
     axes: BatchAxes
@@ -217,7 +203,6 @@ class Parts:
         return _specs(self.whole.argument_tensors())
 
     def _arguments(self, part: TracedStep) -> list[tuple[Relation, tf.Tensor]]:
-        """For each argument its relation to those of the slices, and its tensor in a slice."""
         pairs = zip(self.whole.argument_tensors(), part.argument_tensors(), strict=True)
         return [(relation_of(a.shape, b.shape), b) for a, b in pairs]
 

@@ -25,8 +25,6 @@ class Pieces:
     """The planned functions of a step in slices.
 
     Attributes:
-      others: Its functions on the other devices of the request.
-      each: For each size of a slice.
       results_bytes: Results of the step that are in memory until the next step ends, beyond their
         buffers: the slices must leave that.
     """

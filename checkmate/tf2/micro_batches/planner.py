@@ -74,7 +74,6 @@ class MicroBatchPlanner(Planner):
         traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> PlanTask:
-        """The planning of the whole step, traced as it would run without micro-batches."""
         request, clock = self.request, Clock()
         with clock.phase("tracing"):
             traced = traced or trace(request.step, *specs, name=request.name)

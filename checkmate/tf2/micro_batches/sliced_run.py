@@ -52,7 +52,6 @@ class PlainFigures:
     """Figures of the plain step, whose batch is not split.
 
     Attributes:
-      peak_bytes: Its predicted peak.
       own_bytes: Bytes of the step itself, of which a budget can be a share.
       cost: Seconds of its kernels; None where they were not measured.
     """
@@ -136,12 +135,8 @@ def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable
     """The function of each replica. The ops run in the plan's order also where a step or a slice
     needs no plan: the function that calls them would run them in any.
 
-    Args:
-      planned: The step of the first replica, planned with the others in its request.
-      traced: The step of each replica, with the same graph.
-
-    Raises:
-      TraceError: A slice has another graph on another replica.
+    The first replica was planned with the others in its request. Raises `TraceError` where a slice
+    has another graph on another replica.
     """
     if not isinstance(planned.run, SlicedRun):
         return [Replayed(each, planned.plan) for each in traced]

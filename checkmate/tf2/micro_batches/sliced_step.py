@@ -22,10 +22,7 @@ class Functions:
     """The functions of a step in slices; see `micro_batches.parts`.
 
     Attributes:
-      each: For each size of a slice.
       early: The specs of the results of `before`.
-      kept: The variables in which slices leave what they hand on.
-      notes: Sentences for the report on what is not as in the step on the whole batch.
     """
 
     before: Any
@@ -54,12 +51,8 @@ def not_read_bytes(whole: TracedStep, function: Any) -> int:
 
 
 class SlicedStep:
-    """A step on a batch, of which the parts are made for any number of slices.
-
-    Args:
-      specs: The specs of its arguments, for the whole batch.
-      scratch: The memory in which slices leave what they hand on; None for memory of its own.
-      device: Where it runs; None for the device that trains.
+    """A step on a batch, of which the parts are made for any number of slices. Without `scratch`,
+    what slices hand on has memory of its own; without `device`, it runs on the device that trains.
     """
 
     def __init__(
@@ -81,21 +74,15 @@ class SlicedStep:
         self._functions: tuple[Slices, Functions] | None = None
 
     def binding(self, slices: Slices) -> Binding | None:
-        """The op that keeps the step from running in these slices, or None.
-
-        Raises:
-          TraceError: The step has other ops for slices of this size.
-        """
+        """The op that keeps the step from running in these slices, or None. Raises `TraceError`
+        where the step has other ops for slices of this size."""
         found = (axes.binding for _, axes in self._of_each_size(slices).values())
         return next((each for each in found if each), None)
 
     def functions(self, slices: Slices) -> Functions:
-        """The functions of the step in slices, where nothing binds its examples.
-
-        Raises:
-          TraceError: The step has other ops for slices of this size, or a smaller last slice does
-            not go together with the others.
-        """
+        """The functions of the step in slices, where nothing binds its examples. Raises
+        `TraceError` where the step has other ops for slices of this size, or a smaller last slice
+        does not go together with the others."""
         if self._functions is not None and self._functions[0] == slices:
             return self._functions[1]
         analysed = self._of_each_size(slices)
@@ -110,7 +97,6 @@ class SlicedStep:
         return made
 
     def release(self) -> None:
-        """Releases the functions that were made, and the memory of the slices' values."""
         self._made = self._functions = None
 
     def _of_each_size(self, slices: Slices) -> dict[int, tuple[TracedStep, BatchAxes]]:
@@ -145,7 +131,6 @@ def _notes(axes: BatchAxes) -> tuple[str, ...]:
 
 
 def _handed_on(axes: BatchAxes) -> Any:
-    """The values that slices hand on, and the ops that run but once: `Parts` are made of them."""
     handed = tuple((each.whole.ref(), each.relation) for each in axes.handed_on)
     fed = {each.whole.ref() for each in axes.fed.values()}
     return handed, axes.early_ops, axes.whole_ops, fed

@@ -43,7 +43,6 @@ class Slices:
             size = -(-size // 2)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yields (first example, number of examples) of each."""
         for first in range(0, self.examples, self.size):
             yield first, min(self.size, self.examples - first)
 
@@ -53,7 +52,6 @@ class Slices:
 
     @property
     def sizes(self) -> dict[int, int]:
-        """The number of examples in a slice -> how many such slices there are."""
         whole, left = divmod(self.examples, self.size)
         return {self.size: whole} | ({left: 1} if left else {})
 

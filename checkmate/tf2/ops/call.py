@@ -48,7 +48,6 @@ class Call:
         return self.pair.whole.type
 
     def attr(self, name: str) -> Any:
-        """An attribute of the op; text as `str`."""
         value = self.pair.whole.get_attr(name)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -92,18 +91,14 @@ def has_own(call: Call, k: int) -> bool:
 
 
 def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
-    """The shape of a tensor, with -1 for the length of an axis that is not known.
-
-    Raises:
-      UnknownError: The number of axes is not known.
-    """
+    """The shape of a tensor, with -1 for the length of an axis that is not known. Raises
+    `UnknownError` where the number of axes is not."""
     if tensor.shape.rank is None:
         raise UnknownError
     return tuple(-1 if size is None else size for size in tensor.shape.as_list())
 
 
 def one_number(value: np.ndarray) -> bool:
-    """True for an array whose elements are all one number."""
     if value.size == 0:
         return False
     first = value.flat[0]

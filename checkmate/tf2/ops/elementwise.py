@@ -58,7 +58,6 @@ def _with_channel(call: Call) -> tuple[Labels, Label]:
 
 
 def same_as_input(call: Call) -> Relations | None:
-    """Output k is input k."""
     return None if WHOLE in call.inputs else list(call.inputs)
 
 

@@ -160,24 +160,16 @@ class OpRule:
         stateful.
       from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
       in_place: The inputs that it may forward; None if none, or if that has to be measured.
-      scratch: It may allocate memory besides its outputs.
-      assigns: It writes a whole variable.
       per_slice: It may run in each slice of a batch, although it reads other state than variables.
       has_reads_copied: After it, every read of its variables copies them, as it writes parts of
         them whoever holds their memory.
-      size: The estimate of an output of unknown size.
       of_shape: Its output's value from the shape of its input, or None if that does not tell.
       list_entry: Index of the input that it adds to a list as an entry.
-      functions: Names of the attributes that hold the functions it runs.
       flops: Counts its floating-point operations; None for an op that memory bandwidth bounds.
       tries_algorithms: On a GPU, its first run at some shapes tries several algorithms, each with
         scratch memory of its own, and may take many times what later runs take.
       gives_batches: It takes a batch from an iterator, whose pipeline makes the next one.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
-      casts: It converts numbers to another type.
-      commutes: Its two inputs may be swapped.
-      repeats: Index of the input whose elements its output consists of.
-      fills_with: The number that all elements of its output are.
       axes: Which axes of its inputs and outputs belong together; None if its outputs need the whole
         batch, unless all inputs are the same for every slice.
       list_axes: The same where it returns a list of tensors, whose relation is that of its entries.
@@ -232,12 +224,10 @@ class OpRule:
 
     @property
     def is_elementwise(self) -> bool:
-        """It may forward any input of its output's size, and needs no scratch."""
         return self.in_place is InPlace.ANY_INPUT
 
     @property
     def only_reads(self) -> bool:
-        """It takes a variable and does not change it."""
         return self.state is State.READS
 
     @property

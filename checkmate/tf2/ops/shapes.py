@@ -176,7 +176,6 @@ def strided_slice(call: Call) -> Relations | Signature | None:
 
 
 def strided_slice_grad(call: Call) -> Signature:
-    """The gradient of `x[...]`: zeros where nothing was taken."""
     shapes = call.results()
     axes = [_strided_axes(call, side, shapes[side]) for side in (0, 1)]
     output, inputs = _kept_labels(call, axes, shapes)
@@ -196,7 +195,6 @@ _Axis = tuple[int | None, int | None, int, int, int]
 
 
 def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
-    """The part of each axis of the larger tensor that a strided slice takes."""
     begin, end, step = (call.values(1 + k)[side] for k in range(3))
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {name: int(call.attr(f"{name}_mask")) for name in names}
@@ -230,11 +228,8 @@ def _position(index: int, size: int) -> int:
 def _kept_labels(
     call: Call, axes: list[list[_Axis]], shapes: Sequence[Sequence[int]]
 ) -> tuple[Labels, Labels]:
-    """The labels of the larger and of the smaller tensor of a strided slice.
-
-    Raises:
-      UnknownError: A slice takes another part of an axis that is not kept in full than the whole.
-    """
+    """The labels of the larger and of the smaller tensor of a strided slice. Raises `UnknownError`
+    where a slice takes another part of an axis that is not kept in full than the whole."""
     large: list[Label] = [None] * len(shapes[0])
     small: dict[int, Label] = {}
     for each in zip(*axes, strict=True):

@@ -35,10 +35,8 @@ from checkmate.tf2.ops.signature import EACH, TOGETHER
 Columns = dict[str, Any]
 
 DEFAULT = OpRule()
-"""The rule of an op type without a row."""
 
 TABLE: dict[str, OpRule] = {}
-"""The rule of each op type that has a row."""
 
 _NOTHING = (frozenset[int](), frozenset[int]())  # what a gradient reads: (inputs, outputs)
 _OUTPUT = (frozenset[int](), frozenset({0}))

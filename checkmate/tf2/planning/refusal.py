@@ -84,7 +84,6 @@ def _total(values: list[tuple[int, str]]) -> int:
 
 
 NAMED = 3
-"""How many of the tensors that bind are named, the largest."""
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,6 @@ class Planned:
 
     Attributes:
       run: From the flattened arguments to the result of the step.
-      result: The solver's judged answer, or None where the step runs unchanged.
       rise_bytes: The predicted peak above the bytes in use when a step begins; 0 if not known.
       part: For a step in slices the plan of a slice, whose are `graph`, `plan` and `result`.
     """
@@ -82,7 +81,6 @@ def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 ANY_SIZE = 2**62
-"""More bytes than any device has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +124,6 @@ class PlanTask:
     Attributes:
       start: The kinds of bytes when planning began, for a budget of 0.
       batch: The arguments of the coming call, if they are in the memory that steps train in.
-      is_main: The step of the largest batch, not of a smaller one.
       budget_bytes: 0 until the plain step's peak is known.
     """
 

@@ -49,7 +49,6 @@ class RunningStep:
     """A planned step in training.
 
     Attributes:
-      steps: The number of steps that came to their end.
       peak_bytes: Of a step, by the allocator's count; 0 where that is not known.
       rise_bytes: Its largest difference from the bytes in use when a step began.
       seconds: The shortest time of a step but the first; None before the second.

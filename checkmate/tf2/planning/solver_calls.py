@@ -18,7 +18,6 @@ from checkmate.tf2.planning.request import Clock
 
 
 def time_limit(asked_s: float | None, graph: DFGraph) -> float:
-    """The solver's seconds for a plan: the user's, or by the graph's size."""
     return max(TUNING.min_time_s, TUNING.time_per_op_s * len(graph)) if asked_s is None else asked_s
 
 
