@@ -212,8 +212,7 @@ class Policy:
         return found[::-1]
 
     def _lock_inputs(self, frame: _Frame) -> Tensor | None:
-        """Locks inputs that are in memory. Returns the next to compute, None once all are locked.
-        Locks inputs that are in memory. Returns the next to compute, None once all are locked."""
+        """Locks inputs in memory. Returns the next one to compute, None once all are locked."""
         inputs = frame.tensor.call.inputs
         if frame.missing is None:
             if self.counts_recomputation_reads:

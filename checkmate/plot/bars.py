@@ -15,6 +15,7 @@ from checkmate.plot import usage
 from checkmate.plot.picture import COLOURS, SERIES, Picture, byte_scale, drawing, finished, shorten
 
 MOST_LAYERS = 24
+"""The most bars that are drawn, without the one for all other layers."""
 
 MOST_GROUPS = 2
 """Groups of layers may be up to this many times `most`; the smallest are then drawn as one bar."""

@@ -47,7 +47,7 @@ class IntervalProblem:
 @dataclass(frozen=True, slots=True)
 class IntervalAnswer:
     """The answer of CP-SAT; `starts[v]` are the starts of the intervals of value v that are
-    present."""
+    present, and `starts` is None if nothing was found."""
 
     status: AnswerStatus
     starts: tuple[tuple[int, ...], ...] | None = None

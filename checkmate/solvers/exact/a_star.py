@@ -178,7 +178,8 @@ State = tuple[int, int]
 
 
 class StateRules:
-    """The successors of a state, and a lower bound on the cost from there to the end."""
+    """The successors of a state, and a lower bound on the cost from there to the end. The available
+    bytes are the budget without the fixed bytes."""
 
     def __init__(self, graph: DFGraph, available_bytes: int, *, any_order: bool):
         self._available, self._any_order = available_bytes, any_order

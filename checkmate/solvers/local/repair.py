@@ -74,6 +74,7 @@ class Repair:
         self._first_over = self._last_over = 0
 
     def run(self) -> bool:
+        """True when every stage is within the budget."""
         overflow = self.stage_plan.overflow(self.budget)
         complete = False  # the heap has every candidate for the present overflow
         while overflow and not self.out_of_time():

@@ -24,6 +24,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 
 Moves = list[tuple[int, int]]
+"""Repeated evaluations: pairs (op, stage)."""
 
 
 class StagePlan:

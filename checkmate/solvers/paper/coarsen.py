@@ -121,7 +121,7 @@ class _Partition:
 
     Attributes:
       kept: The ops that run once whatever happens to their group.
-      kept_members: For each group the others.
+      kept_members: For each group the members outside of its body.
       small: The groups whose kept values count as fixed bytes.
       runs_in: Fine op -> the coarse op whose first evaluation runs it.
       held_by: Fine op -> the coarse op whose value contains its value; fixed bytes have none.

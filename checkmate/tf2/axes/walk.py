@@ -68,6 +68,7 @@ class Walk:
     Attributes:
       functions: The graphs that have the functions which loops and conditions run.
       examples: The number of examples of the whole and of a slice.
+      every: Slices begin at multiples of this number of examples.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
       from_whole: Values that a slice reads instead of those that its graph has.

@@ -128,6 +128,7 @@ class Interception:
         return result
 
     def _elsewhere(self) -> bool:
+        """Whether this is another thread, where input pipelines may run and training is refused."""
         if get_ident() == self._thread:
             return False
         if not private_api.tape_is_empty():

@@ -37,6 +37,7 @@ class OpKind:
       is_list: For each input argument, whether it is a list of tensors; `lists` if any is.
       types: For each input argument the number of its type, or of the type that TensorFlow gives to
         a Python number there; `_UNTYPED` if it depends on other arguments.
+      one_each: The lengths of its inputs when none of them is a list.
       reads: (inputs, outputs) that its gradient is known or has been seen to read, by index; None
         before the first gradient.
     """

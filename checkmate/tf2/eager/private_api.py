@@ -152,6 +152,7 @@ def memory_info(device: str) -> dict[str, int]:
 
 
 def raw_context() -> Any:
+    """The first argument of the fast path."""
     return context._context
 
 

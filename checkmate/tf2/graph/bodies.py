@@ -81,6 +81,7 @@ def is_pure(operation: tf.Operation) -> bool:
 
 
 def _computes(operation: tf.Operation) -> bool:
+    """The same for an op in a function, which may take and return lists of tensors, too."""
     tensors = (*operation.inputs, *operation.outputs)
     if not may_run_again(operation) or has_bodies(operation):
         return False

@@ -67,6 +67,7 @@ class FlatGraph:
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
+      operations: All ops that run, inputs first; `position` is their index.
       data_deps: The planned ops whose memory each reads, directly or through views and small ops.
       order_deps: The same, through control edges, too.
       overwritten: For each planned op that writes to a variable, the planned ops that read its old

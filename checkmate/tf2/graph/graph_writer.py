@@ -22,6 +22,7 @@ from checkmate.tf2.ops.table import rule_of
 Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
 CopyStep = tuple[str, dict[str, tf.DType]]
+"""An op of one input and its type attributes."""
 
 
 def copy_steps(dtype: tf.DType) -> tuple[CopyStep, ...]:
@@ -106,8 +107,7 @@ class GraphWriter:
         name: str = "",
         device: str = "",
     ) -> str:
-        """Writes an op like `operation` on other inputs, on `device` unless `operation` says where.
-        Writes an op like `operation` on other inputs, on `device` unless `operation` says where."""
+        """Writes an op like `operation` on other inputs, on `device` unless it says where."""
         if operation not in self._node_defs:
             self._node_defs[operation] = self.definition(operation)
         node = self._graph_def.node.add()
@@ -154,6 +154,7 @@ class GraphWriter:
         return f"{node.name}:0"
 
     def fill(self, memory: str, value: str, like: tf.Tensor, *, after: Names) -> str:
+        """Copies a value into memory that `allocate` returned and that no other op reads."""
         kind = "TensorStridedSliceUpdate"
         node = self._assign_all(kind, memory, value, like, after=after, name="result")
         self.like[node.name] = (like,)

@@ -168,6 +168,7 @@ def _without_shapes(concrete: Any, found: Any) -> dict[str, tf.Operation]:
 log = logging.getLogger("checkmate")
 
 _OFF, _NO_MEMORY_OPTIMIZATION = 2, 1
+"""RewriterConfig.Toggle.OFF, RewriterConfig.MemOptType.NO_MEM_OPT."""
 
 _RUN_AS_A_WHOLE = "_noinline"
 _ADDED_BY_RUNTIME = ("_class", "_XlaHasReferenceVars")

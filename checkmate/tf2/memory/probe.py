@@ -68,6 +68,7 @@ def shape_of(size: int) -> tf.Tensor:
 
 
 def request(shape: tf.Tensor) -> tuple[tf.Tensor, int]:
+    """A buffer on the training device, with the bytes of its chunk."""
     device = devices.training_device()
     before = devices.bytes_in_use(device)
     with tf.device(device):

@@ -55,6 +55,7 @@ class Observation:
     """One call as the profiler saw it.
 
     Attributes:
+      ran: (op name, kernel) -> the number of evaluations.
       peak_bytes: By the allocator's own count, bytes in use before included.
       most_requested_bytes: The peak of the requests of the call's own ops.
       at_peak: The call's own requests in memory at the peak, the largest first.

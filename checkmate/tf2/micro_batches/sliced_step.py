@@ -131,6 +131,7 @@ def _notes(axes: BatchAxes) -> tuple[str, ...]:
 
 
 def _handed_on(axes: BatchAxes) -> Any:
+    """The values that slices hand on, and the ops that run but once: `Parts` are made of them."""
     handed = tuple((each.whole.ref(), each.relation) for each in axes.handed_on)
     fed = {each.whole.ref() for each in axes.fed.values()}
     return handed, axes.early_ops, axes.whole_ops, fed

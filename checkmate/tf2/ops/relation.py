@@ -36,6 +36,7 @@ class Relation:
     """How a value of the whole batch follows from those of the slices.
 
     Attributes:
+      axis: The axis along which the slices lie, for BATCHED.
       blocks: The parts into which that axis is split: each part is the corresponding parts of the
         slices, concatenated. 0 if all entries along the axis are equal, which fits any number of
         parts.

@@ -160,6 +160,7 @@ class OpRule:
         stateful.
       from_optimizer: TensorFlow's graph optimizer makes it; `tf.raw_ops` does not have it.
       in_place: The inputs that it may forward; None if none, or if that has to be measured.
+      assigns: It writes a whole variable.
       per_slice: It may run in each slice of a batch, although it reads other state than variables.
       has_reads_copied: After it, every read of its variables copies them, as it writes parts of
         them whoever holds their memory.
@@ -170,6 +171,7 @@ class OpRule:
         scratch memory of its own, and may take many times what later runs take.
       gives_batches: It takes a batch from an iterator, whose pipeline makes the next one.
       broadcasts: Broadcasting its inputs before it or its output after it gives the same bits.
+      repeats: Index of the input whose elements its output consists of.
       axes: Which axes of its inputs and outputs belong together; None if its outputs need the whole
         batch, unless all inputs are the same for every slice.
       list_axes: The same where it returns a list of tensors, whose relation is that of its entries.
@@ -224,6 +226,7 @@ class OpRule:
 
     @property
     def is_elementwise(self) -> bool:
+        """It may forward any input of its output's size, and needs no scratch."""
         return self.in_place is InPlace.ANY_INPUT
 
     @property

@@ -124,6 +124,7 @@ class PlanTask:
     Attributes:
       start: The kinds of bytes when planning began, for a budget of 0.
       batch: The arguments of the coming call, if they are in the memory that steps train in.
+      is_main: The step of the largest batch, not of a smaller one.
       budget_bytes: 0 until the plain step's peak is known.
     """
 
