@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
-import pytest
 import tensorflow as tf
 
 from checkmate.tf2.memory import available
@@ -104,8 +103,3 @@ class Machine:
 
     def patch(self, where, name, instead):
         self._patch.setattr(where, name, instead)
-
-
-@pytest.fixture
-def machine(tensorflow, monkeypatch):
-    return Machine(monkeypatch)

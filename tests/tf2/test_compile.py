@@ -2,7 +2,10 @@
 
 import functools
 
+import keras
+import keras_models
 import pytest
+from training import assert_equal, plain_step, tightest
 
 from checkmate import replay
 
@@ -14,8 +17,6 @@ LARGER = ("unet", "transformer", "lstm")
 
 def five_steps(name, make):
     """(results of five steps, what they leave behind, the step) from the same start."""
-    import keras
-    import keras_models
     from training import state
 
     keras.utils.set_random_seed(7)
@@ -28,15 +29,11 @@ def five_steps(name, make):
 
 @functools.cache
 def plain(name):
-    from training import plain_step
-
     return five_steps(name, lambda case, optimizer: plain_step(case.model, case.loss, optimizer))
 
 
 @functools.cache
 def tight(name):
-    from training import tightest
-
     def planned(case, optimizer):
         step = tightest(case, optimizer)
         assert step.report().predicted_peak_bytes <= step.budget_bytes
@@ -50,8 +47,6 @@ def tight(name):
     [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in MODELS],
 )
 def test_five_steps_are_bit_equal_to_the_plain_step(name):
-    from training import assert_equal
-
     expected, expected_state, _ = plain(name)
     results, state, step = tight(name)
     assert step.plan.recomputed
@@ -69,10 +64,6 @@ def test_five_steps_are_bit_equal_to_the_plain_step(name):
 def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
     """Each batch is made while the one before and its results are there, as in a loop over a
     dataset."""
-    import keras
-    import keras_models
-    from training import tightest
-
     case = keras_models.ALL[name](batch)
     step = tightest(case, keras.optimizers.Adam(1e-2))
     assert step.plan.recomputed
@@ -95,8 +86,6 @@ def test_loops_of_the_forward_pass_may_run_again():
 
 
 def test_with_measured_costs_and_the_default_solver():
-    from training import assert_equal, tightest
-
     expected, expected_state, _ = plain("mlp")
     results, state, step = five_steps(
         "mlp",

@@ -4,8 +4,11 @@ import collections
 import contextlib
 import functools
 
+import keras
+import keras_models
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import (
     BATCH,
     HUGE,
@@ -17,17 +20,22 @@ from dense import (
     planner_of,
     tight,
 )
+from strategies import training_chain
+from training import state
 
+import checkmate
 from checkmate import DFGraph, Plan, replay
+from checkmate.tf2.memory import available
+from checkmate.tf2.planning import solver_calls
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Clock
+from checkmate.tf2.planning.solver_calls import time_limit
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 @pytest.mark.parametrize("form", ["tensor", "array", "TensorSpec", "KerasTensor", "mixed"])
 def test_specs_in_every_form(form):
-    import keras
-    import tensorflow as tf
-
     x, y = batch_of()
     inputs, labels = {
         "tensor": (tf.constant(x), tf.constant(y)),
@@ -43,12 +51,6 @@ def test_specs_in_every_form(form):
 
 
 def test_specs_in_dicts_and_the_batch_in_any_form():
-    import keras
-    import keras_models
-    import tensorflow as tf
-
-    import checkmate
-
     case = keras_models.two_inputs(64)
     specs = tf.nest.map_structure(
         lambda array: tf.TensorSpec(array.shape, array.dtype), (case.inputs, case.labels)
@@ -91,8 +93,6 @@ def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
 
 
 def test_auto_is_what_the_device_has_free(monkeypatch):
-    from checkmate.tf2.memory import available
-
     monkeypatch.setattr(available, "free_bytes", lambda device: 10**9)
     step = compiled(budget="auto")
     assert step.budget_bytes == int(10**9 * (1 - available.AUTO_RESERVE))
@@ -102,8 +102,6 @@ def test_auto_is_what_the_device_has_free(monkeypatch):
 
 
 def test_auto_never_stops_what_would_train_without_us(monkeypatch):
-    from checkmate.tf2.memory import available
-
     monkeypatch.setattr(available, "free_bytes", lambda device: 1000)
     step = compiled(budget="auto")
     assert step.result is None
@@ -135,19 +133,12 @@ def test_what_a_step_shows():
 
 @pytest.mark.parametrize("ops", [1, 1000, 1001, 5000])
 def test_large_graphs_are_given_more_time(ops):
-    from strategies import training_chain
-
-    from checkmate.tf2.planning.solver_calls import time_limit
-
     graph = training_chain(ops)
     assert time_limit(None, graph) == max(2.0, 0.002 * len(graph))
     assert time_limit(0.5, graph) == 0.5
 
 
 def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
-    from checkmate.tf2.planning import solver_calls
-    from checkmate.tf2.planning.budget_loop import TUNING
-
     solve, asked = solver_calls.solve, []
 
     def recorded(*args, time_limit_s, **options):
@@ -164,8 +155,6 @@ def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
 
 
 def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
-    from checkmate.tf2.planning.request import Clock
-
     phases = collections.Counter()
 
     @contextlib.contextmanager
@@ -197,9 +186,6 @@ def test_a_huge_budget_runs_the_step_as_it_is():
 
 def two_epochs(make, sizes):
     """Losses and variables of steps with batches of these sizes."""
-    import keras
-    from training import state
-
     keras.utils.set_random_seed(5)
     model, optimizer = dense_model(), keras.optimizers.Adam(1e-2)
     step = make(model, optimizer)
@@ -209,7 +195,6 @@ def two_epochs(make, sizes):
 
 @pytest.mark.parametrize("budget", ["tight", HUGE])
 def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
-    import keras
     from training import assert_equal, plain_step
 
     from checkmate.tf2.planning import planner
@@ -250,8 +235,6 @@ def test_an_object_is_a_solver():
 
 def regularized_model():
     """With dropout, whose seed is state, and normalization, whose averages are."""
-    import keras
-
     inputs = x = keras.Input((16,))
     for _ in range(5):
         x = keras.layers.Dense(64, kernel_regularizer="l2", activity_regularizer="l1")(x)
@@ -262,9 +245,6 @@ def regularized_model():
 @pytest.mark.parametrize("budget", [HUGE, "tight"])
 def test_compile_changes_nothing(budget):
     """It runs no step."""
-    import keras
-    from training import state
-
     keras.utils.set_random_seed(3)
     model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
     optimizer.build(model.trainable_variables)
@@ -281,7 +261,6 @@ def test_compile_changes_nothing(budget):
 
 
 def test_losses_of_the_model_are_added():
-    import keras
     from training import assert_equal, plain_step, state
 
     def run(make):
@@ -305,8 +284,6 @@ def test_losses_of_the_model_are_added():
 
 @pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError"])
 def test_names_of_losses_and_optimizers(name):
-    import keras
-
     losses = []
     for loss, optimizer in (
         (keras.losses.MeanSquaredError(), keras.optimizers.SGD()),
@@ -325,9 +302,6 @@ def test_a_loss_name_that_does_not_exist():
 
 
 def test_a_subclassed_model_that_is_not_built():
-    import keras
-    import keras_models
-
     keras.utils.set_random_seed(3)
     case = keras_models.subclassed(128)
     assert not case.model.built
@@ -342,9 +316,6 @@ def test_a_subclassed_model_that_is_not_built():
 def test_mixed_precision_with_a_scaled_loss():
     """Costs are measured: on a CPU the kernels of half precision need workspaces that no shape
     tells of."""
-    import keras
-    import tensorflow as tf
-
     x, y = batch_of(16 * BATCH)
     loss = keras.losses.MeanSquaredError()
 

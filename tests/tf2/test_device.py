@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory import available
@@ -46,8 +48,6 @@ def test_room_without_a_cap_is_all_that_was_asked_for():
 
 
 def test_no_memory_of_a_gpu_is_fetched_ahead(monkeypatch):
-    import tensorflow as tf
-
     monkeypatch.setattr(tf.raw_ops, "Empty", lambda **_: pytest.fail("memory was fetched"))
     assert devices.fetch_region("GPU:0", 2**20) == 0
 
@@ -62,8 +62,6 @@ def test_an_automatic_budget_leaves_less_to_others_where_there_are_none(monkeypa
 
 
 def test_the_installed_tensorflow_tells_whether_ops_are_deterministic():
-    from tensorflow.python.framework.config import is_op_determinism_enabled
-
     assert is_op_determinism_enabled()
     assert "deterministic" in devices.describe("CPU:0").split()
 

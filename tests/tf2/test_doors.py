@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
 
@@ -29,7 +30,6 @@ def learned(x, weight):
 
 @pytest.mark.parametrize("base", ["object", "tf.Module", "keras.Model"])
 def test_a_method_is_bound_to_its_instance(base):
-    import keras
     import tensorflow as tf
 
     kinds = {"object": object, "tf.Module": tf.Module, "keras.Model": keras.Model}

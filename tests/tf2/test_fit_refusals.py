@@ -2,9 +2,12 @@
 
 import warnings
 
+import keras
 import pytest
+import tensorflow as tf
 from fitting import classifier, data, small, under_budget
 
+import checkmate
 from checkmate import BudgetError, SolverUnavailableError, TraceError
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
@@ -27,10 +30,6 @@ def test_xla_is_told_in_one_sentence_with_what_it_costs_and_how_to_silence_it():
 
 
 def test_bad_input():
-    import keras
-
-    import checkmate
-
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(TraceError, match="not compiled"):
         under_budget(model)
@@ -71,9 +70,6 @@ def test_bad_input():
 
 
 def test_batches_that_have_no_exact_size():
-    import keras
-    import tensorflow as tf
-
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     under_budget(model)
@@ -89,7 +85,6 @@ def test_batches_that_have_no_exact_size():
 
 def test_what_python_does_in_a_step_is_told_to_be_lost():
     """As it is without a budget, so that it is a warning."""
-    import keras
 
     class Counting(keras.Sequential):
         steps = 0
@@ -109,8 +104,6 @@ def test_what_python_does_in_a_step_is_told_to_be_lost():
 
 
 def test_devices_that_only_keras_knows():
-    import keras
-
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])

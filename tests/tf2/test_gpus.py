@@ -8,7 +8,9 @@ from fake_gpus import GIB
 from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
+from checkmate.tf2.eager import context
 from checkmate.tf2.memory import available
+from checkmate.tf2.memory.probe import probe
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -67,9 +69,7 @@ def test_another_order_than_cuda_s_is_refused(machine):
 def test_logical_devices_are_parts_of_physical_ones(machine):
     machine.sees(2, first=3)
     parts = {"/physical_device:GPU:3": ["a", "b"], "/physical_device:GPU:4": []}
-    machine.patch(
-        tf.config, "get_logical_device_configuration", lambda each: parts[each.name]
-    )
+    machine.patch(tf.config, "get_logical_device_configuration", lambda each: parts[each.name])
     found = [gpus.physical(f"GPU:{k}").name[-1] for k in range(3)]
     assert found == ["3", "3", "4"]
 
@@ -133,8 +133,6 @@ def test_the_description_names_the_gpu_and_its_arithmetic(machine):
 
 
 def test_dtr_with_a_budget_in_bytes_asks_no_driver(machine):
-    from checkmate.tf2.eager import context
-
     machine.driver()
     machine.sees(growth=True)
     forgotten = []
@@ -145,8 +143,6 @@ def test_dtr_with_a_budget_in_bytes_asks_no_driver(machine):
 
 def test_what_is_free_in_a_pool_that_grows_is_not_asked(machine):
     """Each request would take memory from other processes, for good."""
-    from checkmate.tf2.memory.probe import probe
-
     machine.sees(growth=True)
     machine.patch(devices, "training_device", lambda: "GPU:0")
     machine.patch(tf.raw_ops, "Empty", lambda **_: pytest.fail("memory was requested"))

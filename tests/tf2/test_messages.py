@@ -1,8 +1,10 @@
 """What a stranger gives in the wrong place: the message says what was given and what was meant, in
 one line, without colours and tracebacks of TensorFlow."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import BATCH, batch_of, compiled, dense_model, planned
 
 import checkmate
@@ -33,8 +35,6 @@ def test_a_shape_is_no_spec(shape, place):
 
 
 def test_a_tensor_shape_or_one_in_a_nest_is_no_spec():
-    import tensorflow as tf
-
     meant = "Did you mean tf.TensorSpec((8, 16))?"
     assert meant in refused(lambda: compiled(inputs=tf.TensorShape((8, 16))))
     assert meant in refused(lambda: compiled(inputs={"image": (8, 16)}))
@@ -67,8 +67,6 @@ def test_shapes_and_losses_that_do_not_fit(change, parts):
 
 
 def test_an_error_in_the_user_s_step_says_where():
-    import tensorflow as tf
-
     message = refused(
         lambda: checkmate.tf2.trace(lambda x: undefined(x, x), tf.TensorSpec((8, 16)))
     )
@@ -80,8 +78,6 @@ def test_an_error_in_the_user_s_step_says_where():
 
 @pytest.mark.parametrize("door", ["compile", "fit"])
 def test_an_error_in_the_user_s_model_says_where(door):
-    import keras
-
     class Broken(keras.Model):
         def __init__(self):
             super().__init__()
@@ -103,8 +99,6 @@ class Uncallable:
     """Makes a model of Keras without a `call`."""
 
     def __new__(cls):
-        import keras
-
         return type("Empty", (keras.Model,), {})()
 
 
@@ -129,8 +123,6 @@ def test_a_model_that_cannot_be_called():
 
 
 def test_a_class_in_the_place_of_an_object():
-    import keras
-
     for what, given in (
         ("loss", keras.losses.MeanSquaredError),
         ("optimizer", keras.optimizers.Adam),
@@ -153,8 +145,6 @@ def test_verify_takes_a_planned_step():
 
 
 def test_the_steps_that_verify_is_said_to_take():
-    import tensorflow as tf
-
     x, y = batch_of()
     model = dense_model()
     model.compile("sgd", "mse", jit_compile=False)

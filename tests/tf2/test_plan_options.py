@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import checkmate
+from checkmate.tf2.options import PlanKeywords, PlanOptions
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -53,8 +54,6 @@ def test_an_option_that_cannot_be_read_is_refused_before_anything_is_traced(name
 
 
 def test_editors_see_the_options_that_exist():
-    from checkmate.tf2.options import PlanKeywords, PlanOptions
-
     declared = {each.name: each.type for each in dataclasses.fields(PlanOptions)}
     keywords = {
         name: getattr(kind, "__forward_arg__", kind)

@@ -2,8 +2,10 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import (
     BATCH,
     Idle,
@@ -29,6 +31,9 @@ from checkmate import (
     floor,
     replay,
 )
+from checkmate.tf2.planning import refusal
+from checkmate.tf2.planning.plan_search import PlanSearch
+from checkmate.tf2.planning.refusal import needs_apart
 from checkmate.units import format_bytes
 
 # Budgets are those of a step made before.
@@ -37,8 +42,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 def predicted_low(patch):
     """Has half of the budget be the predicted peak of each plan, whatever the allocator loses."""
-    from checkmate.tf2.planning.plan_search import PlanSearch
-
     predict = PlanSearch._predict
 
     def low(self, candidate):
@@ -70,8 +73,6 @@ def test_another_batch_than_planned(batch, parts):
 
 @pytest.mark.parametrize("spec", [(BATCH, 7), (BATCH,)])
 def test_specs_that_do_not_fit_the_model(spec):
-    import tensorflow as tf
-
     with pytest.raises(TraceError, match=re.escape(f"float32{list(spec)}")):
         compiled(inputs=tf.TensorSpec(spec))
 
@@ -82,8 +83,6 @@ def test_labels_that_do_not_fit_the_prediction():
 
 
 def test_specs_that_leave_the_batch_open():
-    import tensorflow as tf
-
     with pytest.raises(TraceError, match="exact shapes"):
         compiled(inputs=tf.TensorSpec((None, 16)))
 
@@ -120,8 +119,6 @@ def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "3"])
 def test_a_time_limit_that_cannot_be_read_is_refused_before_tracing(seconds):
-    import checkmate
-
     with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
         compiled(loss=refuses_to_be_called, time_limit_s=seconds)
     with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
@@ -129,8 +126,6 @@ def test_a_time_limit_that_cannot_be_read_is_refused_before_tracing(seconds):
 
 
 def test_a_loss_per_example_is_refused():
-    import tensorflow as tf
-
     with pytest.raises(TraceError, match="one number per batch; got shape"):
         compiled(loss=lambda labels, prediction: tf.reduce_mean((labels - prediction) ** 2, -1))
 
@@ -169,8 +164,6 @@ def uncounted(text):
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     """A notebook keeps the last refusal, and what its frames hold."""
-    from checkmate.tf2.planning.refusal import needs_apart
-
     step = compiled()
     budget = floor(step.graph).bytes - 10_000
     with pytest.raises(InfeasibleBudgetError) as caught:
@@ -295,10 +288,6 @@ def test_ctrl_c_before_any_plan():
 
 def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(monkeypatch):
     from types import SimpleNamespace
-
-    import keras
-
-    from checkmate.tf2.planning import refusal
 
     def message(*layers):
         model = keras.Sequential([keras.Input((32, 32, 8)), *layers, keras.layers.Flatten()])

@@ -2,8 +2,17 @@
 
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from checkmate.errors import TraceError
+from checkmate.tf2.axes.batch_axes import batch_axes
+from checkmate.tf2.axes.last_slice import check_last_slice
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.memory.scratch import Scratch
+from checkmate.tf2.micro_batches.parts import Parts
 
 
 @pytest.fixture(scope="module")
@@ -15,11 +24,6 @@ def programs(tensorflow):
 
 def analysed(step, batch, sizes):
     """The traces of the step on the whole batch and on slices, and the axes of each slice."""
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.batch_axes import batch_axes
-    from checkmate.tf2.graph.trace import trace
-
     function, count = tf.function(step), len(tf.nest.flatten(batch)[0])
 
     def specs(size):
@@ -38,8 +42,6 @@ def analysed(step, batch, sizes):
 
 def network():
     """Dropout, a normalization of each example, an embedding and an LSTM."""
-    import keras
-
     layers = keras.layers
     tokens = keras.Input((12,), dtype="int32")
     x = layers.Embedding(30, 8, mask_zero=True)(tokens)
@@ -49,8 +51,6 @@ def network():
 
 
 def training_of(programs, optimizer="sgd", examples=10):
-    import tensorflow as tf
-
     generator = np.random.default_rng(0)
     batch = [tf.constant(generator.integers(0, 30, (examples, 12)), tf.int32) for _ in range(2)]
     return programs.trained(network(), programs.cross_entropy(), *batch, optimizer=optimizer)
@@ -58,12 +58,6 @@ def training_of(programs, optimizer="sgd", examples=10):
 
 def in_slices(step, batch, sizes):
     """What the step returns and leaves in its variables: of the whole batch, and in slices."""
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.last_slice import check_last_slice
-    from checkmate.tf2.memory.scratch import Scratch
-    from checkmate.tf2.micro_batches.parts import Parts
-
     whole, slices, axes = analysed(step, batch, sizes)
     check_last_slice(*axes, examples=sizes)
     batch = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
@@ -112,13 +106,10 @@ def test_a_shorter_last_slice_gives_the_values_of_the_whole(programs, optimizer,
 
 
 def axes_of(step, sizes, examples=10):
-    import tensorflow as tf
-
     return analysed(step, [tf.zeros([examples, 64])], sizes)[2]
 
 
 def test_numbers_that_count_examples_go_on_in_the_last_slice(tensorflow):
-    tf = tensorflow
     scale = tf.Variable(tf.ones([64]))
 
     def step(x):
@@ -140,7 +131,6 @@ def test_numbers_that_count_examples_go_on_in_the_last_slice(tensorflow):
 
 def test_a_constant_that_is_another_for_each_slice_is_handed_to_it(tensorflow):
     """It has a period of 4 examples, with which the last slice of 2 has nothing to do."""
-    tf = tensorflow
     weights = np.resize(np.arange(4, dtype="float32"), 10)
 
     def step(x):
@@ -153,11 +143,6 @@ def test_a_constant_that_is_another_for_each_slice_is_handed_to_it(tensorflow):
 
 
 def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
-
-    tf = tensorflow
-
     def crosses_examples_if_short(x):
         x = tf.tanh(x)
         return x * tf.reduce_sum(x, 0 if x.shape[0] < 3 else 1, keepdims=True)
@@ -174,9 +159,6 @@ def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
     ],
 )
 def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change, said):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
-
     slices, last = axes_of(lambda x: tensorflow.reduce_sum(tensorflow.tanh(x)), (4, 2))
     check_last_slice(slices, last, examples=(4, 2))
     with pytest.raises(TraceError, match=f"last slice has 2 of the examples .* {said}"):
@@ -184,10 +166,6 @@ def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change
 
 
 def test_a_last_slice_of_one_example_is_taken_if_all_its_values_are_like_others(tensorflow):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.last_slice import check_last_slice
-
-    tf = tensorflow
     (plain, _), *found = in_slices(
         lambda x: tf.reduce_sum(tf.tanh(x)), [tf.random.stateless_normal([9, 64], [1, 2])], (4, 1)
     )

@@ -1,12 +1,22 @@
 """Cost models: what ops cost and need while they run, how it is measured, and where it is kept."""
 
+import dataclasses
 import json
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from tracing import VALUE_BYTES
 
 from checkmate import BudgetError
+from checkmate.core.footprint import Footprint, Request
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import trace
+from checkmate.tf2.costs import chain
+from checkmate.tf2.costs.cache import Measurement, forget
+from checkmate.tf2.costs.chain import Chain
+from checkmate.tf2.costs.isolated import IsolatedOps
+from checkmate.tf2.costs.measured import costs_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -17,8 +27,6 @@ def step(tensorflow):
     """A traced step with a variable, a loop, random numbers with state, and the same multiplication
     twice."""
     tf = tensorflow
-    from checkmate.tf2 import trace
-
     tf.random.set_seed(1)
     variable = tf.Variable(tf.ones((128, 128)))
 
@@ -39,8 +47,6 @@ def step(tensorflow):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache, in the process and on disk."""
-    from checkmate.tf2.costs.cache import forget
-
     monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(tmp_path / "costs"))
     forget()
     yield tmp_path / "costs"
@@ -50,8 +56,6 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """The types of each group of ops that is run to be measured, in order."""
-    from checkmate.tf2.costs import chain
-
     groups = []
     measured = chain.measured
 
@@ -72,8 +76,6 @@ def with_costs(step, model, **options):
 
 @pytest.mark.parametrize("model", ["profile", "roofline", "unit"])
 def test_costs_are_positive_and_nothing_else_changes(step, folder, model):
-    import dataclasses
-
     graph = with_costs(step, model)
     assert all(op.cost > 0 for op in graph.ops)
     assert all(op.workspace_bytes >= 0 for op in graph.ops)
@@ -84,7 +86,6 @@ def test_costs_are_positive_and_nothing_else_changes(step, folder, model):
 
 def test_more_work_costs_more(tensorflow, folder):
     tf = tensorflow
-    from checkmate.tf2 import trace
 
     def step(x, y):
         return x @ x, tf.sin(y)
@@ -99,8 +100,6 @@ def test_a_workspace_is_measured(tensorflow, folder):
     """The inner values of a group are its workspace: of its two large ones at least one is in
     memory beside the result."""
     tf = tensorflow
-    from checkmate.tf2 import trace
-
     traced = trace(lambda x: tf.reduce_sum(tf.transpose(tf.sin(x)) @ x), tf.TensorSpec((512, 512)))
     assert len(traced.graph) == 1
     (op,) = with_costs(traced, "profile").ops
@@ -115,10 +114,6 @@ def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(
     """On a GPU a convolution's first run asks for the memory of each algorithm that it tries, one
     after another. Of a later run each op's requests are seen once."""
     tf = tensorflow
-    from checkmate.tf2 import trace
-    from checkmate.tf2.costs import chain
-    from checkmate.tf2.costs.cache import forget
-
     kernel = tf.ones((3, 3, 8, 8))
 
     def step(x):
@@ -148,8 +143,6 @@ def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_not
 ):
     """CUDA's own allocator tells the profiler nothing, as if no op asked for memory."""
     tf = tensorflow
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2 import trace
 
     def step(x, y):
         chosen = tf.where(y > 0, x, y)
@@ -198,8 +191,6 @@ def test_what_was_measured_is_kept_in_the_process(step, folder, measured):
 
 
 def test_what_was_measured_is_kept_on_disk(step, folder, measured):
-    from checkmate.tf2.costs.cache import forget
-
     first = with_costs(step, "profile")
     (path,) = folder.iterdir()
     data = json.loads(path.read_text())
@@ -213,9 +204,6 @@ def test_what_was_measured_is_kept_on_disk(step, folder, measured):
 
 def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
     tf = tensorflow
-    from checkmate.tf2 import trace
-    from checkmate.tf2.costs.cache import forget
-
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     known = json.loads(path.read_text())["entries"]
@@ -230,8 +218,6 @@ def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
 
 def test_other_shapes_are_other_ops(tensorflow, folder, measured):
     tf = tensorflow
-    from checkmate.tf2 import trace
-
     for n in (64, 128, 64):
         with_costs(trace(lambda x: tf.sin(x), tf.TensorSpec((n, n))), "profile")
     assert measured == [["Sin"], ["Sin"]]
@@ -252,8 +238,6 @@ def test_other_shapes_are_other_ops(tensorflow, folder, measured):
     ],
 )
 def test_a_damaged_file_is_written_anew(step, folder, measured, damage):
-    from checkmate.tf2.costs.cache import forget
-
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     whole = path.read_text()
@@ -277,8 +261,6 @@ def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured, f
 
 
 def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured, monkeypatch):
-    from checkmate.tf2.costs import chain
-
     counting = chain.measured
 
     def interrupted(*arguments):
@@ -306,8 +288,6 @@ def test_unit_counts_tensorflow_ops(step):
 
 
 def test_a_function_is_a_cost_model(step):
-    from checkmate.tf2.costs.cache import Measurement
-
     graph = with_costs(
         step,
         lambda traced, on_progress: [
@@ -331,8 +311,6 @@ def test_an_unknown_name_is_refused(step):
 
 
 def test_the_device_and_its_settings_are_part_of_the_key(monkeypatch):
-    from checkmate.tf2 import device as devices
-
     here = devices.describe("CPU:0")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     assert devices.describe("CPU:0") != here
@@ -391,8 +369,6 @@ def isolated(step, *shapes, times=1):
     """The ops of a step, each group by itself, and what was traced, which keeps them alive."""
     from tracing import traced
 
-    from checkmate.tf2.costs.isolated import IsolatedOps
-
     found = traced(step, *shapes)
     parts = zip(found.groups, found.values, found.taken, strict=True)
     return [IsolatedOps(*each, times) for each in parts], found
@@ -401,8 +377,6 @@ def isolated(step, *shapes, times=1):
 @pytest.mark.parametrize(("seconds", "runs"), [(1.0, 2), (0.004, 2), (0.0002, 3), (1e-6, 20)])
 def test_ops_are_timed_no_more_often_than_it_takes_to_know(tensorflow, monkeypatch, seconds, runs):
     """A step of some hundred small ops is measured before its first step."""
-    from checkmate.tf2.costs.chain import Chain
-
     ops, _kept = isolated(tensorflow.sin, (64, 64))
     timed = []
     monkeypatch.setattr(Chain, "run", lambda self: timed.append(seconds) or [seconds])
@@ -411,9 +385,6 @@ def test_ops_are_timed_no_more_often_than_it_takes_to_know(tensorflow, monkeypat
 
 
 def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
-    from tracing import VALUE_BYTES
-
-    from checkmate.tf2.costs.chain import Chain
     from checkmate.tf2.memory.profiler import observe
 
     ops, _kept = isolated(tensorflow.sin, times=5)
@@ -424,7 +395,6 @@ def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
 
 def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, monkeypatch):
     """They run asynchronously. The op that waits for them does nothing on a CPU."""
-    from checkmate.tf2.costs.chain import Chain
     from checkmate.tf2.memory.profiler import observe
 
     monkeypatch.setattr("checkmate.tf2.graph.graph_writer.training_device", lambda: "GPU:0")
@@ -436,10 +406,6 @@ def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, monkey
 def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch):
     """In place where nothing else holds the input; a product asks for its value."""
     from tracing import VALUE_BYTES, op_of, traced
-
-    from checkmate.core.footprint import Footprint, Request
-    from checkmate.tf2.costs import chain
-    from checkmate.tf2.costs.measured import costs_of
 
     tf, sessions = tensorflow, []
     monkeypatch.setattr(chain, "LENGTH", 2)
@@ -468,8 +434,6 @@ def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch
 
 def test_arguments_of_one_shape_are_two_tensors(tensorflow):
     """TensorFlow makes one of equal ops, and a tensor that is read twice is not written over."""
-    from checkmate.tf2.costs import chain
-
     ops, _kept = isolated(tensorflow.add, *[(512, 512)] * 2)
     ((_, found),) = chain.measured(ops, "CPU:0", True)
     assert [each.in_place for each in found.footprints] == [True]
@@ -477,7 +441,6 @@ def test_arguments_of_one_shape_are_two_tensors(tensorflow):
 
 def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflow):
     """With oneDNN, it reads what the pooling left, and does not pool once more."""
-    from checkmate.tf2.costs import chain
     from checkmate.tf2.memory.profiler import observe
 
     tf = tensorflow
@@ -501,8 +464,6 @@ def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflo
 
 
 def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tensorflow):
-    from checkmate.tf2.costs import chain
-
     tf = tensorflow
 
     def step(x):
@@ -515,10 +476,7 @@ def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tens
 
 
 def test_what_was_measured_is_not_left_in_memory(tensorflow, folder):
-    import numpy as np
     from tracing import traced
-
-    from checkmate.tf2 import device as devices
 
     constant = np.random.default_rng(0).random((512, 512)).astype("float32")
     found = traced(lambda x: tensorflow.sin(x @ constant), (512, 512))
@@ -571,8 +529,6 @@ def test_a_function_that_xla_compiles_is_measured_with_what_it_asks_for(tensorfl
     """As the grouped convolutions of Keras on a CPU, whose gradient takes far more than it makes;
     the profiler sees no op ask."""
     from tracing import traced
-
-    from checkmate.tf2.costs.measured import costs_of
 
     tf = tensorflow
     convolution = tf.function(

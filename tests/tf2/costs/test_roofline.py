@@ -1,8 +1,13 @@
 """The roofline's rates: those of the GPU that is there, for plans and for eager mode."""
 
 import pytest
+import tensorflow as tf
+from eager_programs import normal
 
 from checkmate.tf2.costs import roofline
+from checkmate.tf2.eager.budget import EagerOptions
+from checkmate.tf2.eager.interception import Interception
+from checkmate.tf2.eager.runtime import EagerRuntime
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -14,8 +19,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_flop_per_byte_follow_from_the_compute_capability(
     machine, capability, flop_per_byte, without_tf32
 ):
-    import tensorflow as tf
-
     machine.sees(capability=capability)
     for enabled, expected in ((True, flop_per_byte), (False, without_tf32)):
         machine.patch(
@@ -33,13 +36,6 @@ def test_another_gpu_has_the_rates_that_the_documentation_names(machine):
 
 def test_eager_mode_counts_by_the_same_rates(machine):
     """Of a product that FLOPs bound on a T4 and bandwidth bounds on an H100."""
-    import tensorflow as tf
-    from eager_programs import normal
-
-    from checkmate.tf2.eager.budget import EagerOptions
-    from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.runtime import EagerRuntime
-
     x, w = normal(2048, 256), normal(256, 256)
     graph = tf.function(tf.matmul).get_concrete_function(x, w).graph
     (product,) = (o for o in graph.get_operations() if o.type == "MatMul")

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from eager_programs import MIB, arrays, managed_above, normal, same, weights
 from processes import found, started
+
+from checkmate.tf2.eager import allocator, private_api
+from checkmate.tf2.eager.op_kinds import Needs, kind_of
+from checkmate.tf2.eager.storage import EagerCall
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -24,11 +29,6 @@ class Trying:
     """Has the first run of each convolution take much memory, by the allocator's count."""
 
     def __init__(self, patch):
-        import tensorflow as tf
-
-        from checkmate.tf2.eager import private_api
-        from checkmate.tf2.eager.storage import EagerCall
-
         self.peak, self.runs = 0, {}
         ask, reset, run = (
             private_api.memory_info,
@@ -63,10 +63,6 @@ def name_in(key):
 
 def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatch):
     """Nor is it counted as memory above the budget."""
-    import tensorflow as tf
-
-    from checkmate.tf2.eager.op_kinds import Needs
-
     x, w = normal(8, 128, 128, 8), weights(3, 3, 8, 8)  # 4 MiB
 
     def gradient():
@@ -91,18 +87,12 @@ def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatc
 
 
 def test_which_ops_are_run_before_they_are_measured():
-    from checkmate.tf2.eager.op_kinds import kind_of
-
     names = ("Conv2D", "Conv3DBackpropFilterV2", "DepthwiseConv2dNative", "MatMul", "CudnnRNNV3")
     assert [kind_of(name).tries_algorithms for name in names] == [True, True, True, False, False]
 
 
 def test_the_second_run_of_a_function_says_what_it_needs(monkeypatch):
     """A function cannot be run twice to try algorithms in it."""
-    import tensorflow as tf
-
-    from checkmate.tf2.eager import allocator
-
     took, watched = iter([40 * MIB, 4 * MIB]), allocator.Allocator.watched
 
     def watch(self, run, *, rehearse=False):

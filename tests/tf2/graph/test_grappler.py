@@ -3,11 +3,18 @@ Here the optimizer is on, as it is for users."""
 
 import logging
 
+import keras
 import keras_models
 import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.grappler import tf_optimizer
 from tracing import training
 
 import checkmate
+from checkmate.plot.layer_names import layer_names
+from checkmate.tf2.graph.operations import is_stateful
+from checkmate.tf2.memory.profiler import observe
 
 
 @pytest.fixture
@@ -19,8 +26,6 @@ def grappler():
 
 
 def gelu_model():
-    import keras
-
     inputs = x = keras.Input((64, 32))
     for k in range(3):
         inner = keras.layers.Dense(
@@ -33,14 +38,10 @@ def gelu_model():
 
 
 def gelu_step():
-    import keras
-
     return training(gelu_model(), keras.losses.MeanSquaredError(), keras.optimizers.Adam())
 
 
 def specs():
-    import tensorflow as tf
-
     return tf.TensorSpec((64, 64, 32)), tf.TensorSpec((64, 64, 4))
 
 
@@ -108,8 +109,6 @@ def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_o
 
 
 def test_layers_are_those_of_the_model(optimizer_on):
-    from checkmate.plot.layer_names import layer_names
-
     found = checkmate.tf2.trace(gelu_step(), *specs())
     replaced = [
         name
@@ -120,8 +119,6 @@ def test_layers_are_those_of_the_model(optimizer_on):
 
 
 def test_only_the_call_is_without_the_optimizer(tensorflow, grappler, optimizer_on):
-    from tensorflow.python.eager import context
-
     function = tensorflow.function(lambda x: x * 2.0).get_concrete_function(
         tensorflow.TensorSpec((2,))
     )
@@ -148,9 +145,6 @@ def test_inside_of_another_function_what_is_apart_runs_without_the_optimizer(
 ):
     """As on replicas, whose steps a function of all replicas calls. The optimizer makes squares of
     second powers."""
-    from checkmate.tf2.memory.profiler import observe
-
-    tf = tensorflow
     total = tf.Variable(0.0)
 
     def body(x):
@@ -193,8 +187,6 @@ def calls_what_is_not_there(graph_def):
 def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(
     wrong, tensorflow, grappler, optimizer_on, monkeypatch, caplog
 ):
-    from tensorflow.python.grappler import tf_optimizer
-
     optimize = tf_optimizer.OptimizeGraph
 
     def broken(*arguments):
@@ -215,8 +207,6 @@ def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(
 
 
 def test_a_side_effect_that_is_gone_is_noticed(tensorflow, grappler, optimizer_on, monkeypatch):
-    from tensorflow.python.grappler import tf_optimizer
-
     count = tensorflow.Variable(0.0)
 
     def step(x):
@@ -241,7 +231,6 @@ def test_a_side_effect_that_is_gone_is_noticed(tensorflow, grappler, optimizer_o
 def test_conditions_keep_their_branches(tensorflow, grappler, optimizer_on):
     """TensorFlow would make other functions of them, and move what only one branch reads into
     it."""
-    tf = tensorflow
 
     def step(x):
         only_there = tf.sin(x) ** 3.0
@@ -256,7 +245,6 @@ def test_conditions_keep_their_branches(tensorflow, grappler, optimizer_on):
 
 def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on, monkeypatch):
     """A call that is left for XLA, and what is made of it: nothing could be planned without."""
-    tf = tensorflow
     compiled = tf.function(lambda x: tf.nn.relu(x) @ x, jit_compile=True)
     concrete = tf.function(lambda x: tf.sin(compiled(x)) ** 3.0).get_concrete_function(
         tf.TensorSpec((8, 8))
@@ -287,8 +275,6 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
     ],
 )
 def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, caplog):
-    import tensorflow as tf
-
     from benchmarks.zoo import training
 
     step, batch = training(name)
@@ -303,7 +289,6 @@ def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, ca
 def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     """TensorFlow's memory pass would make accumulators of them, which no plan may free or compute
     again."""
-    from checkmate.tf2.graph.operations import is_stateful
 
     def step(x):
         each = [tensorflow.sin(x), tensorflow.cos(x), tensorflow.tanh(x), tensorflow.exp(x)]

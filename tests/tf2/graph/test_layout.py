@@ -4,8 +4,10 @@ GPU that is not there (`virtual_gpu`)."""
 
 import contextlib
 
+import keras
 import keras_models
 import pytest
+import tensorflow as tf
 import virtual_gpu
 from tracing import training
 
@@ -23,8 +25,6 @@ def gpu(monkeypatch):
 
 
 def plain_convolutions():
-    import keras
-
     layers = keras.layers
     inputs = x = keras.Input((32, 32, 3))
     for k in range(6):
@@ -37,9 +37,6 @@ def plain_convolutions():
 
 @contextlib.contextmanager
 def traced_net(name):
-    import keras
-    import tensorflow as tf
-
     case = keras_models.unet(16, 64) if name == "unet" else plain_convolutions()
     step = training(case.model, case.loss, keras.optimizers.Adam(0.01))
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in (case.inputs, case.labels)]
@@ -101,8 +98,6 @@ def test_convolutions_are_measured_as_they_will_run(gpu):
 def test_in_bfloat16_the_layout_stays(gpu):
     """Kernels for GPUs compute in the order that models are written in, and there is nothing to
     transpose."""
-    import keras
-
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
     try:

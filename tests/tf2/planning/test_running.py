@@ -7,6 +7,14 @@ import logging
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from training import planned_function
+
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.memory.prediction import Peak, Predictor
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.planning.running import RunningStep
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -17,8 +25,6 @@ class Chain:
     """A training step of dense layers on 4,096 rows of 256 numbers: 4 MiB for each value."""
 
     def __init__(self, depth=8, dropout=0.0):
-        import tensorflow as tf
-
         self.dropout = dropout
         self.weights = [
             tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (k, 1)) / 16)
@@ -28,8 +34,6 @@ class Chain:
         self.x = tf.random.stateless_normal((ROWS, WIDTH), (1, 2))
 
     def step(self, x):
-        import tensorflow as tf
-
         self.count.assign_add(1)
         with tf.GradientTape() as tape:
             h = x
@@ -43,8 +47,6 @@ class Chain:
         return loss
 
     def planned(self, budget="60%", **options):
-        from training import planned_function
-
         return planned_function(self.step, self.x, budget=budget, **options)
 
     def state(self):
@@ -54,8 +56,6 @@ class Chain:
 @pytest.fixture
 def plans(monkeypatch):
     """The plans that are made, in order."""
-    from checkmate.tf2.planning.planner import Planner
-
     made, plan = [], Planner.plan
 
     def noted(self, *arguments, **options):
@@ -96,8 +96,6 @@ def test_steps_take_what_was_predicted(plans):
 
 def too_little(monkeypatch, share):
     """Has predictions say that a step takes this share of what it takes, but for corrections."""
-    from checkmate.tf2.memory.prediction import Peak, Predictor
-
     peak = Predictor.peak
 
     def less(self, plan):
@@ -132,8 +130,6 @@ def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, monkeypa
 
 def test_a_step_that_has_drawn_from_its_kernels_state_keeps_its_plan(plans, caplog):
     """Another plan would draw the first numbers again."""
-    import tensorflow as tf
-
     chain, reference = Chain(dropout=0.3), Chain(dropout=0.3)
     tf.random.set_seed(1)
     step = chain.planned("70%")
@@ -163,10 +159,6 @@ def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, monkeypatch):
 
 def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, monkeypatch, caplog):
     """Its state is as before it, so that it counts once."""
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
     chain, reference = Chain(), Chain()
     step, run = chain.planned(), Replayed.__call__
     name = next(o.name for o in step.planned.traced.groups[4])
@@ -189,10 +181,6 @@ def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, monkeypatch, 
 
 
 def test_a_step_that_cannot_be_undone_says_what_may_have_changed(monkeypatch):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
     chain = Chain()
     step = chain.planned()
 
@@ -206,10 +194,6 @@ def test_a_step_that_cannot_be_undone_says_what_may_have_changed(monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, "InvalidArgumentError", "OutOfRangeError"])
 def test_an_error_of_the_step_is_the_users_own_and_the_plan_stays(plans, monkeypatch, error):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
     chain = Chain()
     step, run = chain.planned(), Replayed.__call__
     raised = error() if isinstance(error, type) else getattr(tf.errors, error)(None, None, "mine")
@@ -227,8 +211,6 @@ def test_an_error_of_the_step_is_the_users_own_and_the_plan_stays(plans, monkeyp
 
 
 def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans, caplog):
-    import tensorflow as tf
-
     chain = Chain()
     step = chain.planned("75%")
     step(chain.x)
@@ -243,8 +225,6 @@ def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans,
 def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     """In plain TensorFlow ops run when they can, and a few of the largest values can come to be in
     memory together."""
-    from checkmate.tf2.planning.budget_loop import TUNING
-
     chain = Chain()
     plain = chain.planned("1000%").report().plain_peak_bytes
     value = 4 * ROWS * WIDTH
@@ -257,11 +237,6 @@ def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
 
 @pytest.mark.own_process
 def test_constants_come_with_the_first_step_and_are_no_rise_of_it():
-    import tensorflow as tf
-    from training import planned_function
-
-    from checkmate.tf2.planning.running import RunningStep
-
     chain = Chain()
     large = np.random.default_rng(0).random((2 * ROWS, WIDTH)).astype("float32")  # 8 MiB
 
