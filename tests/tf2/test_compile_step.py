@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 
 import keras
 import keras_models
@@ -21,33 +20,35 @@ from dense import (
     tight,
 )
 from strategies import training_chain
-from training import state
+from training import assert_equal, plain_step, state
 
 import checkmate
 from checkmate import DFGraph, Plan, replay
 from checkmate.tf2.memory import available
-from checkmate.tf2.planning import solver_calls
+from checkmate.tf2.planning import planner, solver_calls
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import Clock
 from checkmate.tf2.planning.solver_calls import time_limit
+from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("form", ["tensor", "array", "TensorSpec", "KerasTensor", "mixed"])
-def test_specs_in_every_form(form):
+def test_specs_in_every_form():
     x, y = batch_of()
-    inputs, labels = {
-        "tensor": (tf.constant(x), tf.constant(y)),
-        "array": (x, y),
-        "TensorSpec": (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
-        "KerasTensor": (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
-        "mixed": (tf.TensorSpec(x.shape), y),
-    }[form]
-    prediction, loss = compiled(inputs=inputs, labels=labels)(x, y)
-    assert prediction.shape == (BATCH, 4)
-    assert loss.shape == ()
-    assert np.isfinite(float(loss))
+    found = {
+        repr(training_step(dense_model(), "mse", "sgd", inputs, labels)[1])
+        for inputs, labels in (
+            (tf.constant(x), tf.constant(y)),
+            (x, y),
+            (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
+            (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
+            (tf.TensorSpec(x.shape), y),
+        )
+    }
+    assert len(found) == 1
+    prediction, loss = compiled(inputs=tf.TensorSpec(x.shape), labels=y)(x, y)
+    assert (prediction.shape, loss.shape) == ((BATCH, 4), ()) and np.isfinite(float(loss))
 
 
 def test_specs_in_dicts_and_the_batch_in_any_form():
@@ -74,7 +75,7 @@ def test_specs_in_dicts_and_the_batch_in_any_form():
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(HUGE, 2**36), (float(2**36), 2**36), (np.int64(2**36), 2**36), ("68719476736", 2**36)],
+    [(HUGE, 2**36), (np.int64(2**36), 2**36)],
 )
 def test_budgets_as_amounts(text, count):
     step = compiled(budget=text)
@@ -111,7 +112,7 @@ def test_auto_never_stops_what_would_train_without_us(monkeypatch):
 
 def test_what_a_step_shows():
     step = planned()
-    assert isinstance(step.plan, Plan)
+    assert isinstance(step.plan, Plan) and step.result.stats.solver == "auto"
     assert isinstance(step.graph, DFGraph)
     assert step.result.plan is step.plan
     assert step.plan.recomputed
@@ -193,12 +194,7 @@ def two_epochs(make, sizes):
     return results, state(model, optimizer), step
 
 
-@pytest.mark.parametrize("budget", ["tight", HUGE])
-def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
-    from training import assert_equal, plain_step
-
-    from checkmate.tf2.planning import planner
-
+def test_a_smaller_last_batch_runs_under_the_same_plan(monkeypatch):
     sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
     replays = []
     make_replay = planner.Replayed
@@ -208,29 +204,23 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
         return make_replay(traced, plan, *rooms)
 
     monkeypatch.setattr(planner, "Replayed", counting)
+    loss = keras.losses.MeanSquaredError()
     plain, plain_state, _ = two_epochs(
-        lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer),
-        sizes,
+        lambda model, optimizer: plain_step(model, loss, optimizer), sizes
     )
 
     def make(model, optimizer):
-        ask = functools.partial(compiled, model, optimizer=optimizer)
-        step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+        step = tight(lambda share: compiled(model, optimizer=optimizer, budget=share))
         replays.clear()
         return step
 
     ours, our_state, step = two_epochs(make, sizes)
-    assert bool(step.plan.recomputed) == (budget == "tight")
-    if budget == "tight":
-        # For the batch of 100; that of 1 has another graph, and runs as it is.
-        assert replays == [step.plan]
-        assert step.planned.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
+    assert step.plan.recomputed
+    # For the batch of 100; that of 1 has another graph, and runs as it is.
+    assert replays == [step.plan]
+    assert step.planned.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
-
-
-def test_an_object_is_a_solver():
-    assert planned().result.stats.solver == "auto"
 
 
 def regularized_model():
@@ -242,63 +232,41 @@ def regularized_model():
     return keras.Model(inputs, keras.layers.Dense(4)(x))
 
 
-@pytest.mark.parametrize("budget", [HUGE, "tight"])
-def test_compile_changes_nothing(budget):
+def test_losses_of_the_model_are_added_and_compile_changes_nothing():
     """It runs no step."""
-    keras.utils.set_random_seed(3)
-    model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
-    optimizer.build(model.trainable_variables)
-    before = state(model, optimizer)
-    ask = functools.partial(compiled, model, optimizer=optimizer)
-    step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask()
-    for a, b in zip(before, state(model, optimizer), strict=True):
-        np.testing.assert_array_equal(a, b)
-    step(*batch_of())
-    changed = [
-        not np.array_equal(a, b) for a, b in zip(before, state(model, optimizer), strict=True)
-    ]
-    assert sum(changed) > len(changed) / 2
-
-
-def test_losses_of_the_model_are_added():
-    from training import assert_equal, plain_step, state
+    loss = keras.losses.MeanSquaredError()
 
     def run(make):
         keras.utils.set_random_seed(3)
-        model, optimizer = regularized_model(), keras.optimizers.SGD(0.01)
+        model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
+        optimizer.build(model.trainable_variables)
+        before = state(model, optimizer)
         step = make(model, optimizer)
-        return [step(*batch_of()) for _ in range(2)], state(model, optimizer)
+        assert_equal(state(model, optimizer), before)
+        return [step(*batch_of()) for _ in range(2)], state(model, optimizer), before
 
-    loss = keras.losses.MeanSquaredError()
-    plain, plain_state = run(lambda model, optimizer: plain_step(model, loss, optimizer))
-    ours, our_state = run(
+    plain = run(lambda model, optimizer: plain_step(model, loss, optimizer))
+    ours = run(
         lambda model, optimizer: tight(
             lambda budget: compiled(model, loss, optimizer, budget=budget)
         )
     )
     assert_equal(ours, plain)
-    assert_equal(our_state, plain_state)
-    prediction, value = ours[0]
+    results, after, before = ours
+    assert sum((a != b).any() for a, b in zip(after, before, strict=True)) > len(after) / 2
+    prediction, value = results[0]
     assert float(value) > float(loss(batch_of()[1], prediction)) + 0.01
 
 
-@pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError"])
-def test_names_of_losses_and_optimizers(name):
+def test_names_of_losses_and_optimizers():
     losses = []
-    for loss, optimizer in (
-        (keras.losses.MeanSquaredError(), keras.optimizers.SGD()),
-        (name, "sgd"),
-    ):
+    for loss in (keras.losses.MeanSquaredError(), "mse", "mean_squared_error", "MeanSquaredError"):
         keras.utils.set_random_seed(3)
-        step = compiled(dense_model(), loss, optimizer)
+        step = compiled(dense_model(), loss, keras.optimizers.SGD() if not losses else "sgd")
         losses.append([float(step(*batch_of())[1]) for _ in range(3)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for each in losses[1:]:
+        np.testing.assert_allclose(each, losses[0], rtol=1e-5)
     assert losses[1][-1] < losses[1][0]
-
-
-def test_a_loss_name_that_does_not_exist():
-    with pytest.raises(ValueError, match="mean_cubed_error"):
-        compiled(loss="mean_cubed_error")
 
 
 def test_a_subclassed_model_that_is_not_built():
@@ -313,13 +281,14 @@ def test_a_subclassed_model_that_is_not_built():
     assert float(step(case.inputs, case.labels)[1]) < first
 
 
+@pytest.mark.slow
 def test_mixed_precision_with_a_scaled_loss():
     """Costs are measured: on a CPU the kernels of half precision need workspaces that no shape
     tells of."""
     x, y = batch_of(16 * BATCH)
     loss = keras.losses.MeanSquaredError()
 
-    def plain_step(model, optimizer):
+    def scaled_step(model, optimizer):
         optimizer.build(model.trainable_variables)
 
         @tf.function
@@ -344,7 +313,7 @@ def test_mixed_precision_with_a_scaled_loss():
         )
         return [float(step(x, y)[1]) for _ in range(3)], step
 
-    plain, _ = run(plain_step)
+    plain, _ = run(scaled_step)
     ours, step = run(
         lambda model, optimizer: tight(
             lambda budget: compiled(

@@ -292,21 +292,6 @@ def test_python_state_that_tracing_would_lose():
         checkmate.tf2.function(step, batch()[0], budget="1GiB", **FAST)
 
 
-def test_what_cannot_be_planned():
-    with pytest.raises(TraceError, match="A step is a function"):
-        checkmate.tf2.function("6GiB")
-    step = checkmate.tf2.function(lambda x: tf.sparse.to_dense(x), budget="1GiB", **FAST)
-    with pytest.raises(TraceError, match=r"SparseTensor.*to_dense"):
-        step(tf.sparse.from_dense([[1.0, 0.0]]))
-    with pytest.raises(TraceError, match=r"RaggedTensor.*to_tensor"):
-        step(tf.ragged.constant([[1.0], [1.0, 0.0]]))
-    for text in (tf.constant(["a", "b"]), np.array(["a", "b"])):
-        with pytest.raises(TraceError, match="those of text"):
-            step(text)
-    with pytest.raises(TypeError, match="bugdet"):
-        checkmate.tf2.function(step, bugdet="1GiB")
-
-
 def gradients_of(net):
     def gradients(x):
         with tf.GradientTape() as tape:

@@ -11,7 +11,7 @@ from keras_models import cnn
 from training import compiled
 
 import checkmate
-from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.roofline import roofline
 from checkmate.tf2.max_batch import GraphGrowth, largest_fitting, largest_near
 
@@ -109,27 +109,6 @@ def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
 def test_a_budget_that_holds_not_even_one():
     with pytest.raises(InfeasibleBudgetError, match="batch of 1"):
         search(cnn(batch=2), budget="100KiB")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"budget": "50%"},
-        {"budget": "6MiB", "max_overhead": "some"},
-        {"budget": "6MiB", "max_overhead": -1},
-    ],
-)
-def test_what_cannot_be_read(options):
-    with pytest.raises(BudgetError):
-        search(cnn(batch=2), **options)
-
-
-def test_an_argument_without_a_batch():
-    case = cnn(batch=2)
-    with pytest.raises((BudgetError, TraceError)):
-        checkmate.tf2.max_batch(
-            case.model, case.loss, "adam", case.inputs, tf.TensorSpec([], tf.int32), budget="6MiB"
-        )
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 98, 99, 100])

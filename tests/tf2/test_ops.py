@@ -10,8 +10,9 @@ from tracing import op_of, traced
 from checkmate.tf2.eager.private_api import op_def
 from checkmate.tf2.graph.operations import may_run_again, role_of
 from checkmate.tf2.graph.sizes import RESERVE_FACTOR, OpSizes, tensor_bytes
+from checkmate.tf2.ops import table
 from checkmate.tf2.ops.rule import OpRule, Role, State
-from checkmate.tf2.ops.table import TABLE, rule_of, table
+from checkmate.tf2.ops.table import TABLE, rule_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

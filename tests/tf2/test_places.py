@@ -9,6 +9,7 @@ import keras
 import keras_models
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import address
 from keras_models import cnn
 from training import assert_equal, planned_function, tightest
@@ -47,8 +48,6 @@ def test_updates_leave_variables_where_they_are(name):
 @pytest.mark.parametrize("name", ["cnn", "two_inputs"])
 def test_results_lie_where_those_before_the_last_did(name):
     """They would creep through the memory else, and each step would find it cut in another way."""
-    import tensorflow as tf
-
     keras.utils.set_random_seed(0)
     case = keras_models.ALL[name]()
     step = tightest(case, keras.optimizers.Adam(1e-3))
@@ -69,7 +68,6 @@ def test_results_of_every_kind_are_the_callers_own(buffered):
 
     Whoever keeps the results of many steps has those of each.
     """
-    import tensorflow as tf
 
     @tf.function
     def step(x):
@@ -112,8 +110,6 @@ def test_results_of_every_kind_are_the_callers_own(buffered):
 
 
 def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
-    import tensorflow as tf
-
     @tf.function
     def step(x):
         wave = prediction = tf.sin(x)
@@ -172,8 +168,6 @@ def test_small_updates_wait_for_all_who_read_the_variable():
 
 def sines(x):
     """A chain whose gradient wants all of its values."""
-    import tensorflow as tf
-
     for _ in range(6):
         x = tf.sin(x)
     return x
@@ -182,8 +176,6 @@ def sines(x):
 def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for():
     """As an optimizer's counter does, which is written before the small variables are whose new
     values are made of what it was."""
-    import tensorflow as tf
-
     counter, small = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros(3))
 
     def count(x):
@@ -206,8 +198,6 @@ def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for(
 def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
     """As one of a dense layer on top of a large net: the gradient of its kernel is there before
     that of its small input."""
-    import tensorflow as tf
-
     weight = tf.Variable(tf.eye(512))
 
     def descend(x):
@@ -229,7 +219,7 @@ def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
 
 def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(tensorflow):
     """TensorFlow folds it into a constant otherwise."""
-    tf, size = tensorflow, 2**19
+    size = 2**19
 
     @tf.function
     def step(x):

@@ -5,29 +5,23 @@ import re
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from dense import (
     BATCH,
     Idle,
     ThenEnds,
     batch_of,
     compiled,
-    dense_model,
     planned,
     planner_of,
     raising,
-    tf_strings,
 )
 
 import checkmate
 from checkmate import (
-    BudgetError,
     InfeasibleBudgetError,
     NoPlanFoundError,
     SolverFailedError,
-    SolverUnavailableError,
     SolveStatus,
-    TraceError,
     floor,
     replay,
 )
@@ -49,102 +43,6 @@ def predicted_low(patch):
         candidate.expected_bytes = self.memory.limit_bytes // 2
 
     patch.setattr(PlanSearch, "_predict", low)
-
-
-@pytest.mark.parametrize(
-    ("batch", "parts"),
-    [
-        (lambda x, y: batch_of(2 * BATCH), (f"batch of {BATCH}", str(2 * BATCH))),
-        (lambda x, y: (x[:, :7], y), (f"[{BATCH}, 16]", f"[{BATCH}, 7]")),
-        (lambda x, y: (x[..., None], y), (f"[{BATCH}, 16]", f"[{BATCH}, 16, 1]")),
-        (lambda x, y: ({"x": x}, y), (f"float32[{BATCH}, 16]", "structure")),
-        (lambda x, y: (x,), ("planned for", "structure")),
-        (lambda x, y: (x, y, y), ("planned for", "structure")),
-        (lambda x, y: (np.full(x.shape, "word"), y), (f"float32[{BATCH}, 16]",)),
-        (lambda x, y: (tf_strings(x.shape), y), (f"float32[{BATCH}, 16]", "string")),
-    ],
-)
-def test_another_batch_than_planned(batch, parts):
-    with pytest.raises(TraceError) as caught:
-        planned()(*batch(*batch_of()))
-    for part in parts:
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("spec", [(BATCH, 7), (BATCH,)])
-def test_specs_that_do_not_fit_the_model(spec):
-    with pytest.raises(TraceError, match=re.escape(f"float32{list(spec)}")):
-        compiled(inputs=tf.TensorSpec(spec))
-
-
-def test_labels_that_do_not_fit_the_prediction():
-    with pytest.raises(TraceError, match="cannot be computed for labels"):
-        compiled(labels=np.zeros((BATCH, 3), "float32"))
-
-
-def test_specs_that_leave_the_batch_open():
-    with pytest.raises(TraceError, match="exact shapes"):
-        compiled(inputs=tf.TensorSpec((None, 16)))
-
-
-def test_a_spec_that_is_none():
-    with pytest.raises(TraceError, match="'float32'"):
-        compiled(inputs="float32")
-
-
-@pytest.mark.parametrize("loss", [3.0, object()])
-def test_a_loss_that_cannot_be_called(loss):
-    with pytest.raises(TraceError, match="A loss is a keras"):
-        compiled(loss=loss)
-
-
-def test_nothing_to_train():
-    model = dense_model()
-    model.trainable = False
-    with pytest.raises(
-        TraceError, match=r"'dense_model' has no trainable variables.*trainable=True"
-    ):
-        compiled(model)
-
-
-def refuses_to_be_called(*arguments):
-    raise AssertionError("the step was traced")
-
-
-@pytest.mark.parametrize("budget", ["a lot", "", "-1", 0, "6 parsecs", None])
-def test_a_budget_that_cannot_be_read_is_refused_before_tracing(budget):
-    with pytest.raises(BudgetError):
-        compiled(loss=refuses_to_be_called, budget=budget)
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "3"])
-def test_a_time_limit_that_cannot_be_read_is_refused_before_tracing(seconds):
-    with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
-        compiled(loss=refuses_to_be_called, time_limit_s=seconds)
-    with pytest.raises(BudgetError, match="time_limit_s is a number of seconds"):
-        checkmate.tf2.rematerialize(dense_model(), time_limit_s=seconds)
-
-
-def test_a_loss_per_example_is_refused():
-    with pytest.raises(TraceError, match="one number per batch; got shape"):
-        compiled(loss=lambda labels, prediction: tf.reduce_mean((labels - prediction) ** 2, -1))
-
-
-@pytest.mark.parametrize("what", ["loss", "optimizer"])
-def test_a_name_that_keras_does_not_know_is_refused(what):
-    with pytest.raises(TraceError, match=f"no {what} 'nonesuch'"):
-        compiled(**{what: "nonesuch"})
-
-
-@pytest.mark.parametrize("solver", ["gurobi", 7])
-def test_an_unknown_solver_is_refused_before_tracing(solver):
-    with pytest.raises(SolverUnavailableError, match="state_space"):
-        compiled(loss=refuses_to_be_called, solver=solver)
-
-
-def test_an_unknown_cost_model():
-    with pytest.raises(BudgetError, match="profile, roofline, unit"):
-        compiled(cost_model="flops")
 
 
 def quickly(budget, **options):
@@ -188,11 +86,6 @@ def test_the_advice_of_a_budget_below_the_floor_works(kept, written):
     assert 1 <= int(batch) < BATCH
     x, y = batch_of(int(batch))
     compiled(inputs=x, labels=y, budget=within)
-
-
-def test_a_budget_below_what_is_resident():
-    with pytest.raises(InfeasibleBudgetError, match="Raise the budget"):
-        compiled(budget=1000)
 
 
 def test_a_solver_that_fails():

@@ -502,7 +502,6 @@ def test_the_profiler_does_not_trace_the_device(tensorflow, monkeypatch):
     assert [each.device_tracer_level for each in options] == [0]
 
 
-@pytest.mark.own_process  # the allocator is chosen when TensorFlow is imported
 def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
     """oneDNN's allocator, the default, serves small requests outside of what it counts."""
     import os

@@ -129,17 +129,6 @@ def test_one_op_does_not_set_the_least_budget():
     assert step.report().predicted_peak_bytes <= step.budget_bytes
 
 
-def test_more_slices_than_examples_are_refused():
-    with pytest.raises(checkmate.TraceError, match="batch of 16 cannot run in 17"):
-        compiled("30MiB", 17)
-
-
-@pytest.mark.parametrize("count", [0, 1.5, "many", True])
-def test_a_number_that_is_none_is_refused(count):
-    with pytest.raises(checkmate.TraceError, match="micro_batches is the number of slices"):
-        checkmate.tf2.options.PlanOptions(micro_batches=count)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "micro_batches", "budget"), [("plan.json", 4, "40MiB"), ("folder", "auto", "14MiB")]
