@@ -52,8 +52,7 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"]],
+    "arguments", [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"]]
 )
 def test_what_cannot_be_read_is_status_2(arguments):
     found = invoke(*arguments)

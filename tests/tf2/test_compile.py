@@ -42,8 +42,7 @@ def tight(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in MODELS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in MODELS]
 )
 def test_five_steps_are_bit_equal_to_the_plain_step(name):
     expected, expected_state, _ = plain(name)

@@ -73,10 +73,7 @@ def test_specs_in_dicts_and_the_batch_in_any_form():
     assert len(losses) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [(HUGE, 2**36), (np.int64(2**36), 2**36)],
-)
+@pytest.mark.parametrize(("text", "count"), [(HUGE, 2**36), (np.int64(2**36), 2**36)])
 def test_budgets_as_amounts(text, count):
     step = compiled(budget=text)
     assert step.budget_bytes == step.report().budget_bytes == count

@@ -5,16 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from dense import (
-    BATCH,
-    Idle,
-    ThenEnds,
-    batch_of,
-    compiled,
-    planned,
-    planner_of,
-    raising,
-)
+from dense import BATCH, Idle, ThenEnds, batch_of, compiled, planned, planner_of, raising
 
 import checkmate
 from checkmate import (

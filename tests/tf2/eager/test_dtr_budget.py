@@ -498,9 +498,7 @@ def test_labels_and_seeds_are_no_shapes(monkeypatch):
     anew."""
     asked, real = [], private_api.apply_op  # which puts an op into a scratch graph
     monkeypatch.setattr(
-        private_api,
-        "apply_op",
-        lambda name, **inputs: asked.append(name) or real(name, **inputs),
+        private_api, "apply_op", lambda name, **inputs: asked.append(name) or real(name, **inputs)
     )
     table = weights(64, 64)
     with dtr(memory()["current"] + 64 * MIB):

@@ -86,10 +86,7 @@ def test_views_aliases_and_shapes_are_no_ops():
 
     found = traced(step)
     assert [(op.kind, op.deps) for op in found.graph.ops] == [("Sin", ()), ("Cos", (0,))]
-    assert found.graph.outputs == (
-        0,
-        1,
-    )
+    assert found.graph.outputs == (0, 1)
 
 
 def test_small_ops_are_absorbed_into_what_is_resident():

@@ -45,10 +45,7 @@ def test_ops_that_call_back_into_python_run_once():
 
 @pytest.mark.parametrize(
     ("make", "types_"),
-    [
-        ("while_loop", {"StatelessWhile", "While"}),
-        ("cond", {"StatelessIf", "If"}),
-    ],
+    [("while_loop", {"StatelessWhile", "While"}), ("cond", {"StatelessIf", "If"})],
 )
 def test_control_flow_is_one_op(make, types_):
     @tf.function

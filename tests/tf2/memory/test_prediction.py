@@ -99,11 +99,7 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
     paper = predictor.write(planned.traced.plain_plan())
     mib = 2**20
     # Batch, result of the step before, what is read and written.
-    for free, peak in (
-        (16 * mib, 4 * mib),
-        (4 * mib + 2**13, 4 * mib),
-        (3 * mib, None),
-    ):
+    for free, peak in ((16 * mib, 4 * mib), (4 * mib + 2**13, 4 * mib), (3 * mib, None)):
         predictor.pool = Pool.of_free_chunks([(2**30, free)], in_use_bytes=7 * mib, more=False)
         found = predictor.peak(paper)
         assert (found is None) == (peak is None)

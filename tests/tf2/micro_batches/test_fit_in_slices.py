@@ -19,13 +19,7 @@ def fitted(optimizer, micro_batches, budget="60MiB", examples=40, dtype="float32
         options = {"cost_model": "roofline", "verbose": False}
         checkmate.tf2.rematerialize(model, budget=budget, micro_batches=micro_batches, **options)
     history = model.fit(
-        pictures,
-        labels,
-        sample_weight=weights,
-        batch_size=16,
-        epochs=2,
-        shuffle=False,
-        verbose=0,
+        pictures, labels, sample_weight=weights, batch_size=16, epochs=2, shuffle=False, verbose=0
     ).history
     return model, history
 
