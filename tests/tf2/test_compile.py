@@ -55,10 +55,9 @@ def test_five_steps_are_bit_equal_to_the_plain_step(name):
     assert len(set(losses)) == 5, "nothing is trained"
 
 
+@pytest.mark.slow  # test_loops_over_datasets asks for as much
 @pytest.mark.own_process
-@pytest.mark.parametrize(
-    ("name", "batch"), [("mlp", 2048), pytest.param("cnn", 64, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "batch"), [("mlp", 2048), ("cnn", 64)])
 def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
     """Each batch is made while the one before and its results are there, as in a loop over a
     dataset."""

@@ -14,9 +14,7 @@ from dense import (
     batch_of,
     compiled,
     dense_model,
-    nothing_else,
     planned,
-    planner_of,
     tight,
 )
 from strategies import training_chain
@@ -90,17 +88,22 @@ def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
     assert own == pytest.approx(asked, rel=0.2), "the allocator's overhead is added"
 
 
-def test_auto_is_what_the_device_has_free(monkeypatch):
-    monkeypatch.setattr(available, "free_bytes", lambda device: 10**9)
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how many bytes the device has free."""
+    return lambda count: monkeypatch.setattr(available, "free_bytes", lambda device: count)
+
+
+def test_auto_is_what_the_device_has_free(free):
+    there = available.free_bytes("CPU:0")
+    assert 0.5 * there < compiled(budget="auto").budget_bytes < there * 1.5
+    free(10**9)
     step = compiled(budget="auto")
     assert step.budget_bytes == int(10**9 * (1 - available.AUTO_RESERVE))
-    monkeypatch.undo()
-    free = available.free_bytes("CPU:0")
-    assert 0.5 * free < compiled(budget="auto").budget_bytes < free * 1.5
 
 
-def test_auto_never_stops_what_would_train_without_us(monkeypatch):
-    monkeypatch.setattr(available, "free_bytes", lambda device: 1000)
+def test_auto_never_stops_what_would_train_without_us(free):
+    free(1000)
     step = compiled(budget="auto")
     assert step.result is None
     assert any("No plan fits the 900 B found free" in note for note in step.report().notes)
@@ -334,26 +337,3 @@ def test_a_log_without_a_terminal_gets_a_line_about_the_plan(capfd):
     assert line.splitlines()[-1].startswith(f"{step.report().name}: {step.report().in_a_line()} (")
     compiled(verbose=False)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(monkeypatch, tmp_path):
-    """As steps took more than was predicted."""
-    nothing_else(monkeypatch)
-    planner, specs = planner_of(int(1.2 * planned().budget_bytes), plan=tmp_path)
-    first = planner.plan(specs)
-    path = planner.path_of(first.traced)
-    left = path.read_bytes()
-    again = planner.anew(first, specs, (), "It took more.", 1.1)
-    assert "solving" in again.report.seconds, "planned, and not taken from the folder"
-    assert path.read_bytes() != left
-
-
-def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(
-    monkeypatch, caplog
-):
-    nothing_else(monkeypatch)
-    planner, specs = planner_of(planned().budget_bytes)
-    first = planner.plan(specs)
-    assert planner.anew(first, specs, (), "It took more.", 3.0) is first
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1 and warnings[0].startswith("It took more. No other plan")

@@ -139,7 +139,13 @@ def file(tf, path):
     return effect, lambda: len(list(path.iterdir()))
 
 
-@pytest.mark.parametrize("make", [counter, iterator, table, queue, generator, file])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(counter, iterator, table),
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (queue, generator, file)),
+    ],
+)
 def test_what_a_step_does_besides_happens_once_per_call(make, tmp_path):
     found = []
     for planned in (False, True):

@@ -130,6 +130,7 @@ def test_how_a_model_is_compiled(options):
     assert_same(make, train)
 
 
+@pytest.mark.slow
 def test_several_outputs():
     def make():
         x = inputs = keras.Input((WIDTH,))

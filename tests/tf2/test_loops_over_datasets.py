@@ -44,7 +44,7 @@ def decorated(model, loss, dataset):
     return step, None
 
 
-@pytest.mark.parametrize("make", [compiled, decorated])
+@pytest.mark.parametrize("make", [compiled, pytest.param(decorated, marks=pytest.mark.slow)])
 def test_a_loop_over_a_dataset_stays_within_the_budget(make):
     keras.utils.set_random_seed(0)
     values = inputs = keras.Input((LENGTH, LENGTH, 3))

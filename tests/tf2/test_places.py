@@ -25,7 +25,7 @@ from checkmate.tf2.memory.profiler import observe
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("name", ["cnn", "unet"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("unet", marks=pytest.mark.slow)])
 def test_updates_leave_variables_where_they_are(name):
     """What is moved to the midst of the memory that the step uses keeps the allocator from handing
     it out in one piece."""
@@ -45,7 +45,7 @@ def test_updates_leave_variables_where_they_are(name):
         assert [address(v) for v in variables] == before
 
 
-@pytest.mark.parametrize("name", ["cnn", "two_inputs"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("two_inputs", marks=pytest.mark.slow)])
 def test_results_lie_where_those_before_the_last_did(name):
     """They would creep through the memory else, and each step would find it cut in another way."""
     keras.utils.set_random_seed(0)

@@ -154,24 +154,28 @@ def test_evaluations_that_do_not_run_are_seen(trained):
     assert not found.ok and len(found.not_run) > 20
 
 
+@pytest.fixture
 def on_gpu(monkeypatch):
     """The profiler traces no kernels but those in which oneDNN runs several ops, which GPUs have
-    none of: it sees requests for memory."""
+    none of; it sees requests for memory, or nothing at all, as with CUDA's own allocator."""
     verify = importlib.import_module("checkmate.tf2.verify")
     observe = verify.observe
 
-    def requests(call):
-        seen = observe(call)
-        fused = {key: times for key, times in seen.ran.items() if "WithBias" in key[1]}
-        return replace(seen, ran=Counter(fused))
+    def of(*, requests):
+        def seen(call):
+            found = observe(call)
+            fused = {key: times for key, times in found.ran.items() if "WithBias" in key[1]}
+            return replace(found, ran=Counter(fused), **({} if requests else {"asked": {}}))
 
-    monkeypatch.setattr(verify.devices, "kernels_are_traced", lambda device: False)
-    monkeypatch.setattr(verify, "observe", requests)
-    return verify
+        monkeypatch.setattr(verify.devices, "kernels_are_traced", lambda device: False)
+        monkeypatch.setattr(verify.devices, "requests_are_seen", lambda device: requests)
+        monkeypatch.setattr(verify, "observe", seen)
+
+    return of
 
 
-def test_where_no_kernels_are_traced_requests_for_memory_tell_what_ran(trained, monkeypatch):
-    on_gpu(monkeypatch)
+def test_where_no_kernels_are_traced_requests_for_memory_tell_what_ran(trained, on_gpu):
+    on_gpu(requests=True)
     case, _, step = trained
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert not found.not_run and not found.run_again
@@ -183,12 +187,8 @@ def test_where_no_kernels_are_traced_requests_for_memory_tell_what_ran(trained, 
     assert not found.ok and found.not_run
 
 
-def test_where_nothing_is_seen_nothing_is_said_of_evaluations(trained, monkeypatch):
-    """As with CUDA's own allocator."""
-    verify = on_gpu(monkeypatch)
-    observe = verify.observe
-    monkeypatch.setattr(verify, "observe", lambda call: replace(observe(call), asked={}))
-    monkeypatch.setattr(verify.devices, "requests_are_seen", lambda device: False)
+def test_where_nothing_is_seen_nothing_is_said_of_evaluations(trained, on_gpu):
+    on_gpu(requests=False)
     case, _, step = trained
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert found.planned_evaluations and not found.not_run

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from tracing import VALUE_BYTES
+import tensorflow as tf
+from tracing import VALUE_BYTES, N, op_of, traced
 
-from checkmate import BudgetError
 from checkmate.core.footprint import Footprint, Request
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import trace
@@ -16,7 +16,7 @@ from checkmate.tf2.costs import chain
 from checkmate.tf2.costs.cache import Measurement, forget
 from checkmate.tf2.costs.chain import Chain
 from checkmate.tf2.costs.isolated import IsolatedOps
-from checkmate.tf2.costs.measured import costs_of
+from checkmate.tf2.costs.measured import costs_of, with_costs
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def step(tensorflow):
     """A traced step with a variable, a loop, random numbers with state, and the same multiplication
     twice."""
-    tf = tensorflow
     tf.random.set_seed(1)
     variable = tf.Variable(tf.ones((128, 128)))
 
@@ -68,25 +67,18 @@ def measured(monkeypatch):
     return groups
 
 
-def with_costs(step, model, **options):
-    from checkmate.tf2.costs.measured import with_costs
-
-    return with_costs(step, model, **options)
-
-
 @pytest.mark.parametrize("model", ["profile", "roofline", "unit"])
-def test_costs_are_positive_and_nothing_else_changes(step, folder, model):
+def test_costs_are_positive_and_nothing_else_changes(step, folder, measured, model):
     graph = with_costs(step, model)
     assert all(op.cost > 0 for op in graph.ops)
     assert all(op.workspace_bytes >= 0 for op in graph.ops)
     plain = [dataclasses.replace(op, cost=1.0, workspace_bytes=0) for op in graph.ops]
     assert plain == [dataclasses.replace(op, cost=1.0, workspace_bytes=0) for op in step.graph.ops]
     assert (graph.outputs, graph.fixed_bytes) == (step.graph.outputs, step.graph.fixed_bytes)
+    assert bool(measured) == folder.exists() == (model == "profile")
 
 
 def test_more_work_costs_more(tensorflow, folder):
-    tf = tensorflow
-
     def step(x, y):
         return x @ x, tf.sin(y)
 
@@ -99,7 +91,6 @@ def test_more_work_costs_more(tensorflow, folder):
 def test_a_workspace_is_measured(tensorflow, folder):
     """The inner values of a group are its workspace: of its two large ones at least one is in
     memory beside the result."""
-    tf = tensorflow
     traced = trace(lambda x: tf.reduce_sum(tf.transpose(tf.sin(x)) @ x), tf.TensorSpec((512, 512)))
     assert len(traced.graph) == 1
     (op,) = with_costs(traced, "profile").ops
@@ -108,41 +99,38 @@ def test_a_workspace_is_measured(tensorflow, folder):
     assert plain.workspace_bytes < 4 * 512 * 512 // 8
 
 
-def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(
-    tensorflow, folder, monkeypatch
-):
+@pytest.fixture
+def gpu(machine):
+    """Has measuring ask what it asks of a GPU: whether requests are seen, and algorithms tried."""
+
+    def of(*, requests=True, tries=False):
+        machine.patch(devices, "requests_are_seen", lambda device: requests)
+        machine.patch(chain, "_tries", lambda members, device: tries)
+        if not requests:
+            machine.patch(chain, "observe", lambda call: pytest.fail("the profiler was asked"))
+
+    return of
+
+
+def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(gpu, folder):
     """On a GPU a convolution's first run asks for the memory of each algorithm that it tries, one
     after another. Of a later run each op's requests are seen once."""
-    tf = tensorflow
     kernel = tf.ones((3, 3, 8, 8))
 
     def step(x):
         return tf.nn.conv2d(tf.sin(x), kernel, 1, "SAME") * 2.0
 
     traced = trace(step, tf.TensorSpec((4, 64, 64, 8)))
-    logs = []
-    bursts = chain.bursts
-
-    def kept(log):
-        logs.append(bursts(log))
-        return logs[-1]
-
-    monkeypatch.setattr(chain, "bursts", kept)
-    usual = with_costs(traced, "profile")
+    usual = costs_of(traced)
     forget()
-    monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(folder / "again"))
-    monkeypatch.setattr(chain, "_tries", lambda members, device: True)
-    found = with_costs(traced, "profile")
-    first, again = ({name: len(asked) for name, asked in log.items()} for log in logs)
-    assert again and again.items() <= first.items()
-    assert [op.workspace_bytes for op in found.ops] == [op.workspace_bytes for op in usual.ops]
+    for file in folder.iterdir():
+        file.unlink()
+    gpu(tries=True)
+    assert costs_of(traced).footprints == usual.footprints
 
 
-def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(
-    tensorflow, folder, monkeypatch
-):
+def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(gpu, folder):
     """CUDA's own allocator tells the profiler nothing, as if no op asked for memory."""
-    tf = tensorflow
 
     def step(x, y):
         chosen = tf.where(y > 0, x, y)
@@ -150,10 +138,7 @@ def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_not
 
     traced = trace(step, *[tf.TensorSpec((512, 512))] * 2)
     by_shapes = with_costs(traced, "roofline")
-    monkeypatch.setattr(devices, "requests_are_seen", lambda device: False)
-    monkeypatch.setattr(
-        "checkmate.tf2.costs.chain.observe", lambda call: pytest.fail("the profiler was asked")
-    )
+    gpu(requests=False)
     graph = with_costs(traced, "profile")
     found = [(op.workspace_bytes, op.in_place) for op in graph.ops]
     assert found == [(op.workspace_bytes, op.in_place) for op in by_shapes.ops]
@@ -203,7 +188,6 @@ def test_what_was_measured_is_kept_on_disk(step, folder, measured):
 
 
 def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
-    tf = tensorflow
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     known = json.loads(path.read_text())["entries"]
@@ -217,7 +201,6 @@ def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
 
 
 def test_other_shapes_are_other_ops(tensorflow, folder, measured):
-    tf = tensorflow
     for n in (64, 128, 64):
         with_costs(trace(lambda x: tf.sin(x), tf.TensorSpec((n, n))), "profile")
     assert measured == [["Sin"], ["Sin"]]
@@ -276,13 +259,6 @@ def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured,
     assert len(json.loads(path.read_text())["entries"]) == 2
 
 
-@pytest.mark.parametrize("model", ["roofline", "unit"])
-def test_models_that_run_nothing(step, folder, measured, model):
-    with_costs(step, model)
-    assert not measured
-    assert not folder.exists()
-
-
 def test_unit_counts_tensorflow_ops(step):
     assert [op.cost for op in with_costs(step, "unit").ops] == [len(group) for group in step.groups]
 
@@ -305,25 +281,9 @@ def test_a_function_that_forgets_ops_is_refused(step):
         with_costs(step, lambda traced, on_progress: [])
 
 
-def test_an_unknown_name_is_refused(step):
-    with pytest.raises(BudgetError, match=r"'flops'.*profile, roofline, unit"):
-        with_costs(step, "flops")
-
-
-def test_the_device_and_its_settings_are_part_of_the_key(monkeypatch):
-    here = devices.describe("CPU:0")
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    assert devices.describe("CPU:0") != here
-
-
 def test_what_the_table_does_not_know_is_found_out_by_running(tensorflow):
     """A choice between two tensors is written over one of them, and a product of matrices over
     none."""
-    from tracing import op_of, traced
-
-    from checkmate.tf2.costs.measured import with_costs
-
-    tf = tensorflow
 
     def step(x):  # each value is read twice, so that each is an op of its own
         a, b = tf.cos(x), tf.sin(x)
@@ -343,11 +303,6 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
     tensorflow, monkeypatch, small_share
 ):
     """The kernel makes both; the loss is small beside it, and counted as resident."""
-    from tracing import VALUE_BYTES, N, op_of, traced
-
-    from checkmate.tf2.costs.measured import with_costs
-
-    tf = tensorflow
     monkeypatch.setattr("checkmate.tf2.graph.sizes.SMALL_SHARE", small_share)
     labels = tf.zeros(N, tf.int32)
 
@@ -367,8 +322,6 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
 
 def isolated(step, *shapes, times=1):
     """The ops of a step, each group by itself, and what was traced, which keeps them alive."""
-    from tracing import traced
-
     found = traced(step, *shapes)
     parts = zip(found.groups, found.values, found.taken, strict=True)
     return [IsolatedOps(*each, times) for each in parts], found
@@ -407,7 +360,7 @@ def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch
     """In place where nothing else holds the input; a product asks for its value."""
     from tracing import VALUE_BYTES, op_of, traced
 
-    tf, sessions = tensorflow, []
+    sessions = []
     monkeypatch.setattr(chain, "LENGTH", 2)
     observe = chain.observe
     monkeypatch.setattr(chain, "observe", lambda call: sessions.append(call) or observe(call))
@@ -443,8 +396,6 @@ def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflo
     """With oneDNN, it reads what the pooling left, and does not pool once more."""
     from checkmate.tf2.memory.profiler import observe
 
-    tf = tensorflow
-
     def step(x):
         y = tf.nn.max_pool2d(x, 2, 2, "VALID")
         return y, tf.gradients(tf.reduce_sum(tf.sin(y)), x)
@@ -464,8 +415,6 @@ def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflo
 
 
 def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tensorflow):
-    tf = tensorflow
-
     def step(x):
         return tf.debugging.check_numerics(tf.math.log(x - 1.0), ""), tf.sin(x), tf.cos(x)
 
@@ -476,8 +425,6 @@ def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tens
 
 
 def test_what_was_measured_is_not_left_in_memory(tensorflow, folder):
-    from tracing import traced
-
     constant = np.random.default_rng(0).random((512, 512)).astype("float32")
     found = traced(lambda x: tensorflow.sin(x @ constant), (512, 512))
     before = devices.bytes_in_use("CPU:0")
@@ -527,9 +474,6 @@ def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
 def test_a_function_that_xla_compiles_is_measured_with_what_it_asks_for(tensorflow):
     """As the grouped convolutions of Keras on a CPU, whose gradient takes far more than it makes;
     the profiler sees no op ask."""
-    from tracing import traced
-
-    tf = tensorflow
     convolution = tf.function(
         lambda x, k: tf.nn.convolution(x, k, padding="SAME"), jit_compile=True
     )

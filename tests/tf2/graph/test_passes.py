@@ -93,12 +93,12 @@ class Net:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("one", "45%"),
         ("two", "45%"),
-        ("sam", "45%"),
-        ("two_nets", "50%"),
-        ("penalty", "50%"),
         ("maml", "45%"),
+        *(
+            pytest.param(name, budget, marks=pytest.mark.slow)
+            for name, budget in (("sam", "45%"), ("two_nets", "50%"), ("penalty", "50%"))
+        ),
     ],
 )
 def test_a_step_of_several_passes_trains_in_less_with_the_same_bits(name, budget):

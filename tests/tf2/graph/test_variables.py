@@ -53,13 +53,12 @@ def test_they_are_found_with_their_shapes():
         np.testing.assert_array_equal(slot.numpy(), 1)
 
 
-@pytest.mark.parametrize("budget", ["1000%", "85%"])
-def test_measuring_leaves_them_as_they_were(budget):
+def test_measuring_leaves_them_as_they_were():
     x = tf.random.stateless_normal((16384, 256), (3, 4))
     found = []
     for planned in (False, True):
         step, weights, slots = adam()
-        options = {"budget": budget, "cost_model": "roofline", "solver": UNHURRIED}
+        options = {"budget": "85%", "cost_model": "roofline", "solver": UNHURRIED}
         run = checkmate.tf2.function(step, **options) if planned else tf.function(step)
         losses = [run(x).numpy() for _ in range(3)]
         found.append([losses, *(each.numpy() for each in (weights, *slots))])
