@@ -347,9 +347,7 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (lambda data: data | {"version": 99}, PlanFileError, "version 99"),
         (lambda data: data | {"steps": data["steps"][1:]}, PlanError, "op"),
-        (lambda data: data | {"steps": data["steps"] + [["compute", 10**6]]}, PlanError, "op"),
         (
             lambda data: data | {"costs": data["costs"][1:]},
             PlanFileError,
@@ -359,11 +357,6 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
             lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])},
             PlanFileError,
             "no file of a planned step",
-        ),
-        (
-            lambda data: data | {"costs": [[1.0, float("inf")]] * len(data["costs"])},
-            PlanFileError,
-            "'costs' is Infinity",
         ),
         (
             lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}},

@@ -25,7 +25,8 @@ from checkmate.units import format_bytes
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
-def predicted_low(patch):
+@pytest.fixture
+def predicted_low(monkeypatch):
     """Has half of the budget be the predicted peak of each plan, whatever the allocator loses."""
     predict = PlanSearch._predict
 
@@ -33,7 +34,7 @@ def predicted_low(patch):
         predict(self, candidate)
         candidate.expected_bytes = self.memory.limit_bytes // 2
 
-    patch.setattr(PlanSearch, "_predict", low)
+    monkeypatch.setattr(PlanSearch, "_predict", low)
 
 
 def quickly(budget, **options):
@@ -90,8 +91,7 @@ def test_a_solver_that_fails():
         )
 
 
-def test_a_solver_that_fails_after_it_found_a_plan(monkeypatch):
-    predicted_low(monkeypatch)
+def test_a_solver_that_fails_after_it_found_a_plan(predicted_low):
     step = compiled(
         budget=int(1.2 * planned().budget_bytes),
         solver=ThenEnds(raising(SolverFailedError("it broke"))),
@@ -133,10 +133,9 @@ def test_what_need_not_be_in_memory_together_proves_nothing():
     assert caught.value.floor_bytes == lowest - small
 
 
-def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
+def test_a_plan_that_is_found_for_another_budget_is_taken(predicted_low):
     """What a search finds is not monotone in the budget; without this the refusal named a budget
     that was refused in turn."""
-    predicted_low(monkeypatch)
     low, graph = planned().plan, planned().graph
     needed = replay(graph, low).peak_bytes
 
@@ -151,8 +150,7 @@ def test_a_plan_that_is_found_for_another_budget_is_taken(monkeypatch):
     assert step.result.bound == pytest.approx(step.graph.total_cost)
 
 
-def test_ctrl_c_takes_the_best_plan(monkeypatch):
-    predicted_low(monkeypatch)
+def test_ctrl_c_takes_the_best_plan(predicted_low):
     step = compiled(
         budget=int(1.2 * planned().budget_bytes), solver=ThenEnds(raising(KeyboardInterrupt))
     )
@@ -170,7 +168,7 @@ def test_ctrl_c_before_any_plan():
         compiled(budget=planned().budget_bytes, solver=Interrupted())
 
 
-def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(monkeypatch):
+def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(machine):
     from types import SimpleNamespace
 
     def message(*layers):
@@ -184,7 +182,7 @@ def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(monke
 
     convolution = keras.layers.Conv2D(8, 5, padding="same")
     assert "CUDNN" not in message(convolution)
-    monkeypatch.setattr(refusal, "devices", SimpleNamespace(training_device=lambda: "GPU:0"))
+    machine.patch(refusal, "devices", SimpleNamespace(training_device=lambda: "GPU:0"))
     assert re.search(
         r"workspace of the algorithm.*TF_CUDNN_WORKSPACE_LIMIT_IN_MB", message(convolution)
     )

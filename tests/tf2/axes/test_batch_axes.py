@@ -2,6 +2,7 @@
 binds the examples together, and what is refused."""
 
 import keras
+import programs
 import pytest
 import tensorflow as tf
 from oracle import in_slices
@@ -11,12 +12,7 @@ from checkmate.tf2.axes.batch_axes import batch_axes
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.training_step import training_step
 
-
-@pytest.fixture(scope="module")
-def programs(tensorflow):
-    import programs
-
-    return programs
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 NAMES = (
@@ -28,7 +24,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
+def test_every_value_of_the_whole_follows_from_the_slices(name):
     with programs.double():
         step, batch = getattr(programs, name)()
         found = in_slices(step, batch, 2)
@@ -40,7 +36,7 @@ def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
 @pytest.mark.long
 @pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("name", [*NAMES[:-1], "bidirectional"])
-def test_slices_of_any_size_are_right_or_refused(programs, name, examples):
+def test_slices_of_any_size_are_right_or_refused(name, examples):
     """Along an axis of one example an op may broadcast, and sums over it are left out."""
     with programs.double():
         step, batch = getattr(programs, name)()
@@ -150,7 +146,7 @@ def test_a_moving_average_is_written_after_the_slices(tensorflow):
     assert [operation.type for operation in axes.whole_ops][-1] == "AssignVariableOp"
 
 
-def test_draws_of_one_generator_are_parts_of_those_of_the_whole(programs):
+def test_draws_of_one_generator_are_parts_of_those_of_the_whole():
     with programs.double():
         step, batch = programs.one_generator()
         axes = in_slices(step, batch, 2).axes

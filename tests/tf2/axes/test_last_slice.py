@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import keras
 import numpy as np
+import programs
 import pytest
 import tensorflow as tf
 
@@ -14,12 +15,7 @@ from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.parts import Parts
 
-
-@pytest.fixture(scope="module")
-def programs(tensorflow):
-    import programs
-
-    return programs
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def analysed(step, batch, sizes):
@@ -50,7 +46,7 @@ def network():
     return keras.Model(tokens, layers.Dropout(0.2)(layers.Dense(30)(x)))
 
 
-def training_of(programs, optimizer="sgd", examples=10):
+def training_of(optimizer="sgd", examples=10):
     generator = np.random.default_rng(0)
     batch = [tf.constant(generator.integers(0, 30, (examples, 12)), tf.int32) for _ in range(2)]
     return programs.trained(network(), programs.cross_entropy(), *batch, optimizer=optimizer)
@@ -92,11 +88,11 @@ def in_slices(step, batch, sizes):
         pytest.param("sgd", 7, (5, 2), marks=pytest.mark.slow),
     ],
 )
-def test_a_shorter_last_slice_gives_the_values_of_the_whole(programs, optimizer, examples, sizes):
+def test_a_shorter_last_slice_gives_the_values_of_the_whole(optimizer, examples, sizes):
     """The masks of dropout are those of the whole batch, to the bit; and a second step begins with
     empty totals."""
     with programs.double():
-        step, batch = training_of(programs, optimizer, examples)
+        step, batch = training_of(optimizer, examples)
         (plain, trained), *found = in_slices(step, batch, sizes)
     for returned, variables in found:
         for wanted, got in zip([*plain, *trained], [*returned, *variables], strict=True):
@@ -195,7 +191,7 @@ PROGRAMS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(programs, name):
+def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(name):
     """Slices of 3, 3 and 2 examples."""
     with programs.double():
         (plain, trained), *found = in_slices(*getattr(programs, name)(), (3, 2))

@@ -17,6 +17,7 @@ from checkmate.tf2.costs.cache import Measurement, forget
 from checkmate.tf2.costs.chain import Chain
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measured import costs_of, with_costs
+from checkmate.tf2.graph import graph_writer
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -298,12 +299,8 @@ def test_what_the_table_does_not_know_is_found_out_by_running(tensorflow):
     assert not any(op.in_place for op in graph.ops if op.kind == "MatMul")
 
 
-@pytest.mark.parametrize("small_share", [0.001, 0.0])
-def test_a_loss_beside_its_gradient_is_written_over_the_logits(
-    tensorflow, monkeypatch, small_share
-):
+def test_a_loss_beside_its_gradient_is_written_over_the_logits():
     """The kernel makes both; the loss is small beside it, and counted as resident."""
-    monkeypatch.setattr("checkmate.tf2.graph.sizes.SMALL_SHARE", small_share)
     labels = tf.zeros(N, tf.int32)
 
     def step(x):
@@ -346,11 +343,11 @@ def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
     assert sum(count for (_, kernel), count in seen.ran.items() if kernel == "Sin") == 5
 
 
-def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, monkeypatch):
+def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, machine):
     """They run asynchronously. The op that waits for them does nothing on a CPU."""
     from checkmate.tf2.memory.profiler import observe
 
-    monkeypatch.setattr("checkmate.tf2.graph.graph_writer.training_device", lambda: "GPU:0")
+    machine.patch(graph_writer, "training_device", lambda: "GPU:0")
     ops, _kept = isolated(tensorflow.sin, (64, 64))
     ran = [kernel for _, kernel in observe(Chain(ops, "CPU:0").run).ran]
     assert ran.count("SyncDevice") == 4, "before and after the op, and before and after nothing"

@@ -27,6 +27,23 @@ from checkmate.tf2.eager.storage import EagerCall
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
+def fails(*_):
+    raise ValueError("it broke")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Replaces something for a block."""
+
+    @contextlib.contextmanager
+    def of(where, name, instead):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, instead)
+            yield
+
+    return of
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -39,7 +56,8 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
         "adding up fails",
     ],
 )
-def test_leaving_restores_tensorflow(how, monkeypatch):
+def test_leaving_restores_tensorflow(how, broken):
+    raising = pytest.raises(ValueError, match="it broke")
     variables, loss = chain(depth=3)
     plain, before = arrays(gradients(variables, loss)), fenced()
     if how == "at the end":
@@ -55,32 +73,15 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
         with pytest.raises(tf.errors.InvalidArgumentError), dtr():
             gradients(variables, lambda: tf.matmul(loss()[None, None], normal(2, 2)))
     elif how == "a gradient fails":
-        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no gradient"), dtr():
-            patch.setattr(
-                private_api,
-                "gradient_function",
-                lambda name: (_ for _ in ()).throw(ValueError("no gradient")),
-            )
+        with raising, dtr(), broken(private_api, "gradient_function", fails):
             gradients(variables, loss)
     elif how == "making zeros fails":
-        vspace = private_api.default_vspace._replace(
-            zeros_like_fn=lambda *_: (_ for _ in ()).throw(ValueError("no zeros"))
-        )
-        vspace = vspace._replace(zeros_fn=vspace.zeros_like_fn)
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(ValueError, match="no zeros"),
-            dtr(smallest_bytes=0),
-        ):
-            patch.setattr(private_api, "default_vspace", vspace)
+        vspace = private_api.default_vspace._replace(zeros_like_fn=fails, zeros_fn=fails)
+        with raising, dtr(smallest_bytes=0), broken(private_api, "default_vspace", vspace):
             gradients(variables[:1], lambda: tf.reduce_sum(tf.split(tf.tanh(variables[0]), 2)[0]))
     else:
-        w = variables[0]
-        vspace = private_api.default_vspace._replace(
-            aggregate_fn=lambda parts: (_ for _ in ()).throw(ValueError("no sum"))
-        )
-        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no sum"), dtr():
-            patch.setattr(private_api, "default_vspace", vspace)
+        w, vspace = variables[0], private_api.default_vspace._replace(aggregate_fn=fails)
+        with raising, dtr(), broken(private_api, "default_vspace", vspace):
             gradients([w], lambda: tf.reduce_sum(tf.tanh(w) + w * w))
     after = fenced()
     assert len(before) == len(after) and all(
@@ -92,20 +93,14 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
         same(arrays(gradients(variables, loss)), plain)
 
 
-def test_an_op_that_raises_while_it_runs_again(monkeypatch):
+def test_an_op_that_raises_while_it_runs_again(broken):
     with managed(smallest_bytes=0) as runtime:
         x = tf.tanh(tf.exp(normal(8, 8)))
         value = x.numpy()
         y = x + 1.0
         runtime.policy.evict_all()
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                EagerCall,
-                "run_again",
-                lambda self: (_ for _ in ()).throw(RuntimeError("kernel broke")),
-            )
-            with pytest.raises(RuntimeError, match="kernel broke"):
-                y.numpy()
+        with broken(EagerCall, "run_again", fails), pytest.raises(ValueError, match="it broke"):
+            y.numpy()
         assert not any(storage.locks for storage in runtime.policy.live)
         assert not runtime.references.depth
         assert np.array_equal(y.numpy(), value + 1)

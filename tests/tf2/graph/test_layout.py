@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("optimizer_on")
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setattr(grappler, "training_device", virtual_gpu.device)
+def gpu(machine):
+    machine.patch(grappler, "training_device", virtual_gpu.device)
 
 
 def plain_convolutions():

@@ -51,7 +51,7 @@ def test_it_takes_a_few_batches_to_set_memory_apart(tensorflow):
     assert devices.bytes_in_use("CPU:0") - before <= 4096
 
 
-def test_where_the_allocator_does_not_report_nothing_is_set_apart(tensorflow, monkeypatch):
-    monkeypatch.setattr(batch_area.devices, "allocator_reports", lambda device: False)
+def test_where_the_allocator_does_not_report_nothing_is_set_apart(tensorflow, machine):
+    machine.patch(batch_area.devices, "allocator_reports", lambda device: False)
     assert batch_area.set_apart(BATCH) is None
     assert batch_area.set_apart([]) is None

@@ -154,24 +154,24 @@ def test_only_one_profile_at_a_time(tensorflow, tmp_path):
         tensorflow.profiler.experimental.stop(save=False)
 
 
-def test_an_allocator_that_does_not_report_is_not_asked(monkeypatch):
+def test_an_allocator_that_does_not_report_is_not_asked(machine):
     from checkmate.tf2.memory.probe import probe
 
-    monkeypatch.setattr(devices, "allocator_reports", lambda device: False)
+    machine.patch(devices, "allocator_reports", lambda device: False)
     with pytest.raises(CheckmateError, match="does not say how much is in use"):
         probe(MIB)
 
 
-def test_an_allocator_that_is_not_bfc_is_not_believed(monkeypatch):
+def test_an_allocator_that_is_not_bfc_is_not_believed(machine):
     from checkmate.tf2.memory import probe
 
     observe = probe.observe
-    monkeypatch.setattr(probe, "observe", lambda call: replace(observe(call), events=()))
+    machine.patch(probe, "observe", lambda call: replace(observe(call), events=()))
     with pytest.raises(CheckmateError, match="not TensorFlow's BFC allocator"):
         probe.probe(MIB)
 
 
-def test_more_memory_than_there_is(tensorflow, monkeypatch):
+def test_more_memory_than_there_is(tensorflow, machine):
     """In earnest, TensorFlow would wait ten seconds."""
     from checkmate.tf2.memory.probe import probe
 
@@ -182,7 +182,7 @@ def test_more_memory_than_there_is(tensorflow, monkeypatch):
             raise tf.errors.ResourceExhaustedError(None, None, "OOM")
         return empty(shape=shape, dtype=dtype)
 
-    monkeypatch.setattr(tf.raw_ops, "Empty", at_most)
+    machine.patch(tf.raw_ops, "Empty", at_most)
     assert probe(MIB).largest_hole_bytes >= MIB
     with pytest.raises(CheckmateError, match=r"has no 200\.00 GiB in one piece"):
         probe(200 * 2**30)
@@ -209,7 +209,7 @@ def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
     assert devices.bytes_in_use("CPU:0") <= before
 
 
-def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
+def test_what_others_do_meanwhile_counts(tensorflow, machine):
     """When all chunks are full, another thread requests a buffer and releases one that it had."""
     from checkmate.tf2.memory import probe
 
@@ -226,7 +226,7 @@ def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
             places.append(probe.address_of(theirs[0]))
         return answer
 
-    monkeypatch.setattr(probe, "request_within", disturbed)
+    machine.patch(probe, "request_within", disturbed)
     pool = probe.probe(60 * MIB)
     released, requested = places
     assert 500000 <= pool.in_use_bytes - in_use <= 1000000
