@@ -52,8 +52,7 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"]],
+    "arguments", [["nothing"], ["demo", "--nothing"], ["demo", "--steps", "many"]]
 )
 def test_what_cannot_be_read_is_status_2(arguments):
     found = invoke(*arguments)
@@ -84,11 +83,8 @@ def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, click.Abort])
-def test_ctrl_c_is_status_130(monkeypatch, error):
-    def interrupt(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(demo, "fresh_process", interrupt)
+def test_ctrl_c_is_status_130(processes, error):
+    processes(error())
     found = invoke("demo")
     assert found.exit_code == 130
     assert found.stderr.splitlines()[-1] == "checkmate: interrupted."
@@ -132,6 +128,21 @@ def test_the_module_is_the_command_and_needs_no_tensorflow():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """Sets what answers in the place of the demo's processes, or what they raise."""
+
+    def of(answer):
+        def fresh_process(*arguments, **options):
+            if callable(answer):
+                return answer(*arguments)
+            raise answer
+
+        monkeypatch.setattr(demo, "fresh_process", fresh_process)
+
+    return of
+
+
 def trained(peak_bytes, losses, step_s=1.0, budget_bytes=None):
     """What the process of one training prints."""
     facts = {"device": "CPU:0", "budget_bytes": budget_bytes, "report": "what it reports"}
@@ -139,16 +150,16 @@ def trained(peak_bytes, losses, step_s=1.0, budget_bytes=None):
 
 
 @pytest.fixture
-def trainings(monkeypatch):
+def trainings(processes):
     """Sets what the plain and the planned training say, and returns how they were called."""
     calls = []
 
     def both(plain, planned):
-        def fresh_process(module, arguments, **options):
+        def answer(module, arguments):
             calls.append((module, list(arguments)))
             return planned if len(arguments) == 3 else plain
 
-        monkeypatch.setattr(demo, "fresh_process", fresh_process)
+        processes(answer)
         return calls
 
     return both
@@ -178,16 +189,13 @@ def test_demo_prints_the_report_if_asked(trainings):
 
 
 def test_demo_above_the_budget(trainings):
+    trainings(trained(3 * GIB, [2.0]), trained(GIB, [2.0], 1.25, GIB))
+    assert invoke("demo", "--steps", "1").exit_code == 0, "exactly at the budget"
     trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB + 1, [2.0, 1.5], 1.25, GIB))
     found = invoke("demo", "--steps", "2")
     assert found.exit_code == 1
     assert "above the budget" in found.output
     assert "losses differ" not in found.output
-
-
-def test_demo_exactly_at_the_budget(trainings):
-    trainings(trained(3 * GIB, [2.0]), trained(GIB, [2.0], 1.25, GIB))
-    assert invoke("demo", "--steps", "1").exit_code == 0
 
 
 @pytest.mark.parametrize("losses", [[2.0, 1.6], [2.01, 1.5], [2.0, float("nan")]])
@@ -206,62 +214,59 @@ def test_demo_with_other_losses(trainings, losses):
         checkmate.InfeasibleBudgetError("it broke", budget_bytes=1, floor_bytes=2),
     ],
 )
-def test_a_refusal_is_a_sentence_and_status_1(monkeypatch, error):
-    def fail(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(demo, "fresh_process", fail)
+def test_a_refusal_is_a_sentence_and_status_1(processes, error):
+    processes(error)
     found = invoke("demo")
     assert found.exit_code == 1
     assert "checkmate: it broke" in found.output
     assert "Traceback" not in found.output
 
 
-def test_a_bug_is_no_refusal(monkeypatch):
-    def fail(*arguments, **options):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(demo, "fresh_process", fail)
+def test_a_bug_is_no_refusal(processes):
+    processes(ZeroDivisionError())
     assert isinstance(invoke("demo").exception, ZeroDivisionError)
 
 
-def module(tmp_path, monkeypatch, text):
+@pytest.fixture
+def module(tmp_path, monkeypatch):
     """Makes a module that a fresh process finds, and returns its name."""
-    (tmp_path / "some_module.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return "some_module"
+
+    def of(text):
+        (tmp_path / "some_module.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return "some_module"
+
+    return of
 
 
-def test_a_fresh_process_answers_with_its_last_line(tmp_path, monkeypatch):
+def test_a_fresh_process_answers_with_its_last_line(module):
     text = (
         "import json, os, sys\nprint('talk')\nprint(json.dumps([sys.argv[1:],"
         " os.environ['TF_CPU_ALLOCATOR_USE_BFC']]))"
     )
-    assert process.fresh_process(module(tmp_path, monkeypatch, text), ["a", "b"]) == [
+    assert process.fresh_process(module(text), ["a", "b"]) == [
         ["a", "b"],
         "true",
     ]
 
 
-def test_a_fresh_process_that_fails_says_why(tmp_path, monkeypatch):
-    name = module(tmp_path, monkeypatch, "raise SystemExit('out of luck')")
+def test_a_fresh_process_that_fails_says_why(module):
+    name = module("raise SystemExit('out of luck')")
     with pytest.raises(checkmate.CheckmateError, match=r"status 1(.|\n)*out of luck"):
         process.fresh_process(name, [])
 
 
-def test_what_the_library_refuses_in_a_fresh_process_is_told_in_its_own_words(
-    tmp_path, monkeypatch
-):
+def test_what_the_library_refuses_in_a_fresh_process_is_told_in_its_own_words(module):
     text = (
         "import checkmate\nprint('talk')\nraise checkmate.GraphError('It has no end.\\nGive it"
         " one.')"
     )
     with pytest.raises(checkmate.CheckmateError) as caught:
-        process.fresh_process(module(tmp_path, monkeypatch, text), [])
+        process.fresh_process(module(text), [])
     assert str(caught.value) == "It has no end.\nGive it one."
 
 
-def test_a_fresh_process_that_hangs_is_stopped(tmp_path, monkeypatch):
-    name = module(tmp_path, monkeypatch, "import time\ntime.sleep(60)")
+def test_a_fresh_process_that_hangs_is_stopped(module):
+    name = module("import time\ntime.sleep(60)")
     with pytest.raises(checkmate.CheckmateError, match="stopped after 1 s"):
         process.fresh_process(name, [], timeout_s=1)

@@ -22,12 +22,17 @@ ROOT = Path(checkmate.__file__).parent
 PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3}
 
 
-def screen(monkeypatch, **options):
-    """Makes standard error a screen of this kind, and returns what is written to it."""
-    written = io.StringIO()
-    console = rich.console.Console(file=written, color_system=None, **options)
-    monkeypatch.setattr(progress_module, "Console", lambda **_: console)
-    return written
+@pytest.fixture
+def screen(monkeypatch):
+    """Makes standard error a screen of a kind, and returns what is written to it."""
+
+    def of(**options):
+        written = io.StringIO()
+        console = rich.console.Console(file=written, color_system=None, **options)
+        monkeypatch.setattr(progress_module, "Console", lambda **_: console)
+        return written
+
+    return of
 
 
 def wait_until(holds):
@@ -60,8 +65,8 @@ def best():
     return f"{cost - 1:+.2%} time, {cost / 1.1 - 1:.2%} above the bound"
 
 
-def test_a_terminal_sees_number_seconds_limit_and_distance_to_the_bound(monkeypatch):
-    written = screen(monkeypatch, force_terminal=True, width=80)
+def test_a_terminal_sees_number_seconds_limit_and_distance_to_the_bound(screen):
+    written = screen(force_terminal=True, width=80)
     work(lambda text: text in written.getvalue())
     said = written.getvalue()
     assert "model: 2/3 measuring ops 0 s, 3 of 4" in said
@@ -71,8 +76,8 @@ def test_a_terminal_sees_number_seconds_limit_and_distance_to_the_bound(monkeypa
     assert last.strip().endswith("s)") and "model: within 1 GiB (" in last
 
 
-def test_a_narrow_terminal_sees_one_line_and_no_name(monkeypatch):
-    written = screen(monkeypatch, force_terminal=True, width=40)
+def test_a_narrow_terminal_sees_one_line_and_no_name(screen):
+    written = screen(force_terminal=True, width=40)
     work(lambda text: text in written.getvalue() or text == "above the bound")
     said = written.getvalue()
     assert "3/3 solving 0/60 s" in said
@@ -85,6 +90,7 @@ def quick(monkeypatch):
     """Logs and notebooks are written to at once."""
     monkeypatch.setattr(progress_module, "TICK_S", 0.01)
     monkeypatch.setattr(progress_module, "LOG_AFTER_S", 0)
+    monkeypatch.setattr(progress_module, "LOG_EVERY_S", 0.05)
 
 
 @pytest.mark.usefixtures("quick")
@@ -99,9 +105,8 @@ def test_a_log_gets_a_line_for_each_long_phase_and_the_summary(capfd):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_log_is_told_that_a_phase_goes_on(monkeypatch):
-    written = screen(monkeypatch)
-    monkeypatch.setattr(progress_module, "LOG_EVERY_S", 0.05)
+def test_a_log_is_told_that_a_phase_goes_on(screen):
+    written = screen()
     with Progress("model") as progress, progress.phase("tracing"):
         wait_until(lambda: written.getvalue().count("model: tracing") >= 2)
 
@@ -111,17 +116,17 @@ def test_a_log_is_not_told_of_short_phases(capfd):
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_a_log_that_nobody_reads_ends_no_work(monkeypatch):
-    written = screen(monkeypatch)
+def test_a_log_that_nobody_reads_ends_no_work(screen):
+    written = screen()
     written.close()
     work()
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_notebook_has_one_output_that_ends_as_the_summary(monkeypatch):
+def test_a_notebook_has_one_output_that_ends_as_the_summary(screen, monkeypatch):
     import IPython.display
 
-    screen(monkeypatch, force_jupyter=True)
+    screen(force_jupyter=True)
     texts = []
 
     class Handle:
@@ -139,10 +144,10 @@ def test_a_notebook_has_one_output_that_ends_as_the_summary(monkeypatch):
     assert texts[-1].startswith("model: within 1 GiB (")
 
 
-def test_nothing_is_shown_when_it_is_not_wanted(monkeypatch, capfd):
+def test_nothing_is_shown_when_it_is_not_wanted(screen, capfd):
     work(enabled=False)
     assert capfd.readouterr() == ("", "")
-    written = screen(monkeypatch, force_terminal=True)
+    written = screen(force_terminal=True)
     work(enabled=False)
     assert written.getvalue() == ""
 

@@ -27,10 +27,7 @@ REFUSED = {"refused": "proven", "message": "No.", "op": "conv", "named_bytes": 7
             {**REFUSED, "named_peak_bytes": 71 * MIB},
             "refused (proven; 70.0 MiB named, NOT kept) conv",
         ),
-        (
-            {**REFUSED, "named_error": "No."},
-            "refused (proven; 70.0 MiB named, NOT accepted) conv",
-        ),
+        ({**REFUSED, "named_error": "No."}, "refused (proven; 70.0 MiB named, NOT accepted) conv"),
         (
             {**REFUSED, "named_bytes": None, "refused": "not found"},
             "refused (not found; no budget named) conv",

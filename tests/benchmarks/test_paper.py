@@ -1,12 +1,11 @@
 """The paper's tables: graphs are those of the paper, batches the largest, ratios those of plans."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import paper_batches, paper_overheads
-from benchmarks.paper_batches import CostQuestion, largest, most_that
+from benchmarks import paper_batches
+from benchmarks.paper_batches import largest, most_that
 from benchmarks.problems import chain
 from checkmate import CheckmateError, Plan, floor, replay, solve
 
@@ -48,24 +47,6 @@ def test_layer_graph_is_the_papers(branched):
     assert size["conv"] == size["d_conv"] == 4 * 6 * 6 * 4
     assert graph.fixed_bytes == 2 * 4 * branched.count_params()
     assert [op.is_backward for op in graph.ops] == [False] * 5 + [True] * 6
-
-
-def test_layer_graph_grows_with_the_batch(branched):
-    from benchmarks.layer_graph import for_batch, layer_graph
-
-    one = layer_graph(branched)
-    many = for_batch(one, 2.5)
-    assert many.total_cost == pytest.approx(2.5 * one.total_cost)
-    assert many.fixed_bytes == one.fixed_bytes
-    peaks = [replay(graph, Plan.keep_all(graph)).peak_bytes for graph in (one, many)]
-    assert peaks[1] - one.fixed_bytes == 2.5 * (peaks[0] - one.fixed_bytes)
-
-
-def test_roofline_is_bound_by_arithmetic_or_memory():
-    from benchmarks.layer_graph import BANDWIDTH, FLOP_RATE, roofline_s
-
-    assert roofline_s(FLOP_RATE, 0) == 2
-    assert roofline_s(0, int(BANDWIDTH)) == 1
 
 
 @pytest.mark.parametrize(
@@ -134,29 +115,6 @@ def test_largest_is_what_exact_search_says():
     assert floor(grown(found.planned + 1)).bytes <= budget
 
 
-def test_question_ends_once_it_is_answered():
-    graph = grown(1)
-    question = CostQuestion(graph, 100, most=graph.total_cost, time_limit_s=100)
-    assert question.answer is None
-    assert question.remaining_s > 0
-    question.offer(Plan.keep_all(graph), by="test")
-    assert question.answer is True
-    assert question.remaining_s == 0
-    question = CostQuestion(graph, 100, most=graph.total_cost, time_limit_s=100)
-    question.raise_bound(graph.total_cost + 1, by="test")
-    assert question.answer is False
-    assert question.remaining_s == 0
-
-
-def test_most_that_finds_the_last_one():
-    assert [most_that(lambda number, last=last: number <= last) for last in (0, 1, 6, 8)] == [
-        0,
-        1,
-        6,
-        8,
-    ]
-
-
 def test_traced_graphs_are_those_of_the_step(branched):
     """The graph at a batch has the batch's sizes: the largest plain batch is one that fits."""
     at = paper_batches.traced_graphs(branched)
@@ -168,64 +126,3 @@ def test_traced_graphs_are_those_of_the_step(branched):
         for batch in (found.plain, found.plain + 1)
     ]
     assert peaks[0] <= budget < peaks[1]
-
-
-def test_sweep_has_every_method_beside_ours():
-    graph = replace(chain(6), name="chain6")
-    solvers = ("chen_sqrt_n:ap", "checkpoint_last")
-    rows = list(paper_overheads.sweep(graph, solvers, (0.4, 0.8), 10, batch=1))
-    assert [row["budget_bytes"] for row in rows] == sorted(
-        (row["budget_bytes"] for row in rows), reverse=True
-    )
-    assert len(rows) == 2
-    for row in rows:
-        result = solve(graph, row["budget_bytes"])
-        assert row["overhead"] == result.overhead > 1
-        assert set(row["overheads"]) == set(solvers)
-        assert all(each >= row["overhead"] for each in row["overheads"].values() if each)
-        its = row["overheads"]["chen_sqrt_n:ap"]
-        assert row["best_by_ours"] == (its / row["overhead"] if its else None)
-    assert rows[0]["best_by_ours"]
-
-
-def overheads(ours, **others):
-    return {
-        "network": "vgg16",
-        "overhead": ours,
-        "gap": 0.01 * ours,
-        "overheads": dict.fromkeys(paper_overheads.COMPARED) | others,
-    }
-
-
-def test_ratios_are_of_the_budgets_with_a_plan():
-    failed = {"table": "overheads", "network": "resnet50", "error": "no memory"}
-    (row,) = paper_overheads.ratios(
-        [
-            overheads(1.0, revolve=2.0, **{"chen_greedy:ap": 1.5}),
-            failed,
-            overheads(1.5, revolve=12.0),
-        ]
-    )
-    assert row["ratios"] == {
-        "chen_sqrt_n:ap": None,
-        "chen_greedy:ap": 1.5,
-        "revolve": pytest.approx(math.sqrt(2 * 8)),
-        "lp_rounding": None,
-    }
-    assert row["with_plan"]["chen_greedy:ap"] == 1
-    assert (row["budgets"], row["gap"]) == (2, 0.015)
-    cells = paper_overheads.ratio_cells(row)
-    assert cells == (
-        "vgg16",
-        "2",
-        "1.50%",
-        "-",
-        "1.28",
-        "1.50 (1)",
-        "1.06",
-        "4.00",
-        "1.44",
-        "-",
-        "1.01",
-    )
-    assert len(cells) == len(paper_overheads.RATIO_COLUMNS)

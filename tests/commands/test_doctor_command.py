@@ -29,8 +29,29 @@ AS_IT_SHOULD_BE = {
 """What a training finds."""
 
 
-def test_doctor_finds_what_is_here_and_what_is_not(monkeypatch):
-    monkeypatch.setattr(doctor, "_devices", lambda: iter([doctor.Finding("devices", "ok", "one")]))
+@pytest.fixture
+def here(monkeypatch):
+    """Sets what doctor finds of devices, and what a training finds or raises."""
+
+    def of(devices=(), training=None):
+        def trained(*_, **__):
+            if isinstance(training, dict):
+                return {**AS_IT_SHOULD_BE, **training}
+            raise training
+
+        def found():
+            yield from devices
+            if not isinstance(devices, tuple):
+                raise RuntimeError("no driver")
+
+        monkeypatch.setattr(doctor, "_devices", found)
+        monkeypatch.setattr(trial, "fresh_process", trained)
+
+    return of
+
+
+def test_doctor_finds_what_is_here_and_what_is_not(here, monkeypatch):
+    here((doctor.Finding("devices", "ok", "one"),))
     found = invoke("doctor", "--json")
     assert found.exit_code == 0
     findings = {each["what"]: each for each in lines_of_json(found.stdout)}
@@ -66,12 +87,8 @@ def test_what_libraries_say_while_they_load_is_shown_only_if_that_fails():
         assert ("ZeroDivisionError" in done.stderr) == bool(failure)
 
 
-def test_doctor_survives_what_it_finds(monkeypatch):
-    def broken():
-        raise RuntimeError("no driver")
-        yield
-
-    monkeypatch.setattr(doctor, "_devices", broken)
+def test_doctor_survives_what_it_finds(here):
+    here([])
     found = invoke("doctor")
     assert found.exit_code == 1
     assert "RuntimeError: no driver" in found.stdout
@@ -84,17 +101,16 @@ def test_doctor_looks_at_the_device(tensorflow):
     assert states["limit"].bytes > 0 and states["limit"].by in states["limit"].found
 
 
-def tried(monkeypatch, **changes):
+def tried(here, **changes):
     """The exit status of `doctor --run` and the states of its findings, for a training that finds
     this."""
-    monkeypatch.setattr(doctor, "_devices", lambda: iter([]))
-    monkeypatch.setattr(trial, "fresh_process", lambda *_, **__: {**AS_IT_SHOULD_BE, **changes})
+    here(training=changes)
     found = invoke("doctor", "--run", "--json")
     return found.exit_code, {each["what"]: each for each in lines_of_json(found.stdout)}
 
 
-def test_a_training_that_is_as_it_should_be(monkeypatch):
-    status, findings = tried(monkeypatch)
+def test_a_training_that_is_as_it_should_be(here):
+    status, findings = tried(here)
     assert status == 0
     kinds = ("budget on GPU:0", "values", "evaluations")
     assert [findings[kind]["state"] for kind in kinds] == ["ok", "ok", "ok"]
@@ -116,34 +132,29 @@ def test_a_training_that_is_as_it_should_be(monkeypatch):
         ("evaluations", {"recomputed": 0}, "0 ops more than once"),
     ],
 )
-def test_a_training_that_is_not_is_status_1_and_says_what(monkeypatch, what, changes, said):
-    status, findings = tried(monkeypatch, **changes)
+def test_a_training_that_is_not_is_status_1_and_says_what(here, what, changes, said):
+    status, findings = tried(here, **changes)
     assert status == 1
     assert [each["what"] for each in findings.values() if each["state"] == "wrong"] == [what]
     assert said in findings[what]["found"]
     assert findings[what]["cure"] == trial.REPORT_IT
 
 
-def test_memory_that_is_not_reported_is_no_error(monkeypatch):
-    status, findings = tried(monkeypatch, peak_bytes=None, plain_peak_bytes=None)
+def test_memory_that_is_not_reported_is_no_error(here):
+    status, findings = tried(here, peak_bytes=None, plain_peak_bytes=None)
     assert status == 0
     assert findings["budget on GPU:0"]["found"].startswith("not measured")
 
 
-def test_a_training_that_fails_is_status_1(monkeypatch):
-    def fails(*_, **__):
-        raise checkmate.CheckmateError("Traceback:\nInternalError: no kernel")
-
-    monkeypatch.setattr(doctor, "_devices", lambda: iter([]))
-    monkeypatch.setattr(trial, "fresh_process", fails)
+def test_a_training_that_fails_is_status_1(here):
+    here(training=checkmate.CheckmateError("Traceback:\nInternalError: no kernel"))
     found = invoke("doctor", "--run")
     assert found.exit_code == 1
     assert "InternalError: no kernel" in found.stdout
 
 
-def test_without_run_nothing_is_trained(monkeypatch):
-    monkeypatch.setattr(doctor, "_devices", lambda: iter([]))
-    monkeypatch.setattr(trial, "fresh_process", lambda *_, **__: pytest.fail("it trained"))
+def test_without_run_nothing_is_trained(here):
+    here(training=AssertionError("it trained"))
     assert invoke("doctor").exit_code == 0
 
 

@@ -38,24 +38,33 @@ class Part:
         self.memory_limit = memory_limit
 
 
+@pytest.fixture
+def gpus_of(monkeypatch):
+    """Has TensorFlow see GPUs with these logical devices, and their driver and allocator have
+    limits."""
+
+    def of(parts):
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: list(range(len(parts))))
+        monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts.__getitem__)
+        monkeypatch.setattr(limits, "_driver_bytes", lambda device: 3000 * MIB)
+        monkeypatch.setattr(limits, "_allocator_bytes", lambda device: 2500 * MIB)
+
+    return of
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [([None], {}), ([[Part(None)]], {}), ([[Part(2048)]], {limits.LOGICAL_DEVICE: 2048 * MIB})],
 )
-def test_a_gpu_has_those_of_driver_and_logical_device(monkeypatch, parts, expected):
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: list(range(len(parts))))
-    monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts.__getitem__)
-    monkeypatch.setattr(limits, "_driver_bytes", lambda device: 3000 * MIB)
-    monkeypatch.setattr(limits, "_allocator_bytes", lambda device: 2500 * MIB)
+def test_a_gpu_has_those_of_driver_and_logical_device(gpus_of, parts, expected):
+    gpus_of(parts)
     found = {each.by: each.bytes for each in limits.memory_limits("GPU:0")}
     known = {limits.DRIVER: 3000 * MIB, limits.ALLOCATOR: 2500 * MIB}
     assert found == {**known, **expected}
 
 
-def test_the_second_logical_device_may_be_the_next_gpu_s(monkeypatch):
-    parts = [[Part(1024), Part(512)], [Part(256)]]
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [0, 1])
-    monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts.__getitem__)
+def test_the_second_logical_device_may_be_the_next_gpu_s(gpus_of):
+    gpus_of([[Part(1024), Part(512)], [Part(256)]])
     found = [gpus.memory_limit_bytes(f"GPU:{k}") for k in range(3)]
     assert found == [1024 * MIB, 512 * MIB, 256 * MIB]
     with pytest.raises(ValueError, match="sees no GPU:3"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 
 def merged(x, k):
     """Two neighbouring axes as one."""
@@ -10,8 +12,6 @@ def merged(x, k):
 
 
 def ops():
-    import tensorflow as tf
-
     image = (2, 4, 4, 2)
     kernel = (3, 3, 2, 2)
     return {
@@ -136,6 +136,4 @@ NAMES = (
 
 def whole(x, below):
     """Whole numbers from 0 on, made of any."""
-    import tensorflow as tf
-
     return tf.cast(tf.abs(x) * 1000, tf.int32) % below

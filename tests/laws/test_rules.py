@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from single_ops import NAMES, ops
+from slices_oracle import combined
+
+from checkmate.tf2.axes.inside import inside
+from checkmate.tf2.ops.relation import SAME, SUMMED, WHOLE, Kind, batched
 
 COUNT = 2
 
@@ -13,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 def relations(shape):
     """The relations that a value of this shape may have."""
-    from checkmate.tf2.ops.relation import SAME, SUMMED, batched
-
     along = [batched(axis) for axis, size in enumerate(shape) if not size % COUNT]
     blocks = [batched(axis, 2) for axis, size in enumerate(shape) if not size % (2 * COUNT)]
     return st.sampled_from([SAME, SUMMED, *along, *blocks])
@@ -22,8 +25,6 @@ def relations(shape):
 
 def parts_of(relation, value, random):
     """The values of the slices."""
-    from checkmate.tf2.ops.relation import Kind
-
     if relation.kind is Kind.SAME:
         return [value] * COUNT
     if relation.kind is Kind.SUMMED:
@@ -35,11 +36,6 @@ def parts_of(relation, value, random):
 
 def said(name, given_relations):
     """What the rules say of an op's outputs, and the op for the whole and for a slice."""
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.inside import inside
-    from checkmate.tf2.ops.relation import Kind
-
     shapes, op = ops()[name]
     graphs = []
     for side in (1, COUNT):
@@ -63,11 +59,6 @@ def said(name, given_relations):
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_a_rule_says_holds_for_numbers(name, data):
-    import tensorflow as tf
-    from slices_oracle import combined
-
-    from checkmate.tf2.ops.relation import Kind
-
     shapes, _ = ops()[name]
     given_relations = [data.draw(relations(shape)) for shape in shapes]
     found, graphs = said(name, given_relations)
@@ -150,8 +141,6 @@ FAILS = {
 
 
 def relation_of(text):
-    from checkmate.tf2.ops.relation import SAME, SUMMED, batched
-
     if text[0] != "b":
         return {"s": SAME, "+": SUMMED}[text]
     axis, _, blocks = text[1:].partition(":")
@@ -160,15 +149,11 @@ def relation_of(text):
 
 @pytest.mark.parametrize("name", WORKS)
 def test_slices_suffice(name):
-    from checkmate.tf2.ops.relation import WHOLE
-
     found, _ = said(name, [relation_of(text) for text in WORKS[name]])
     assert found is not None and WHOLE not in found
 
 
 @pytest.mark.parametrize("name", FAILS)
 def test_the_whole_batch_is_needed(name):
-    from checkmate.tf2.ops.relation import WHOLE
-
     found, _ = said(name, [relation_of(text) for text in FAILS[name]])
     assert found is None or WHOLE in found

@@ -22,3 +22,11 @@ def optimizer_on(tensorflow):
     options.set_experimental_options({name: False})
     yield
     options.set_experimental_options({name: before})
+
+
+@pytest.fixture
+def machine(tensorflow, monkeypatch):
+    """GPUs that are not there."""
+    from fake_gpus import Machine
+
+    return Machine(monkeypatch)

@@ -3,20 +3,26 @@
 import functools
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from unhurried import UNHURRIED
 
+import checkmate
 from checkmate import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.search import Search
+from checkmate.tf2.memory.budget import MemoryBudget
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.training_step import training_step
 
 BATCH = 1024
 HUGE = "64GiB"
 
 
 def dense_model(width=64, depth=6, **options):
-    import keras
-
     inputs = x = keras.Input((16,))
     for k in range(depth):
         x = keras.layers.Dense(width, activation="tanh", name=f"layer_{k}", **options)(x)
@@ -24,8 +30,6 @@ def dense_model(width=64, depth=6, **options):
 
 
 def tf_strings(shape):
-    import tensorflow as tf
-
     return tf.fill(shape, "word")
 
 
@@ -39,10 +43,6 @@ def batch_of(size=BATCH):
 def compiled(model=None, loss=None, optimizer=None, inputs=None, labels=None, **options):
     """A step of the dense model with mean squared error and SGD, but for what is given; costs take
     no time."""
-    import keras
-
-    import checkmate
-
     x, y = batch_of()
     options = {"cost_model": "roofline", "solver": UNHURRIED, "budget": HUGE, **options}
     return checkmate.tf2.compile(
@@ -70,8 +70,6 @@ def tight(make, lowest=60):
 
 def nothing_else(patch):
     """Has budgets count the step alone, and nothing else that this process holds."""
-    from checkmate.tf2.memory.budget import MemoryBudget
-
     of = MemoryBudget.of
 
     def of_the_step(*arguments, **options):
@@ -84,13 +82,6 @@ def nothing_else(patch):
 
 def planner_of(budget=HUGE, *, explains=True, **options):
     """A planner of the dense model's step with SGD, and the specs of its batch."""
-    import keras
-
-    from checkmate.tf2.options import PlanOptions
-    from checkmate.tf2.planning.planner import Planner
-    from checkmate.tf2.planning.request import PlanRequest
-    from checkmate.tf2.training_step import training_step
-
     loss, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1)
     step, specs = training_step(dense_model(), loss, optimizer, *batch_of())
     options = PlanOptions(budget, **{"cost_model": "roofline", "solver": UNHURRIED, **options})
@@ -139,6 +130,4 @@ class Idle:
 def address(variable):
     """Where its content lies: what is read shares the variable's memory, and NumPy that of what is
     read."""
-    import tensorflow as tf
-
     return np.asarray(memoryview(tf.convert_to_tensor(variable.value))).ctypes.data

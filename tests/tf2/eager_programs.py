@@ -5,19 +5,22 @@ import contextlib
 import gc
 
 import numpy as np
+import tensorflow as tf
+
+from checkmate import tf2
+from checkmate.tf2.eager import private_api
+from checkmate.tf2.eager.budget import EagerOptions
+from checkmate.tf2.eager.interception import Interception
+from checkmate.tf2.eager.runtime import EagerRuntime
 
 MIB = 2**20
 
 
 def memory():
-    import tensorflow as tf
-
     return tf.config.experimental.get_memory_info("CPU:0")
 
 
 def dtr(*args, **kwargs):
-    from checkmate import tf2
-
     return tf2.dtr(*args, **kwargs)
 
 
@@ -30,12 +33,6 @@ def above(count, **options):
 @contextlib.contextmanager
 def managed(kind=None, **options):
     """A runtime that catches the ops of the program; `options` are those of `EagerOptions`."""
-    import tensorflow as tf
-
-    from checkmate.tf2.eager.budget import EagerOptions
-    from checkmate.tf2.eager.interception import Interception
-    from checkmate.tf2.eager.runtime import EagerRuntime
-
     tf.config.experimental.reset_memory_stats("CPU:0")  # as `dtr` does
     runtime = (kind or EagerRuntime)("CPU:0", EagerOptions(**options))
     with Interception(runtime):
@@ -49,8 +46,6 @@ def managed_above(count, **options):
 
 
 def arrays(values):
-    import tensorflow as tf
-
     return [np.array(tf.convert_to_tensor(value)) for value in values]
 
 
@@ -63,21 +58,15 @@ def same(one, other):
 
 
 def normal(*shape, seed=1):
-    import tensorflow as tf
-
     return tf.random.stateless_normal(shape, (seed, 7))
 
 
 def weights(*shape, seed=1):
-    import tensorflow as tf
-
     return tf.Variable(normal(*shape, seed=seed) / shape[0] ** 0.5)
 
 
 def chain(depth=10, rows=256, width=64):
     """A deep net: (variables, loss)."""
-    import tensorflow as tf
-
     variables, x = [weights(width, width, seed=k) for k in range(depth)], normal(rows, width)
 
     def loss():
@@ -90,16 +79,12 @@ def chain(depth=10, rows=256, width=64):
 
 
 def gradients(variables, loss):
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         value = loss()
     return [value, *tape.gradient(value, variables)]
 
 
 def plain_peak(variables, loss):
-    import tensorflow as tf
-
     gc.collect()
     tf.config.experimental.reset_memory_stats("CPU:0")
     resting = memory()["current"]
@@ -109,10 +94,6 @@ def plain_peak(variables, loss):
 
 def fenced():
     import importlib
-
-    import tensorflow as tf
-
-    from checkmate.tf2.eager import private_api
 
     names = [
         getattr(importlib.import_module(module), name)

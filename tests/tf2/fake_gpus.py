@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
+import tensorflow as tf
+
+from checkmate.tf2.memory import available
+
 GIB = 2**30
 
 
@@ -60,22 +64,42 @@ class Driver(ModuleType):
         return SimpleNamespace(free=handle[1])
 
 
-def driver(patch, *gpus, parts=None):
-    """Installs a driver with these GPUs."""
-    found = Driver(gpus, parts)
-    patch.setitem(sys.modules, "pynvml", found)
-    return found
+class Machine:
+    """Has TensorFlow and the driver see GPUs that are not there, as long as a test lasts."""
 
+    def __init__(self, patch):
+        self._patch = patch
+        for name in ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR"):
+            patch.delenv(name, raising=False)
+        patch.setattr(available, "_pool_limits", {})
 
-def visible(patch, count=1, *, first=0, growth=False, capability=(9, 0), current=0, peak=0):
-    """Has TensorFlow see GPUs, the first of which is the physical number `first`."""
-    import tensorflow as tf
+    def driver(self, *gpus, parts=None):
+        """Installs a driver with these GPUs, or none."""
+        found = Driver(gpus, parts) if gpus else None
+        self._patch.setitem(sys.modules, "pynvml", found)
+        return found
 
-    seen = [SimpleNamespace(name=f"/physical_device:GPU:{first + k}") for k in range(count)]
-    name = {"device_name": "NVIDIA H100", "compute_capability": capability}
-    patch.setattr(tf.config, "get_visible_devices", lambda kind=None: seen)
-    patch.setattr(tf.config, "get_logical_device_configuration", lambda each: None)
-    patch.setattr(tf.config.experimental, "get_device_details", lambda each: name)
-    patch.setattr(tf.config.experimental, "get_memory_growth", lambda each: growth)
-    info = {"current": current, "peak": peak}
-    patch.setattr(tf.config.experimental, "get_memory_info", lambda device: info)
+    def sees(self, count=1, *, first=0, growth=False, capability=(9, 0), current=0, peak=0):
+        """Has TensorFlow see GPUs, the first of which is the physical number `first`."""
+        seen = [SimpleNamespace(name=f"/physical_device:GPU:{first + k}") for k in range(count)]
+        name = {"device_name": "NVIDIA H100", "compute_capability": capability}
+        info = {"current": current, "peak": peak}
+        self.patch(tf.config, "get_visible_devices", lambda kind=None: seen)
+        self.patch(tf.config, "get_logical_device_configuration", lambda each: None)
+        self.patch(tf.config.experimental, "get_device_details", lambda each: name)
+        self.patch(tf.config.experimental, "get_memory_growth", lambda each: growth)
+        self.patch(tf.config.experimental, "get_memory_info", lambda device: info)
+
+    def set(self, **environment):
+        """Sets those of these variables that have a value."""
+        for name, value in environment.items():
+            if value is not None:
+                self._patch.setenv(name, value)
+
+    def pool(self, limit_bytes):
+        """Has the allocator's events tell a limit, or none be seen."""
+        events = () if limit_bytes is None else (SimpleNamespace(limit_bytes=limit_bytes),)
+        self.patch(available, "observe", lambda call: SimpleNamespace(events=events))
+
+    def patch(self, where, name, instead):
+        self._patch.setattr(where, name, instead)

@@ -1,7 +1,13 @@
 """Models for `fit`, under a budget and without one, and what is compared between the two."""
 
+import keras
 import numpy as np
+import tensorflow as tf
+from keras import layers
+from training import assert_equal
 from unhurried import UNHURRIED
+
+import checkmate
 
 BATCH, WIDTH = 1024, 32
 EXAMPLES = 2 * BATCH + 100  # the last batch is smaller
@@ -14,8 +20,6 @@ def data(seed=0, size=EXAMPLES):
 
 
 def blocks(x, depth=2, **options):
-    from keras import layers
-
     for _ in range(depth):
         x = layers.Dense(2 * WIDTH, **options)(x)
         x = layers.Dropout(0.2)(layers.Activation("gelu")(layers.BatchNormalization()(x)))
@@ -24,14 +28,10 @@ def blocks(x, depth=2, **options):
 
 def margin(labels, logits):
     """A metric of one's own."""
-    import keras
-
     return keras.ops.max(logits, -1) - keras.ops.mean(logits, -1)
 
 
 def classifier(depth=2, **options):
-    import keras
-
     inputs = keras.Input((WIDTH,))
     model = keras.Model(inputs, keras.layers.Dense(4)(blocks(inputs, depth)), name="classifier")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -46,8 +46,6 @@ def classifier(depth=2, **options):
 
 def small(depth=4):
     """Quick to trace, for what does not depend on the model."""
-    import keras
-
     inputs = x = keras.Input((WIDTH,))
     for _ in range(depth):
         x = keras.layers.Dense(2 * WIDTH, activation="gelu")(x)
@@ -60,8 +58,6 @@ def small(depth=4):
 
 
 def under_budget(model, budget="85%", **options):
-    import checkmate
-
     return checkmate.tf2.rematerialize(model, budget=budget, **{**FAST, **options})
 
 
@@ -80,7 +76,6 @@ def left_behind(model):
 def assert_same(make, train, *, budget="85%", **options):
     """`train(make())` gives the same history and leaves the same model behind with a budget as
     without; returns the model that had it."""
-    import checkmate
 
     def train_one(planned):
         model = under_budget(make(), budget, **options) if planned else make()
@@ -94,10 +89,6 @@ def assert_same(make, train, *, budget="85%", **options):
 def assert_same_training(train):
     """`train(planned)` returns a model that it made and what it found, which are the same whether
     `planned` or not."""
-    import keras
-    import tensorflow as tf
-    from training import assert_equal
-
     found = []
     for planned in (False, True):
         keras.utils.set_random_seed(3)

@@ -1,14 +1,13 @@
 """Random small Keras models: convolutions, branches, concatenations, normalizations, attention,
 dropout, loops."""
 
+import keras
 from hypothesis import strategies as st
 
 BATCH = 16
 
 
 def _convolution(draw, x):
-    import keras
-
     width, kernel = draw(st.sampled_from([8, 16, 24])), draw(st.sampled_from([1, 3]))
     layer = draw(st.sampled_from(["Conv2D", "SeparableConv2D", "DepthwiseConv2D"]))
     options = {
@@ -22,8 +21,6 @@ def _convolution(draw, x):
 
 
 def _normalization(draw, x):
-    import keras
-
     layer = draw(
         st.sampled_from(["BatchNormalization", "LayerNormalization", "GroupNormalization"])
     )
@@ -35,14 +32,10 @@ def _normalization(draw, x):
 
 
 def _dropout(draw, x):
-    import keras
-
     return keras.layers.Dropout(draw(st.sampled_from([0.1, 0.5])))(x)
 
 
 def _residual(draw, x):
-    import keras
-
     y = keras.layers.Conv2D(x.shape[-1], 3, padding="same", activation="relu")(x)
     return (
         keras.layers.Add()([x, y])
@@ -56,14 +49,10 @@ def _branches(draw, x):
         draw(st.sampled_from([_convolution, _normalization, _dropout, _residual]))(draw, x)
         for _ in range(draw(st.integers(2, 3)))
     ]
-    import keras
-
     return keras.layers.Concatenate()(parts)
 
 
 def _attention(draw, x):
-    import keras
-
     height, width, channels = x.shape[1:]
     y = keras.layers.LayerNormalization()(keras.layers.Reshape((height * width, channels))(x))
     y = keras.layers.MultiHeadAttention(2, 8, dropout=draw(st.sampled_from([0.0, 0.1])))(y, y)
@@ -71,8 +60,6 @@ def _attention(draw, x):
 
 
 def _excitation(draw, x):
-    import keras
-
     scale = keras.layers.Dense(x.shape[-1], "sigmoid")(
         keras.layers.GlobalAveragePooling2D(keepdims=True)(x)
     )
@@ -80,8 +67,6 @@ def _excitation(draw, x):
 
 
 def _rows(draw, x):
-    import keras
-
     height, width, channels = x.shape[1:]
     recurrent = draw(st.sampled_from(["LSTM", "GRU", "SimpleRNN"]))
     y = getattr(keras.layers, recurrent)(channels, return_sequences=True)(
@@ -106,8 +91,6 @@ BLOCKS = [
 @st.composite
 def models(draw):
     """(model, optimizer): on images of 12 x 12 x 3, with four numbers out of each."""
-    import keras
-
     keras.backend.clear_session()
     inputs = x = keras.Input((12, 12, 3))
     x = keras.layers.Conv2D(draw(st.sampled_from([8, 16])), 3, padding="same")(x)

@@ -3,7 +3,9 @@ variables it writes."""
 
 import collections
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 N = 64
 
@@ -11,8 +13,6 @@ Point = collections.namedtuple("Point", "x y")
 
 
 def nests():
-    import tensorflow as tf
-
     def step(batch, scale):
         a = tf.sin(batch["a"])
         b = tf.cos(batch["b"][0]) @ a
@@ -30,8 +30,6 @@ def nests():
 
 
 def inner_functions():
-    import tensorflow as tf
-
     @tf.function
     def innermost(x):
         return tf.sin(x) @ x
@@ -49,8 +47,6 @@ def inner_functions():
 
 
 def loops():
-    import tensorflow as tf
-
     def step(x):
         a = tf.tanh(x)
         _, b = tf.while_loop(
@@ -62,9 +58,6 @@ def loops():
 
 
 def recurrent_layers():
-    import keras
-    import tensorflow as tf
-
     layers = [
         keras.layers.LSTM(16, return_sequences=True, name="lstm"),
         keras.layers.Bidirectional(keras.layers.GRU(16), name="gru"),
@@ -83,8 +76,6 @@ def recurrent_layers():
 
 
 def branches():
-    import tensorflow as tf
-
     def step(x):
         a = tf.tanh(x)
         b = tf.cond(tf.reduce_sum(a) > 0, lambda: a @ a, lambda: -a)
@@ -98,8 +89,6 @@ def branches():
 
 
 def writes():
-    import tensorflow as tf
-
     variable, count = tf.Variable(square(5)), tf.Variable(0)
 
     def step(x):
@@ -116,8 +105,6 @@ def writes():
 
 
 def writes_in_an_inner_function():
-    import tensorflow as tf
-
     variable = tf.Variable(square(5))
 
     @tf.function
@@ -134,8 +121,6 @@ def writes_in_an_inner_function():
 
 
 def captures():
-    import tensorflow as tf
-
     captured, constant = tf.constant(square(5)), square(6)
 
     def step(x):
@@ -155,8 +140,6 @@ def captures():
 
 def gradients_of_an_embedding():
     """Returns tf.IndexedSlices."""
-    import tensorflow as tf
-
     table = tf.Variable(square(5))
 
     def step(rows):
@@ -168,9 +151,6 @@ def gradients_of_an_embedding():
 
 
 def seeded_dropout():
-    import keras
-    import tensorflow as tf
-
     dropout = keras.layers.Dropout(0.4, seed=3)
     dropout.build((N, N))
 
@@ -186,8 +166,6 @@ def seeded_dropout():
 
 
 def states_drawn_in_the_step():
-    import tensorflow as tf
-
     generator = tf.random.Generator.from_seed(4)
 
     def step(x):
@@ -200,8 +178,6 @@ def states_drawn_in_the_step():
 def convolutions():
     """Bias and activation behind each convolution; the value between some of the convolutions and
     their bias is read once more."""
-    import tensorflow as tf
-
     kernels = [tf.Variable(0.2 * square(k, (3, 3, 4, 4))) for k in range(4)]
     biases = [tf.Variable(square(k, (4,))) for k in range(4)]
 
@@ -224,9 +200,6 @@ def convolutions():
 def normalized_volumes():
     """The gradient of a squared difference has a constant wait for an op that the one which reads
     it is in a chain with."""
-    import keras
-    import tensorflow as tf
-
     layers = keras.layers.BatchNormalization(), keras.layers.Conv3D(4, 3)
     for layer in layers:
         layer.build((2, 4, 4, 4, 8))

@@ -2,53 +2,54 @@
 
 import collections
 import contextlib
-import functools
 
+import keras
+import keras_models
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import (
     BATCH,
     HUGE,
     batch_of,
     compiled,
     dense_model,
-    nothing_else,
     planned,
-    planner_of,
     tight,
 )
+from strategies import training_chain
+from training import assert_equal, plain_step, state
 
+import checkmate
 from checkmate import DFGraph, Plan, replay
+from checkmate.tf2.memory import available
+from checkmate.tf2.planning import planner, solver_calls
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Clock
+from checkmate.tf2.planning.solver_calls import time_limit
+from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("form", ["tensor", "array", "TensorSpec", "KerasTensor", "mixed"])
-def test_specs_in_every_form(form):
-    import keras
-    import tensorflow as tf
-
+def test_specs_in_every_form():
     x, y = batch_of()
-    inputs, labels = {
-        "tensor": (tf.constant(x), tf.constant(y)),
-        "array": (x, y),
-        "TensorSpec": (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
-        "KerasTensor": (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
-        "mixed": (tf.TensorSpec(x.shape), y),
-    }[form]
-    prediction, loss = compiled(inputs=inputs, labels=labels)(x, y)
-    assert prediction.shape == (BATCH, 4)
-    assert loss.shape == ()
-    assert np.isfinite(float(loss))
+    found = {
+        repr(training_step(dense_model(), "mse", "sgd", inputs, labels)[1])
+        for inputs, labels in (
+            (tf.constant(x), tf.constant(y)),
+            (x, y),
+            (tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.float32)),
+            (keras.KerasTensor(x.shape), keras.KerasTensor(y.shape)),
+            (tf.TensorSpec(x.shape), y),
+        )
+    }
+    assert len(found) == 1
+    prediction, loss = compiled(inputs=tf.TensorSpec(x.shape), labels=y)(x, y)
+    assert (prediction.shape, loss.shape) == ((BATCH, 4), ()) and np.isfinite(float(loss))
 
 
 def test_specs_in_dicts_and_the_batch_in_any_form():
-    import keras
-    import keras_models
-    import tensorflow as tf
-
-    import checkmate
-
     case = keras_models.two_inputs(64)
     specs = tf.nest.map_structure(
         lambda array: tf.TensorSpec(array.shape, array.dtype), (case.inputs, case.labels)
@@ -70,10 +71,7 @@ def test_specs_in_dicts_and_the_batch_in_any_form():
     assert len(losses) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [(HUGE, 2**36), (float(2**36), 2**36), (np.int64(2**36), 2**36), ("68719476736", 2**36)],
-)
+@pytest.mark.parametrize(("text", "count"), [(HUGE, 2**36), (np.int64(2**36), 2**36)])
 def test_budgets_as_amounts(text, count):
     step = compiled(budget=text)
     assert step.budget_bytes == step.report().budget_bytes == count
@@ -90,21 +88,22 @@ def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
     assert own == pytest.approx(asked, rel=0.2), "the allocator's overhead is added"
 
 
-def test_auto_is_what_the_device_has_free(monkeypatch):
-    from checkmate.tf2.memory import available
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how many bytes the device has free."""
+    return lambda count: monkeypatch.setattr(available, "free_bytes", lambda device: count)
 
-    monkeypatch.setattr(available, "free_bytes", lambda device: 10**9)
+
+def test_auto_is_what_the_device_has_free(free):
+    there = available.free_bytes("CPU:0")
+    assert 0.5 * there < compiled(budget="auto").budget_bytes < there * 1.5
+    free(10**9)
     step = compiled(budget="auto")
     assert step.budget_bytes == int(10**9 * (1 - available.AUTO_RESERVE))
-    monkeypatch.undo()
-    free = available.free_bytes("CPU:0")
-    assert 0.5 * free < compiled(budget="auto").budget_bytes < free * 1.5
 
 
-def test_auto_never_stops_what_would_train_without_us(monkeypatch):
-    from checkmate.tf2.memory import available
-
-    monkeypatch.setattr(available, "free_bytes", lambda device: 1000)
+def test_auto_never_stops_what_would_train_without_us(free):
+    free(1000)
     step = compiled(budget="auto")
     assert step.result is None
     assert any("No plan fits the 900 B found free" in note for note in step.report().notes)
@@ -113,7 +112,7 @@ def test_auto_never_stops_what_would_train_without_us(monkeypatch):
 
 def test_what_a_step_shows():
     step = planned()
-    assert isinstance(step.plan, Plan)
+    assert isinstance(step.plan, Plan) and step.result.stats.solver == "auto"
     assert isinstance(step.graph, DFGraph)
     assert step.result.plan is step.plan
     assert step.plan.recomputed
@@ -135,19 +134,12 @@ def test_what_a_step_shows():
 
 @pytest.mark.parametrize("ops", [1, 1000, 1001, 5000])
 def test_large_graphs_are_given_more_time(ops):
-    from strategies import training_chain
-
-    from checkmate.tf2.planning.solver_calls import time_limit
-
     graph = training_chain(ops)
     assert time_limit(None, graph) == max(2.0, 0.002 * len(graph))
     assert time_limit(0.5, graph) == 0.5
 
 
 def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
-    from checkmate.tf2.planning import solver_calls
-    from checkmate.tf2.planning.budget_loop import TUNING
-
     solve, asked = solver_calls.solve, []
 
     def recorded(*args, time_limit_s, **options):
@@ -164,8 +156,6 @@ def test_the_time_limit_is_that_of_each_call_of_the_solver(monkeypatch):
 
 
 def test_the_report_counts_the_time_of_all_plans_that_were_tried(monkeypatch):
-    from checkmate.tf2.planning.request import Clock
-
     phases = collections.Counter()
 
     @contextlib.contextmanager
@@ -197,9 +187,6 @@ def test_a_huge_budget_runs_the_step_as_it_is():
 
 def two_epochs(make, sizes):
     """Losses and variables of steps with batches of these sizes."""
-    import keras
-    from training import state
-
     keras.utils.set_random_seed(5)
     model, optimizer = dense_model(), keras.optimizers.Adam(1e-2)
     step = make(model, optimizer)
@@ -207,13 +194,7 @@ def two_epochs(make, sizes):
     return results, state(model, optimizer), step
 
 
-@pytest.mark.parametrize("budget", ["tight", HUGE])
-def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
-    import keras
-    from training import assert_equal, plain_step
-
-    from checkmate.tf2.planning import planner
-
+def test_a_smaller_last_batch_runs_under_the_same_plan(monkeypatch):
     sizes = (BATCH, BATCH, 100, BATCH, 100, 1)
     replays = []
     make_replay = planner.Replayed
@@ -223,35 +204,27 @@ def test_a_smaller_last_batch_runs_under_the_same_plan(budget, monkeypatch):
         return make_replay(traced, plan, *rooms)
 
     monkeypatch.setattr(planner, "Replayed", counting)
+    loss = keras.losses.MeanSquaredError()
     plain, plain_state, _ = two_epochs(
-        lambda model, optimizer: plain_step(model, keras.losses.MeanSquaredError(), optimizer),
-        sizes,
+        lambda model, optimizer: plain_step(model, loss, optimizer), sizes
     )
 
     def make(model, optimizer):
-        ask = functools.partial(compiled, model, optimizer=optimizer)
-        step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask(budget=HUGE)
+        step = tight(lambda share: compiled(model, optimizer=optimizer, budget=share))
         replays.clear()
         return step
 
     ours, our_state, step = two_epochs(make, sizes)
-    assert bool(step.plan.recomputed) == (budget == "tight")
-    if budget == "tight":
-        # For the batch of 100; that of 1 has another graph, and runs as it is.
-        assert replays == [step.plan]
-        assert step.planned.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
+    assert step.plan.recomputed
+    # For the batch of 100; that of 1 has another graph, and runs as it is.
+    assert replays == [step.plan]
+    assert step.planned.run.buffers and not step.planned_for(*batch_of(100))[0].run.buffers
     assert_equal(ours, plain)
     assert_equal(our_state, plain_state)
 
 
-def test_an_object_is_a_solver():
-    assert planned().result.stats.solver == "auto"
-
-
 def regularized_model():
     """With dropout, whose seed is state, and normalization, whose averages are."""
-    import keras
-
     inputs = x = keras.Input((16,))
     for _ in range(5):
         x = keras.layers.Dense(64, kernel_regularizer="l2", activity_regularizer="l1")(x)
@@ -259,75 +232,44 @@ def regularized_model():
     return keras.Model(inputs, keras.layers.Dense(4)(x))
 
 
-@pytest.mark.parametrize("budget", [HUGE, "tight"])
-def test_compile_changes_nothing(budget):
+def test_losses_of_the_model_are_added_and_compile_changes_nothing():
     """It runs no step."""
-    import keras
-    from training import state
-
-    keras.utils.set_random_seed(3)
-    model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
-    optimizer.build(model.trainable_variables)
-    before = state(model, optimizer)
-    ask = functools.partial(compiled, model, optimizer=optimizer)
-    step = tight(lambda share: ask(budget=share)) if budget == "tight" else ask()
-    for a, b in zip(before, state(model, optimizer), strict=True):
-        np.testing.assert_array_equal(a, b)
-    step(*batch_of())
-    changed = [
-        not np.array_equal(a, b) for a, b in zip(before, state(model, optimizer), strict=True)
-    ]
-    assert sum(changed) > len(changed) / 2
-
-
-def test_losses_of_the_model_are_added():
-    import keras
-    from training import assert_equal, plain_step, state
+    loss = keras.losses.MeanSquaredError()
 
     def run(make):
         keras.utils.set_random_seed(3)
-        model, optimizer = regularized_model(), keras.optimizers.SGD(0.01)
+        model, optimizer = regularized_model(), keras.optimizers.Adam(1e-2)
+        optimizer.build(model.trainable_variables)
+        before = state(model, optimizer)
         step = make(model, optimizer)
-        return [step(*batch_of()) for _ in range(2)], state(model, optimizer)
+        assert_equal(state(model, optimizer), before)
+        return [step(*batch_of()) for _ in range(2)], state(model, optimizer), before
 
-    loss = keras.losses.MeanSquaredError()
-    plain, plain_state = run(lambda model, optimizer: plain_step(model, loss, optimizer))
-    ours, our_state = run(
+    plain = run(lambda model, optimizer: plain_step(model, loss, optimizer))
+    ours = run(
         lambda model, optimizer: tight(
             lambda budget: compiled(model, loss, optimizer, budget=budget)
         )
     )
     assert_equal(ours, plain)
-    assert_equal(our_state, plain_state)
-    prediction, value = ours[0]
+    results, after, before = ours
+    assert sum((a != b).any() for a, b in zip(after, before, strict=True)) > len(after) / 2
+    prediction, value = results[0]
     assert float(value) > float(loss(batch_of()[1], prediction)) + 0.01
 
 
-@pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError"])
-def test_names_of_losses_and_optimizers(name):
-    import keras
-
+def test_names_of_losses_and_optimizers():
     losses = []
-    for loss, optimizer in (
-        (keras.losses.MeanSquaredError(), keras.optimizers.SGD()),
-        (name, "sgd"),
-    ):
+    for loss in (keras.losses.MeanSquaredError(), "mse", "mean_squared_error", "MeanSquaredError"):
         keras.utils.set_random_seed(3)
-        step = compiled(dense_model(), loss, optimizer)
+        step = compiled(dense_model(), loss, keras.optimizers.SGD() if not losses else "sgd")
         losses.append([float(step(*batch_of())[1]) for _ in range(3)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for each in losses[1:]:
+        np.testing.assert_allclose(each, losses[0], rtol=1e-5)
     assert losses[1][-1] < losses[1][0]
 
 
-def test_a_loss_name_that_does_not_exist():
-    with pytest.raises(ValueError, match="mean_cubed_error"):
-        compiled(loss="mean_cubed_error")
-
-
 def test_a_subclassed_model_that_is_not_built():
-    import keras
-    import keras_models
-
     keras.utils.set_random_seed(3)
     case = keras_models.subclassed(128)
     assert not case.model.built
@@ -339,16 +281,14 @@ def test_a_subclassed_model_that_is_not_built():
     assert float(step(case.inputs, case.labels)[1]) < first
 
 
+@pytest.mark.slow
 def test_mixed_precision_with_a_scaled_loss():
     """Costs are measured: on a CPU the kernels of half precision need workspaces that no shape
     tells of."""
-    import keras
-    import tensorflow as tf
-
     x, y = batch_of(16 * BATCH)
     loss = keras.losses.MeanSquaredError()
 
-    def plain_step(model, optimizer):
+    def scaled_step(model, optimizer):
         optimizer.build(model.trainable_variables)
 
         @tf.function
@@ -373,7 +313,7 @@ def test_mixed_precision_with_a_scaled_loss():
         )
         return [float(step(x, y)[1]) for _ in range(3)], step
 
-    plain, _ = run(plain_step)
+    plain, _ = run(scaled_step)
     ours, step = run(
         lambda model, optimizer: tight(
             lambda budget: compiled(
@@ -397,26 +337,3 @@ def test_a_log_without_a_terminal_gets_a_line_about_the_plan(capfd):
     assert line.splitlines()[-1].startswith(f"{step.report().name}: {step.report().in_a_line()} (")
     compiled(verbose=False)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(monkeypatch, tmp_path):
-    """As steps took more than was predicted."""
-    nothing_else(monkeypatch)
-    planner, specs = planner_of(int(1.2 * planned().budget_bytes), plan=tmp_path)
-    first = planner.plan(specs)
-    path = planner.path_of(first.traced)
-    left = path.read_bytes()
-    again = planner.anew(first, specs, (), "It took more.", 1.1)
-    assert "solving" in again.report.seconds, "planned, and not taken from the folder"
-    assert path.read_bytes() != left
-
-
-def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(
-    monkeypatch, caplog
-):
-    nothing_else(monkeypatch)
-    planner, specs = planner_of(planned().budget_bytes)
-    first = planner.plan(specs)
-    assert planner.anew(first, specs, (), "It took more.", 3.0) is first
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1 and warnings[0].startswith("It took more. No other plan")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory import available
@@ -45,25 +47,21 @@ def test_room_without_a_cap_is_all_that_was_asked_for():
     assert devices.fetch_region("CPU:0", 0) == devices.fetch_region("CPU:0", -1) == 0
 
 
-def test_no_memory_of_a_gpu_is_fetched_ahead(monkeypatch):
-    import tensorflow as tf
-
-    monkeypatch.setattr(tf.raw_ops, "Empty", lambda **_: pytest.fail("memory was fetched"))
+def test_no_memory_of_a_gpu_is_fetched_ahead(machine):
+    machine.patch(tf.raw_ops, "Empty", lambda **_: pytest.fail("memory was fetched"))
     assert devices.fetch_region("GPU:0", 2**20) == 0
 
 
 @pytest.mark.parametrize(
     ("cap", "reserve"), [(None, available.AUTO_RESERVE), (10**9, available.CAP_RESERVE)]
 )
-def test_an_automatic_budget_leaves_less_to_others_where_there_are_none(monkeypatch, cap, reserve):
-    monkeypatch.setattr(available, "free_bytes", lambda device: 10**9)
-    monkeypatch.setattr(devices, "cap_bytes", lambda device: cap)
+def test_an_automatic_budget_leaves_less_to_others_where_there_are_none(machine, cap, reserve):
+    machine.patch(available, "free_bytes", lambda device: 10**9)
+    machine.patch(devices, "cap_bytes", lambda device: cap)
     assert available.auto_budget("CPU:0") == int(10**9 * (1 - reserve))
 
 
 def test_the_installed_tensorflow_tells_whether_ops_are_deterministic():
-    from tensorflow.python.framework.config import is_op_determinism_enabled
-
     assert is_op_determinism_enabled()
     assert "deterministic" in devices.describe("CPU:0").split()
 
@@ -85,9 +83,9 @@ def test_without_that_function_the_description_says_so(monkeypatch):
         ("TF_XLA_FLAGS", "--tf_xla_auto_jit=2"),
     ],
 )
-def test_what_decides_about_kernels_is_in_the_description(monkeypatch, name, value):
+def test_what_decides_about_kernels_is_in_the_description(machine, name, value):
     here = devices.describe("CPU:0")
-    monkeypatch.setenv(name, value)
+    machine.set(**{name: value})
     assert devices.describe("CPU:0") == " ".join(sorted_in(here, f"{name}={value}"))
 
 
@@ -104,9 +102,9 @@ def test_each_gpu_has_an_allocator_of_its_own():
     assert [k for k, name in names.items() if asked in name] == [0]
 
 
-def test_cuda_s_own_allocator_is_not_seen_by_the_profiler(monkeypatch):
-    monkeypatch.setattr(devices, "allocator_reports", lambda device: True)
+def test_cuda_s_own_allocator_is_not_seen_by_the_profiler(machine):
+    machine.patch(devices, "allocator_reports", lambda device: True)
     assert devices.requests_are_seen("GPU:0")
-    monkeypatch.setenv("TF_GPU_ALLOCATOR", "cuda_malloc_async")
+    machine.set(TF_GPU_ALLOCATOR="cuda_malloc_async")
     assert not devices.requests_are_seen("GPU:0")
     assert devices.requests_are_seen("CPU:0")

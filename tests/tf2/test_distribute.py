@@ -5,7 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from processes import found, found_by_workers, started
+
+import checkmate
+from checkmate.tf2 import device as devices
+from checkmate.tf2.replicas import WholeStep, exchange_bytes
 
 PROGRAM = Path(__file__).with_name("distributed.py")
 MEMORY_PROGRAM = Path(__file__).with_name("replica_memory.py")
@@ -48,9 +53,6 @@ def test_all_that_replicas_keep_is_counted_before_the_first_step():
 
 
 def whole_step(run, *, budget, exchange=0, replicas=1):
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.replicas import WholeStep
-
     start = devices.bytes_in_use("CPU:0")
     report = SimpleNamespace(name="replicated", memory=SimpleNamespace(start_bytes=start))
     planned = SimpleNamespace(report=report)
@@ -76,8 +78,6 @@ def test_the_exchange_of_gradients_is_expected_before_it_runs(exchange, replicas
 @pytest.mark.usefixtures("tensorflow")
 def test_a_whole_step_is_measured_when_it_runs_for_the_second_time():
     """Each run takes what it is told; kernels that are tried in the first are no matter."""
-    import tensorflow as tf
-
     for sizes, noted in (((64, 4, 64), 0), ((4, 64, 4), 1)):
         step = whole_step(lambda size: tf.zeros([size * MIB], tf.uint8)[0], budget=32 * MIB)
         for size in sizes:
@@ -88,20 +88,12 @@ def test_a_whole_step_is_measured_when_it_runs_for_the_second_time():
 
 @pytest.mark.usefixtures("tensorflow")
 def test_packed_gradients_take_twice_what_they_are():
-    import tensorflow as tf
-
-    from checkmate.tf2.replicas import exchange_bytes
-
     rows = tf.IndexedSlices(tf.zeros([4, 64]), tf.constant([0, 1, 2, 3]))
     assert exchange_bytes([tf.zeros([256, 256]), None, rows]) == 2 * (256 * 1024 + 1024 + 256)
 
 
 @pytest.mark.usefixtures("tensorflow")
 def test_strategies_that_one_plan_cannot_serve():
-    import tensorflow as tf
-
-    import checkmate
-
     # Of devices that this machine need not have.
     mixed = object.__new__(tf.distribute.MirroredStrategy)
     mixed._extended = SimpleNamespace(worker_devices=("/device:GPU:0", "/device:CPU:0"))

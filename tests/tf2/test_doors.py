@@ -6,8 +6,10 @@ import copy
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import checkmate
 from checkmate import TraceError
@@ -16,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def learned(x, weight):
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         h = x
         for _ in range(6):
@@ -29,9 +29,6 @@ def learned(x, weight):
 
 @pytest.mark.parametrize("base", ["object", "tf.Module", "keras.Model"])
 def test_a_method_is_bound_to_its_instance(base):
-    import keras
-    import tensorflow as tf
-
     kinds = {"object": object, "tf.Module": tf.Module, "keras.Model": keras.Model}
 
     class Agent(kinds[base]):
@@ -62,8 +59,6 @@ def test_a_method_is_bound_to_its_instance(base):
 
 
 def test_arguments_are_converted_to_the_signature_of_a_tf_function():
-    import tensorflow as tf
-
     weight = tf.Variable(tf.ones((64, 64)) / 64)
     spec = tf.TensorSpec((None, 64), tf.float32)
     step = tf.function(lambda x: learned(x, weight), input_signature=[spec])
@@ -82,8 +77,6 @@ def test_arguments_are_converted_to_the_signature_of_a_tf_function():
 
 
 def test_a_planned_function_in_a_tf_function_is_refused_before_it_is_traced():
-    import tensorflow as tf
-
     weight = tf.Variable(tf.ones((64, 64)) / 64)
     planned = checkmate.tf2.function(lambda x: learned(x, weight), budget="100MiB", verbose=False)
     # AutoGraph makes an error of its own of it.
@@ -146,10 +139,14 @@ def file(tf, path):
     return effect, lambda: len(list(path.iterdir()))
 
 
-@pytest.mark.parametrize("make", [counter, iterator, table, queue, generator, file])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(counter, iterator, table),
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (queue, generator, file)),
+    ],
+)
 def test_what_a_step_does_besides_happens_once_per_call(make, tmp_path):
-    import tensorflow as tf
-
     found = []
     for planned in (False, True):
         folder = tmp_path / str(planned)

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from fitting import (
     BATCH,
     FAST,
@@ -18,16 +20,13 @@ from fitting import (
     under_budget,
 )
 
+import checkmate
 from checkmate import TraceError
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def test_three_epochs_with_all_that_belongs_to_a_script():
-    import keras
-
-    import checkmate
-
     def train(model):
         seen = []
         callbacks = [
@@ -61,8 +60,6 @@ def test_three_epochs_with_all_that_belongs_to_a_script():
 def test_a_train_step_of_ones_own():
     """With a loop in Python, losses of layers, a metric of its own, two steps at a time, from a
     dataset."""
-    import keras
-    import tensorflow as tf
 
     class Own(keras.Model):
         def __init__(self):
@@ -102,8 +99,6 @@ def test_a_train_step_of_ones_own():
 
 
 def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
-    import keras
-
     def make():
         left, right = keras.Input((WIDTH,), name="left"), keras.Input((WIDTH,), name="right")
         x = blocks(keras.layers.Concatenate()([left, right]), kernel_regularizer="l2")
@@ -146,11 +141,6 @@ def test_dicts_of_inputs_and_outputs_with_an_optimizer_that_does_everything():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
-    import keras
-    import tensorflow as tf
-
-    import checkmate
-
     def make():
         keras.config.set_dtype_policy(policy)
         try:
@@ -179,10 +169,6 @@ def test_mixed_precision(policy):
 def test_with_a_budget_and_without_in_turn(tmp_path):
     """As a callback, for good, released, then saved and loaded: each goes on where the one before
     ended."""
-    import keras
-
-    import checkmate
-
     x, y = data(size=2 * BATCH)
     callback = checkmate.tf2.Rematerialize(budget="85%", **FAST)
 
@@ -217,8 +203,6 @@ def test_with_a_budget_and_without_in_turn(tmp_path):
 def check_scalars(folder, report):
     """TensorBoard's files say what was planned, and what the second epoch took; in the first, the
     only batches were planned or the last."""
-    import tensorflow as tf
-
     found = {}
     for file in folder.iterdir():
         for record in tf.data.TFRecordDataset(str(file)):
@@ -240,8 +224,6 @@ def check_scalars(folder, report):
 
 @pytest.mark.slow
 def test_broken_off_resumed_and_stopped_early(tmp_path):
-    import keras
-
     class PowerCut(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
@@ -284,8 +266,6 @@ def test_broken_off_resumed_and_stopped_early(tmp_path):
 
 @pytest.mark.slow
 def test_the_batch_size_that_is_planned_for():
-    import checkmate
-
     x, y = data()
     model = under_budget(small(), batch_size=BATCH)
     model.train_on_batch(x[:100], y[:100])
@@ -303,10 +283,6 @@ def test_the_batch_size_that_is_planned_for():
 
 
 def test_a_model_that_recomputes_by_itself():
-    import keras
-
-    import checkmate
-
     if not hasattr(keras, "RematScope"):
         pytest.skip(f"Keras {keras.__version__} has no RematScope")
     x, y = data(size=BATCH)

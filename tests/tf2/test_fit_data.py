@@ -1,8 +1,10 @@
 """rematerialize(): what `fit` is given, and how a model is compiled, each bit for bit as without a
 budget."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from fitting import BATCH, WIDTH, assert_same, data, history, small, under_budget
 from training import assert_equal
 
@@ -10,8 +12,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def batches(x, y, *more):
-    import tensorflow as tf
-
     return tf.data.Dataset.from_tensor_slices((x, y, *more)).batch(BATCH)
 
 
@@ -32,8 +32,6 @@ def from_a_generator(model):
 
 
 def from_a_py_dataset(model):
-    import keras
-
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 2
@@ -92,8 +90,6 @@ def test_what_fit_is_given(train):
     ids=lambda options: next(iter(options)),
 )
 def test_what_an_optimizer_does_besides(optimizer):
-    import keras
-
     def make():
         model = small()
         model.compile(keras.optimizers.Adam(1e-2, **optimizer), "mse")
@@ -115,8 +111,6 @@ def test_what_an_optimizer_does_besides(optimizer):
     ids=lambda options: "-".join(map(str, next(iter(options.items())))),
 )
 def test_how_a_model_is_compiled(options):
-    import keras
-
     def make():
         model = small()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -136,9 +130,8 @@ def test_how_a_model_is_compiled(options):
     assert_same(make, train)
 
 
+@pytest.mark.slow
 def test_several_outputs():
-    import keras
-
     def make():
         x = inputs = keras.Input((WIDTH,))
         for _ in range(4):
@@ -156,9 +149,6 @@ def test_several_outputs():
 def test_data_of_unknown_length():
     """The end is found by asking for a batch. Plain Keras asks in the training function, where
     the optimizer's step is counted all the same; here no step begins."""
-    import keras
-    import tensorflow as tf
-
     found = batches(*data()).filter(lambda x, y: tf.size(y) > 0)
     seen = []
     for planned in (False, True):

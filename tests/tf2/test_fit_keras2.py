@@ -69,7 +69,8 @@ def test_three_epochs_with_all_that_belongs_to_a_script():
     assert_same(lambda: classifier(dropout=False), train)
 
 
-@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_datasets_and_batches_one_by_one(steps_per_execution):
     """With sample weights, as a dataset, then batch by batch."""
     import tensorflow as tf
@@ -87,6 +88,7 @@ def test_datasets_and_batches_one_by_one(steps_per_execution):
     assert_same(lambda: classifier(steps_per_execution=steps_per_execution), train)
 
 
+@pytest.mark.slow
 def test_a_train_step_of_ones_own():
     import tensorflow as tf
     import tf_keras

@@ -7,9 +7,13 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tracing_on_paper import definitions, traced
+
+from checkmate.tf2 import models
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEADS = {"num_query_heads": 4, "num_key_value_heads": 1}
@@ -48,12 +52,7 @@ def test_the_step_without_weights_is_the_ordinary_one(
     tensorflow, my_models, monkeypatch, name, rank
 ):
     pytest.importorskip("keras_hub")
-    from contextlib import nullcontext
-
     import my_models as module
-    from tracing_on_paper import definitions, traced
-
-    from checkmate.tf2 import models
 
     sizes = {"vocabulary_size": 512, "num_layers": 2, "hidden_dim": 64, "intermediate_dim": 128}
     make = getattr(module, name)

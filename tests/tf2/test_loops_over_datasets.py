@@ -1,7 +1,12 @@
 """A loop over a dataset stays within the budget: batches that the pipeline makes and those that the
 program keeps count as well."""
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2 import compile, function
 
 pytestmark = [pytest.mark.usefixtures("tensorflow"), pytest.mark.own_process]
 
@@ -10,9 +15,6 @@ BATCH, LENGTH = 16, 72
 
 def images():
     """A dataset of images and labels in batches of 1 MiB, of which it makes four ahead."""
-    import numpy as np
-    import tensorflow as tf
-
     generator = np.random.default_rng(0)
     values = generator.random((8 * BATCH, LENGTH, LENGTH, 3), np.float32)
     labels = generator.integers(0, 10, 8 * BATCH)
@@ -23,18 +25,11 @@ def images():
 
 
 def compiled(model, loss, dataset):
-    from checkmate.tf2 import compile
-
     kept = next(iter(dataset))  # as a notebook keeps it
     return compile(model, loss, "adam", *kept, budget="60%", verbose=False), kept
 
 
 def decorated(model, loss, dataset):
-    import keras
-    import tensorflow as tf
-
-    from checkmate.tf2 import function
-
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
 
@@ -49,11 +44,8 @@ def decorated(model, loss, dataset):
     return step, None
 
 
-@pytest.mark.parametrize("make", [compiled, decorated])
+@pytest.mark.parametrize("make", [compiled, pytest.param(decorated, marks=pytest.mark.slow)])
 def test_a_loop_over_a_dataset_stays_within_the_budget(make):
-    import keras
-    import tensorflow as tf
-
     keras.utils.set_random_seed(0)
     values = inputs = keras.Input((LENGTH, LENGTH, 3))
     for _ in range(4):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import keras
 import pytest
+import tensorflow as tf
+from keras_models import cnn
+from training import compiled
 
 import checkmate
-from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
+from checkmate.tf2.costs.roofline import roofline
+from checkmate.tf2.max_batch import GraphGrowth, largest_fitting, largest_near
 
 MIB = 2**20
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def search(case, **options):
-    import keras
-    import tensorflow as tf
-
     options = {"cost_model": "roofline", "time_limit_s": 1, **options}
     specs = [
         tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in (case.inputs, case.labels)
@@ -29,10 +32,6 @@ def search(case, **options):
 @pytest.mark.slow
 @pytest.mark.own_process
 def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
-    import keras
-    from keras_models import cnn
-    from training import compiled
-
     case = cnn(batch=256)
     found = search(case, budget=6 * MIB)
     assert found.plain_batch < found.batch < 256
@@ -48,8 +47,6 @@ def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
 @pytest.mark.own_process
 @pytest.mark.slow
 def test_a_limit_on_the_overhead_lowers_the_batch():
-    from keras_models import cnn
-
     case = cnn(batch=2)
     free, limited, none = (
         search(case, budget=6 * MIB, max_overhead=limit) for limit in ("forward", 0.02, 0)
@@ -67,8 +64,6 @@ def of_algorithms(met):
     batches do not show; `met` is told each batch."""
 
     def model(traced, on_progress):
-        from checkmate.tf2.costs.roofline import roofline
-
         batch = traced.argument_tensors()[0].shape[0]
         met.append(batch)
         found = roofline(traced, on_progress)
@@ -83,8 +78,6 @@ def of_algorithms(met):
 @pytest.mark.slow
 @pytest.mark.own_process
 def test_the_batch_that_is_found_is_measured_and_corrected():
-    from keras_models import cnn
-
     met = []
     found = search(cnn(batch=2), budget=12 * MIB, cost_model=of_algorithms(met))
     assert met[:2] == [2, 4] and 3 <= len(met) <= 2 + 3
@@ -97,10 +90,6 @@ def test_the_batch_that_is_found_is_measured_and_corrected():
 
 
 def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
-    tf = tensorflow
-
-    from checkmate.tf2.max_batch import GraphGrowth
-
     def step(x):
         return tf.reduce_sum(tf.tanh(tf.sin(x) @ x[:, :16, :]))
 
@@ -118,44 +107,14 @@ def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
 
 
 def test_a_budget_that_holds_not_even_one():
-    from keras_models import cnn
-
     with pytest.raises(InfeasibleBudgetError, match="batch of 1"):
         search(cnn(batch=2), budget="100KiB")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"budget": "50%"},
-        {"budget": "6MiB", "max_overhead": "some"},
-        {"budget": "6MiB", "max_overhead": -1},
-    ],
-)
-def test_what_cannot_be_read(options):
-    from keras_models import cnn
-
-    with pytest.raises(BudgetError):
-        search(cnn(batch=2), **options)
-
-
-def test_an_argument_without_a_batch():
-    import tensorflow as tf
-    from keras_models import cnn
-
-    case = cnn(batch=2)
-    with pytest.raises((BudgetError, TraceError)):
-        checkmate.tf2.max_batch(
-            case.model, case.loss, "adam", case.inputs, tf.TensorSpec([], tf.int32), budget="6MiB"
-        )
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 98, 99, 100])
 @pytest.mark.parametrize("guess", [1, 2, 7, 70, 100])
 @pytest.mark.parametrize("known", [0, 1])
 def test_bisection_from_a_guess(most, guess, known):
-    from checkmate.tf2.max_batch import largest_near
-
     asked = []
 
     def fits(batch):
@@ -172,7 +131,5 @@ def test_bisection_from_a_guess(most, guess, known):
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 99, 100])
 @pytest.mark.parametrize("known", [0, 1, 5])
 def test_bisection(most, known):
-    from checkmate.tf2.max_batch import largest_fitting
-
     if known <= most:
         assert largest_fitting(lambda batch: batch <= most, 100, known=known) == most

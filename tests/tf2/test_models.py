@@ -3,10 +3,23 @@ keep, plans made ahead of time."""
 
 import json
 
+import keras
+import keras_models
+import numpy as np
 import pytest
+import tensorflow as tf
 from plans import repeating
+from training import assert_equal
 
-from checkmate import CheckmateError, DFGraph, Op
+import checkmate
+from benchmarks import zoo
+from benchmarks.zoo.batches import Task
+from checkmate import replay
+from checkmate.cli import main
+from checkmate.tf2.compile import training_step
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.graph.trace import analyse, trace
+from checkmate.tf2.memory.profiler import observe
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -24,12 +37,6 @@ SMALL = {
 
 def zoo_model(name, **sizes):
     """The training step of a model of the zoo, and its arguments."""
-    import keras
-
-    from benchmarks import zoo
-    from benchmarks.zoo.batches import Task
-    from checkmate.tf2.compile import training_step
-
     keras.utils.set_random_seed(0)
     work = zoo.models()[name](**sizes)
     if isinstance(work, Task):
@@ -40,15 +47,14 @@ def zoo_model(name, **sizes):
     )
 
 
-@pytest.mark.parametrize("name", SMALL)
+RARER = ("siamese", "codebook", "gan")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARER)) for name in SMALL]
+)
 def test_two_steps_are_bit_equal_with_all_repeated(name):
     """Values that may be had again are evaluated again for every reader."""
-    import tensorflow as tf
-    from training import assert_equal
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.trace import analyse
-
     step, batch = zoo_model(name, **SMALL[name])
     plain = tf.function(step)
     traced = analyse(plain.get_concrete_function(*batch), name=name)
@@ -71,12 +77,6 @@ def test_two_steps_are_bit_equal_with_all_repeated(name):
 def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name, sizes):
     """oneDNN has one that sums within the gradient of the filter, and rounds otherwise than the op
     does."""
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.trace import analyse
-    from checkmate.tf2.memory.profiler import observe
-
     step, batch = zoo_model(name, **sizes)
     plain = tf.function(step)
     traced = analyse(plain.get_concrete_function(*batch), name=name)
@@ -99,12 +99,6 @@ def test_gradients_of_biases_are_computed_by_the_kernels_of_the_plain_step(name,
 def test_kernels_with_others_between_them_are_not_run_as_one(optimizer_on, nested):
     """oneDNN fuses a convolution and the sum with a bias also where what makes the bias waits for
     the convolution: for itself then."""
-    import tensorflow as tf
-    from training import assert_equal
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.trace import trace
-
     weight, bias = (
         tf.Variable(tf.random.stateless_normal((3, 3, 4, 4), (1, 2))),
         tf.Variable(tf.ones(4)),
@@ -134,13 +128,6 @@ def test_kernels_with_others_between_them_are_not_run_as_one(optimizer_on, neste
 def test_half_precision_is_rounded_as_in_the_plain_step(optimizer_on):
     """Products with bias within one kernel round once less than in two. At first biases are zero,
     and nobody can tell."""
-    import tensorflow as tf
-    from training import assert_equal
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.trace import analyse
-    from checkmate.tf2.memory.profiler import observe
-
     step, batch = zoo_model("mixed_bfloat16")
     plain = tf.function(step)
     plain(*batch)
@@ -178,7 +165,6 @@ def loop_step(weight, rounds, rows):
 
     `rounds` is a number, or a function of the rows that returns one.
     """
-    import tensorflow as tf
 
     def step(x):
         end = rounds(x) if callable(rounds) else rounds
@@ -196,10 +182,6 @@ def loop_step(weight, rounds, rows):
 @pytest.mark.parametrize("known_by", ["number", "shape", "constant"])
 @pytest.mark.parametrize("rounds", [3, 50])
 def test_a_loop_keeps_an_entry_per_round(rounds, known_by):
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.trace import analyse
-
     entry, weight = 32 * 64 * 4, tf.Variable(tf.eye(64))
     ways = {
         "number": rounds,
@@ -218,12 +200,6 @@ def test_a_loop_keeps_an_entry_per_round(rounds, known_by):
 
 def test_recurrent_models_are_predicted_to_need_what_they_take():
     """By what is asked for: what the allocator adds depends on what lies where in its memory."""
-    import tensorflow as tf
-
-    from checkmate import replay
-    from checkmate.tf2.graph.trace import analyse
-    from checkmate.tf2.memory.profiler import observe
-
     step, batch = zoo_model("bidirectional_gru", batch=16, length=20)
     plain = tf.function(step)
     traced = analyse(plain.get_concrete_function(*batch), name="gru")
@@ -238,10 +214,6 @@ def test_recurrent_models_are_predicted_to_need_what_they_take():
 def test_batch_normalization_keeps_a_mask():
     """The kernel's last output, whose size no shape tells, counts for less than what it
     normalizes."""
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.trace import analyse
-
     scale, offset = tf.Variable(tf.ones(4)), tf.Variable(tf.zeros(4))
 
     def step(x):
@@ -258,39 +230,10 @@ def test_batch_normalization_keeps_a_mask():
     assert size < found.output_bytes < 1.2 * size
 
 
-def test_smallest_budgets_are_those_of_plans_within_the_cost():
-    from benchmarks.foreign import smallest_budgets
-
-    forward = [Op(f"f{k}", (k - 1,) if k else (), 1, 100) for k in range(10)]
-    backward = [Op(f"b{k}", tuple({k, 18 - k}), 1, 100, is_backward=True) for k in range(9, -1, -1)]
-    graph = DFGraph((*forward, *backward), outputs=(19,))
-    found = smallest_budgets(graph, (1.0, 1.1, 1.3))
-    assert found["1.0"] == 1
-    assert found["1.3"] < found["1.1"] < 1
-
-
-def test_a_model_that_fails_is_a_row(monkeypatch):
-    from benchmarks import zoo
-
-    def failing(*arguments, **options):
-        raise CheckmateError("it died\nof hunger")
-
-    monkeypatch.setattr(zoo, "fresh_process", failing)
-    row = zoo.measure("vit", 2)
-    assert row["error"] == "of hunger"
-    assert not zoo.trained(row)
-    assert len(zoo.cells(row)) == len(zoo.COLUMNS)
-
-
 @pytest.mark.slow
 def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
     """The command writes them; compile() and fit take them without measuring or solving."""
-    import keras
-    import keras_models
     from click.testing import CliRunner
-
-    import checkmate
-    from checkmate.cli import main
 
     (tmp_path / "mine.py").write_text(
         "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return"
@@ -335,13 +278,6 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
 def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
     """Their gradients of filter and bias all read one tensor; oneDNN takes any two of them for a
     pair."""
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.trace import analyse
-
     layers, image = keras.layers, keras.Input((8, 8, 4))
     x = image
     for _ in range(2):

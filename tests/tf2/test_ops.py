@@ -4,6 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tracing import op_of, traced
+
+from checkmate.tf2.eager.private_api import op_def
+from checkmate.tf2.graph.operations import may_run_again, role_of
+from checkmate.tf2.graph.sizes import RESERVE_FACTOR, OpSizes, tensor_bytes
+from checkmate.tf2.ops import table
+from checkmate.tf2.ops.rule import OpRule, Role, State
+from checkmate.tf2.ops.table import TABLE, rule_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -11,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 @pytest.fixture(scope="module")
 def registered(tensorflow):
     """The definition of every op that `tf.raw_ops` has, by its type."""
-    from checkmate.tf2.eager.private_api import op_def
-
     found = {name: op_def(name) for name in dir(tensorflow.raw_ops)}
     return {name: definition for name, definition in found.items() if definition is not None}
 
@@ -29,9 +36,6 @@ def seeds(definition):
 
 
 def test_every_row_is_about_an_op_that_tensorflow_registers(registered):
-    from checkmate.tf2.eager.private_api import op_def
-    from checkmate.tf2.ops.table import TABLE
-
     assert len(registered) > 1000
     assert [name for name in TABLE if op_def(name) is None] == []
     assert all(TABLE[name].from_optimizer for name in TABLE if name.startswith(("_Fused", "_Mkl")))
@@ -40,10 +44,6 @@ def test_every_row_is_about_an_op_that_tensorflow_registers(registered):
 def test_an_op_without_a_row_is_a_kernel_that_runs_again_only_if_registered_as_stateless(
     registered,
 ):
-    from checkmate.tf2.graph.operations import may_run_again, role_of
-    from checkmate.tf2.ops.rule import OpRule, Role
-    from checkmate.tf2.ops.table import TABLE, rule_of
-
     without = {name: each for name, each in registered.items() if name not in TABLE}
     assert len(without) > 1000
     assert {each.is_stateful for each in without.values()} == {True, False}
@@ -55,10 +55,6 @@ def test_an_op_without_a_row_is_a_kernel_that_runs_again_only_if_registered_as_s
 
 
 def test_a_stateful_op_runs_again_only_if_its_row_says_why(registered):
-    from checkmate.tf2.graph.operations import may_run_again
-    from checkmate.tf2.ops.rule import State
-    from checkmate.tf2.ops.table import rule_of
-
     again = {
         name
         for name, definition in registered.items()
@@ -69,8 +65,6 @@ def test_a_stateful_op_runs_again_only_if_its_row_says_why(registered):
 
 
 def test_an_op_of_another_library_is_never_recomputed(registered):
-    from checkmate.tf2.graph.operations import may_run_again
-
     stateless = SimpleNamespace(name="MyLibraryOp", is_stateful=False)
     assert not may_run_again(operation_of(stateless))
 
@@ -78,9 +72,6 @@ def test_an_op_of_another_library_is_never_recomputed(registered):
 def test_every_op_that_draws_from_a_seed_has_a_row_that_says_so(registered):
     """The exceptions draw only for dropout (cuDNN) or when an element leaves a queue, and are
     stateful; or they are stateless and take seeds for other reasons."""
-    from checkmate.tf2.ops.rule import State
-    from checkmate.tf2.ops.table import rule_of
-
     others = {
         name
         for name, definition in registered.items()
@@ -97,26 +88,18 @@ def test_every_op_that_draws_from_a_seed_has_a_row_that_says_so(registered):
 
 
 def test_every_op_that_writes_a_summary_is_seen_outside(registered):
-    from checkmate.tf2.ops.rule import State
-    from checkmate.tf2.ops.table import rule_of
-
     writers = [n for n in registered if n.startswith("Write") and n.endswith("Summary")]
     assert len(writers) >= 5
     assert {rule_of(name).state for name in writers} == {State.VISIBLE}
 
 
 def test_a_second_row_for_an_op_is_refused():
-    from checkmate.tf2.ops import table
-
     with pytest.raises(ValueError, match="two rows for 'Relu'"):
         table.row("Relu", scratch=False)
 
 
 def test_a_pooling_that_draws_is_not_recomputed(tensorflow):
     """TensorFlow registers it as stateless, yet two runs of it differ."""
-    from tracing import op_of, traced
-
-    tf = tensorflow
 
     def step(x):
         values = tf.reshape(tf.sin(x), (1, 512, 512, 16))
@@ -131,11 +114,6 @@ def test_a_pooling_that_draws_is_not_recomputed(tensorflow):
 
 
 def test_the_reserve_space_of_a_recurrent_kernel_is_guessed_and_the_kernel_is_kept():
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.operations import may_run_again
-    from checkmate.tf2.graph.sizes import RESERVE_FACTOR, OpSizes, tensor_bytes
-
     @tf.function
     def lstm(x, h, weights):
         return tf.raw_ops.CudnnRNNV3(

@@ -3,21 +3,32 @@ there."""
 
 from __future__ import annotations
 
+import gc
+
+import keras
+import keras_models
 import numpy as np
 import pytest
+import tensorflow as tf
 from dense import address
+from keras_models import cnn
+from training import assert_equal, planned_function, tightest
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.results import OutputBuffers
+from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.simplify import simplify
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.memory.profiler import observe
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("name", ["cnn", "unet"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("unet", marks=pytest.mark.slow)])
 def test_updates_leave_variables_where_they_are(name):
     """What is moved to the midst of the memory that the step uses keeps the allocator from handing
     it out in one piece."""
-    import keras
-    import keras_models
-    from training import tightest
-
     keras.utils.set_random_seed(0)
     case = keras_models.ALL[name]()
     optimizer = keras.optimizers.Adam(1e-3)
@@ -34,14 +45,9 @@ def test_updates_leave_variables_where_they_are(name):
         assert [address(v) for v in variables] == before
 
 
-@pytest.mark.parametrize("name", ["cnn", "two_inputs"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("two_inputs", marks=pytest.mark.slow)])
 def test_results_lie_where_those_before_the_last_did(name):
     """They would creep through the memory else, and each step would find it cut in another way."""
-    import keras
-    import keras_models
-    import tensorflow as tf
-    from training import tightest
-
     keras.utils.set_random_seed(0)
     case = keras_models.ALL[name]()
     step = tightest(case, keras.optimizers.Adam(1e-3))
@@ -62,12 +68,6 @@ def test_results_of_every_kind_are_the_callers_own(buffered):
 
     Whoever keeps the results of many steps has those of each.
     """
-    import tensorflow as tf
-    from training import assert_equal
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.execution.results import OutputBuffers
-    from checkmate.tf2.graph.trace import trace
 
     @tf.function
     def step(x):
@@ -110,14 +110,6 @@ def test_results_of_every_kind_are_the_callers_own(buffered):
 
 
 def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
-    import tensorflow as tf
-    from training import assert_equal
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.graph.graph_writer import reachable
-    from checkmate.tf2.graph.trace import trace
-    from checkmate.tf2.memory.profiler import observe
-
     @tf.function
     def step(x):
         wave = prediction = tf.sin(x)
@@ -147,8 +139,6 @@ def test_a_result_is_written_as_soon_as_it_is_computed_and_its_value_may_go():
 def readers_and_writes(step):
     """(a reader of a variable's content, a write to it that is not behind the reading, whether the
     write waits for the reader)."""
-    from checkmate.tf2.graph.graph_writer import reachable
-
     before = {}  # op -> itself and every op that runs before it
     for operation in reachable(step.planned.run.function.graph):
         befores = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
@@ -171,10 +161,6 @@ def readers_and_writes(step):
 
 def test_small_updates_wait_for_all_who_read_the_variable():
     """TensorFlow writes to other memory while somebody holds the old content."""
-    import keras
-    from keras_models import cnn
-    from training import tightest
-
     found = readers_and_writes(tightest(cnn(), keras.optimizers.Adam(1e-3)))
     assert len(found) > len({write for _, write, _ in found}) > 10
     assert [(reader, write) for reader, write, waits in found if not waits] == []
@@ -182,8 +168,6 @@ def test_small_updates_wait_for_all_who_read_the_variable():
 
 def sines(x):
     """A chain whose gradient wants all of its values."""
-    import tensorflow as tf
-
     for _ in range(6):
         x = tf.sin(x)
     return x
@@ -192,9 +176,6 @@ def sines(x):
 def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for():
     """As an optimizer's counter does, which is written before the small variables are whose new
     values are made of what it was."""
-    import tensorflow as tf
-    from training import planned_function
-
     counter, small = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros(3))
 
     def count(x):
@@ -217,9 +198,6 @@ def test_a_small_update_waits_for_those_that_only_another_small_update_asks_for(
 def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
     """As one of a dense layer on top of a large net: the gradient of its kernel is there before
     that of its small input."""
-    import tensorflow as tf
-    from training import planned_function
-
     weight = tf.Variable(tf.eye(512))
 
     def descend(x):
@@ -241,12 +219,7 @@ def test_a_large_update_waits_for_small_gradients_that_read_the_variable():
 
 def test_a_tensor_of_one_number_everywhere_lies_in_memory_only_where_it_is_read(tensorflow):
     """TensorFlow folds it into a constant otherwise."""
-    import gc
-
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.graph.simplify import simplify
-
-    tf, size = tensorflow, 2**19
+    size = 2**19
 
     @tf.function
     def step(x):

@@ -1,16 +1,15 @@
 """The Python function behind a step."""
 
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2.graph.trace import python_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 @pytest.mark.parametrize("autograph", [True, False])
 def test_tensorflow_says_whether_control_flow_is_converted(autograph):
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.trace import python_of
-
     def step(x):
         return x
 

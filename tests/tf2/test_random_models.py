@@ -5,6 +5,7 @@ A few models run with the slow tests; $CHECKMATE_RANDOM_MODELS says how many, fo
 
 import os
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -27,8 +28,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def planned(model, optimizer, batch, budget):
     """The step at this budget, or at one that a refusal says is enough; None where no such budget
     is told, or holds."""
-    import keras
-
     for tried in range(TRIES):
         try:
             step = checkmate.tf2.compile(

@@ -1,6 +1,7 @@
 """What a step says of itself: as text, as a page, in a notebook."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -8,6 +9,9 @@ from strategies import training_chain
 
 import checkmate
 from checkmate import Plan, SolveStatus, floor, replay, solve
+from checkmate.tf2.memory.budget import MemoryBudget
+from checkmate.tf2.report import Report
+from checkmate.units import format_bytes, parse_bytes
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -16,9 +20,6 @@ PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
 
 
 def report(budget="60%", **changes):
-    from checkmate.tf2.memory.budget import MemoryBudget
-    from checkmate.tf2.report import Report
-
     result = solve(GRAPH, budget) if budget else None
     limit = changes.pop("budget_bytes", result.budget_bytes if result else 2 * PLAIN)
     kinds = {
@@ -88,8 +89,6 @@ def test_the_printed_report():
 
 
 def test_every_byte_of_the_budget_is_told_once():
-    from checkmate.units import format_bytes, parse_bytes
-
     others, ahead, resident = 2 * 2**20, 2**20, 5 * 2**19
     kinds = {
         "next_batch_bytes": ahead,
@@ -149,8 +148,6 @@ def test_the_proof_is_rounded_up():
     found = report()
     assert found.result.status is SolveStatus.OPTIMAL
     assert rows(str(found))["proven"] == "no plan in this order of ops is faster"
-    from dataclasses import replace
-
     gap = replace(found.result, status=SolveStatus.FEASIBLE, bound=found.result.cost / 1.00001)
     assert "at most 0.01% slower than the best possible plan" in str(report(result=gap))
 
@@ -187,8 +184,6 @@ def test_the_budgets_at_which_something_changes():
 
 
 def test_advice_follows_what_binds():
-    from dataclasses import replace
-
     found = report()
     assert found.advice() == ["For less memory give a smaller budget; for less time a larger one."]
     loose = replace(found.result, status=SolveStatus.FEASIBLE, bound=found.result.cost / 1.5)

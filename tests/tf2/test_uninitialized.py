@@ -2,9 +2,24 @@
 
 import logging
 import sys
+from contextlib import nullcontext
+from functools import partial
 
+import keras
+import numpy as np
 import pytest
+from tensorflow.python.ops import resource_variable_ops
 from tracing_on_paper import definitions, traced
+
+from checkmate.errors import TraceError
+from checkmate.tf2 import models as module
+from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.uninitialized import (
+    WITH_VALUE_BYTES,
+    NoValueError,
+    _kind,
+    uninitialized_variables,
+)
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -114,10 +129,6 @@ def made(monkeypatch):
     [("decoder", "adam"), ("images", "sgd"), ("recurrent", "lion"), ("subclassed", "adam")],
 )
 def test_the_step_is_the_ordinary_one(models, graph_optimizer, monkeypatch, model, optimizer):
-    from contextlib import nullcontext
-
-    from checkmate.tf2 import models as module
-
     found = traced(f"{models}:{model}", optimizer)
     monkeypatch.setattr(module, "uninitialized_variables", nullcontext)
     expected = traced(f"{models}:{model}", optimizer)
@@ -126,10 +137,6 @@ def test_the_step_is_the_ordinary_one(models, graph_optimizer, monkeypatch, mode
 
 
 def test_no_weight_and_no_slot_of_the_optimizer_has_a_value(models, made):
-    import keras
-
-    from checkmate.tf2.uninitialized import WITH_VALUE_BYTES
-
     traced(f"{models}:decoder", keras.optimizers.Adam())
     wrong = [each for each in made if each[2] != (each[1] <= WITH_VALUE_BYTES)]
     assert not wrong
@@ -139,8 +146,6 @@ def test_no_weight_and_no_slot_of_the_optimizer_has_a_value(models, made):
 
 
 def test_a_model_is_planned_whose_weights_fit_no_machine(models, graph_optimizer):
-    from checkmate.tf2.costs.measured import with_costs
-
     step = traced(f"{models}:enormous")
     graph = with_costs(step, "roofline")
     assert graph.fixed_bytes > 3 * 4e12  # the weights and Adam's two slots
@@ -148,27 +153,18 @@ def test_a_model_is_planned_whose_weights_fit_no_machine(models, graph_optimizer
 
 
 def test_a_model_that_reads_its_weights_gets_them(models, made, caplog):
-    import keras
-
     traced(f"{models}:called", keras.optimizers.Adam())
     assert "reads its variables" in caplog.text
     assert made and all(has_value for _, _, has_value in made)
 
 
 def test_another_error_is_told_as_it_is(models):
-    from checkmate.errors import TraceError
-
     with pytest.raises(TraceError, match="nothing_of_this_name"):
         traced(f"{models}:nothing_of_this_name")
 
 
 def test_what_has_a_value_keeps_it(tensorflow):
     """Tensors are in memory already; small values Keras reads while it builds models."""
-    import keras
-    import numpy as np
-
-    from checkmate.tf2.uninitialized import NoValueError, uninitialized_variables
-
     values = np.arange(5000.0, dtype="float32")
     with uninitialized_variables():
         constant = tensorflow.Variable(values)
@@ -187,10 +183,6 @@ def test_what_has_a_value_keeps_it(tensorflow):
 
 
 def test_initializers_of_layers_are_not_called():
-    import keras
-
-    from checkmate.tf2.uninitialized import uninitialized_variables
-
     calls = []
 
     def initializer(shape, dtype):
@@ -206,10 +198,6 @@ def test_initializers_of_layers_are_not_called():
 
 @pytest.mark.parametrize("kind", ["partial", "object"])
 def test_an_initial_value_may_be_any_function(tensorflow, kind):
-    from functools import partial
-
-    from checkmate.tf2.uninitialized import uninitialized_variables
-
     class Sevens:
         def __call__(self):
             return tensorflow.fill((3000, 2), 7.0)
@@ -222,17 +210,11 @@ def test_an_initial_value_may_be_any_function(tensorflow, kind):
 
 
 def test_the_installed_tensorflow_has_variables_without_values():
-    from checkmate.tf2.uninitialized import _kind
-
     assert _kind() is not None
 
 
 @pytest.mark.parametrize("broken", ["gone", "initialized"])
 def test_a_tensorflow_without_them_makes_values(tensorflow, monkeypatch, caplog, broken):
-    from tensorflow.python.ops import resource_variable_ops
-
-    from checkmate.tf2.uninitialized import uninitialized_variables
-
     name = "UninitializedVariable"
     if broken == "gone":
         monkeypatch.delattr(resource_variable_ops, name)

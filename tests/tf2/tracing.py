@@ -1,14 +1,14 @@
 """Tracing small steps, and finding ops in what was traced."""
 
+import tensorflow as tf
+
+from checkmate.tf2 import trace
+
 N = 2048
 VALUE_BYTES = 4 * N * N  # of a float32 tensor of shape (N, N), which is what most ops here make
 
 
 def traced(step, *shapes):
-    import tensorflow as tf
-
-    from checkmate.tf2 import trace
-
     return trace(step, *(tf.TensorSpec(shape) for shape in shapes or ((N, N),)))
 
 
@@ -28,8 +28,6 @@ def types(found):
 
 
 def training(model, loss, optimizer):
-    import tensorflow as tf
-
     optimizer.build(model.trainable_variables)
 
     def step(inputs, labels):
@@ -42,6 +40,4 @@ def training(model, loss, optimizer):
 
 
 def squared_error(labels, prediction):
-    import tensorflow as tf
-
     return tf.reduce_mean((labels - prediction) ** 2)

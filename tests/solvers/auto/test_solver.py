@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import oracles
@@ -21,7 +20,6 @@ from checkmate import (
     DFGraph,
     InfeasibleBudgetError,
     Op,
-    Plan,
     Schedule,
     SolveStatus,
     floor,
@@ -36,11 +34,6 @@ from checkmate.solvers.local.stage_plan import StagePlan, moves_of
 from checkmate.solvers.search import Search
 
 
-def _budget(graph: DFGraph, share: float) -> int:
-    lowest = floor(graph).bytes
-    return int(lowest + share * (replay(graph, Plan.keep_all(graph)).peak_bytes - lowest))
-
-
 def _resnet_like(blocks: int) -> DFGraph:
     return strategies.training_chain(
         3 * blocks,
@@ -51,23 +44,6 @@ def _resnet_like(blocks: int) -> DFGraph:
         gradient_bytes=2,
         fixed_bytes=300,
     )
-
-
-@settings(max_examples=150, deadline=None)
-@given(strategies.problems())
-def test_against_brute_force(problem):
-    graph, budget = problem
-    cheapest = oracles.cheapest(graph, budget)
-    result = solve(graph, budget, throw=False)
-    if cheapest is None:
-        assert result.plan is None
-        return
-    assert result.status is not SolveStatus.INFEASIBLE
-    if result.plan is not None:
-        assert result.bound <= cheapest
-        assert cheapest - 1e-9 <= result.cost
-        assert result.peak_bytes <= budget
-        oracles.run_plan(graph, result.plan)
 
 
 @settings(max_examples=80, deadline=None)
@@ -82,10 +58,10 @@ def test_training_graphs_against_brute_force(problem):
     assert result.cost <= 1.35 * cheapest
 
 
-@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
+@pytest.mark.parametrize("share", [0.9, 0.3])
 def test_deep_graph_is_nearly_proven(share):
     graph = _resnet_like(16)
-    result = solve(graph, _budget(graph, share), time_limit_s=20)
+    result = solve(graph, budget_at(graph, share), time_limit_s=20)
     assert result.gap < 0.02
     assert result.plan.recomputed
     assert Schedule.from_plan(graph, result.plan) is not None
@@ -94,7 +70,7 @@ def test_deep_graph_is_nearly_proven(share):
 
 def test_tight_budget_of_a_deep_graph():
     graph = _resnet_like(16)
-    result = solve(graph, _budget(graph, 0.08), time_limit_s=5)
+    result = solve(graph, budget_at(graph, 0.08), time_limit_s=5)
     assert result.peak_bytes <= result.budget_bytes
     assert result.overhead < 1.5
 
@@ -102,29 +78,16 @@ def test_tight_budget_of_a_deep_graph():
 def test_thousand_ops_in_seconds():
     graph = _resnet_like(84)
     assert len(graph) > 1000
-    result = solve(graph, _budget(graph, 0.5))
+    result = solve(graph, budget_at(graph, 0.5))
     assert result.gap < 0.02
-
-
-def test_larger_budget_never_costs_more():
-    """Exact where plans are proven; a search may miss by a little, and by how little is said
-    here."""
-    graph = _resnet_like(8)
-    costs = [
-        solve(graph, _budget(graph, share / 10), time_limit_s=5).cost for share in range(2, 11)
-    ]
-    for tighter, looser in pairwise(costs):
-        assert looser <= tighter * 1.005
 
 
 def test_deterministic_reads_no_clock(monkeypatch):
     graph = _resnet_like(6)
-    quick = Auto(max_stalls=1, rounds=1)
+    quick, budget = Auto(max_stalls=1, rounds=1), budget_at(graph, 0.2)
 
     def ask(time_limit_s):
-        result = solve(
-            graph, _budget(graph, 0.2), solver=quick, deterministic=True, time_limit_s=time_limit_s
-        )
+        result = solve(graph, budget, solver=quick, deterministic=True, time_limit_s=time_limit_s)
         return result.plan, result.bound, [(cost, bound) for _, cost, bound in result.stats.history]
 
     expected = ask(60)
@@ -159,11 +122,11 @@ def test_interruption_passes_through():
         if search.plan is not None:
             raise KeyboardInterrupt
 
-    search = Search(graph, _budget(graph, 0.5), time_limit_s=60, on_progress=interrupt)
+    search = Search(graph, budget_at(graph, 0.5), time_limit_s=60, on_progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
         Auto().run(search)
     assert search.plan is not None
-    result = solve(graph, _budget(graph, 0.5), on_progress=interrupt)
+    result = solve(graph, budget_at(graph, 0.5), on_progress=interrupt)
     assert result.status in (SolveStatus.INTERRUPTED, SolveStatus.OPTIMAL)
     assert result.plan is not None
 
@@ -202,7 +165,7 @@ def test_relaxation_proves_what_the_floor_does_not():
 
 def test_repair_and_trim_keep_what_they_promise():
     graph = _resnet_like(12)
-    budget = _budget(graph, 0.3)
+    budget = budget_at(graph, 0.3)
     stage_plan = StagePlan(graph)
     assert Repair(stage_plan, budget, lambda: False).run()
     repaired = stage_plan.cost
@@ -216,13 +179,6 @@ def test_few_ops_are_solved_exactly(budget):
     graph = strategies.training_chain(3, costs=(3, 2, 1), sizes=(7, 10, 3))
     result = solve(graph, budget, throw=False)
     assert result.cost == oracles.cheapest(graph, budget)
-
-
-def test_options_are_fields():
-    graph = _resnet_like(6)
-    quick = solve(graph, _budget(graph, 0.3), solver=Auto(max_stalls=0, rounds=0))
-    assert quick.peak_bytes <= quick.budget_bytes
-    assert quick.stats.solver == "auto"
 
 
 @pytest.mark.parametrize(
@@ -278,27 +234,33 @@ def test_all_of_the_time_is_used_while_there_is_no_plan():
     assert search.remaining_s <= 0
 
 
-def test_a_call_of_highs_that_hangs_is_left_alone(monkeypatch):
+@pytest.fixture
+def highs(monkeypatch):
+    """Sets what runs in the place of HiGHS."""
+    return lambda call: monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: call())
+
+
+def test_a_call_of_highs_that_hangs_is_left_alone(highs):
     free, asked = threading.Event(), []
-    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: asked.append(1) or free.wait(60))
+    highs(lambda: asked.append(1) or free.wait(60))
     graph = _resnet_like(8)
-    result = solve(graph, _budget(graph, 0.3), time_limit_s=2)
+    result = solve(graph, budget_at(graph, 0.3), time_limit_s=2)
     assert asked and unfinished_tasks()
     free.set()
     assert result.status is SolveStatus.FEASIBLE
     assert result.peak_bytes <= result.budget_bytes
 
 
-def test_ctrl_c_arrives_while_highs_works(monkeypatch):
+def test_ctrl_c_arrives_while_highs_works(highs):
     free = threading.Event()
 
-    def working(*_, **__):
+    def working():
         os.kill(os.getpid(), signal.SIGINT)
         free.wait(60)
 
-    monkeypatch.setattr("scipy.optimize.milp", working)
+    highs(working)
     graph = _resnet_like(8)
-    result = solve(graph, _budget(graph, 0.3), time_limit_s=60)
+    result = solve(graph, budget_at(graph, 0.3), time_limit_s=60)
     assert not free.is_set() and unfinished_tasks()
     free.set()
     assert result.status is SolveStatus.INTERRUPTED
@@ -324,10 +286,10 @@ def test_a_search_ends_where_it_no_longer_pays(relaxations):
     """Greedy repair has a plan at once. In no step at all nothing better pays for more; in very
     many steps everything does."""
     graph = _resnet_like(8)
-    first = solve(graph, _budget(graph, 0.3), solver=Auto(steps=0))
+    first = solve(graph, budget_at(graph, 0.3), solver=Auto(steps=0))
     assert first.stats.found_by == "greedy" and not relaxations
     for steps in (1e9, float("inf")):
-        best = solve(graph, _budget(graph, 0.3), solver=Auto(steps=steps), time_limit_s=5)
+        best = solve(graph, budget_at(graph, 0.3), solver=Auto(steps=steps), time_limit_s=5)
         assert relaxations and best.cost <= first.cost
         relaxations.clear()
 
@@ -341,5 +303,5 @@ def test_without_a_plan_a_search_goes_on(relaxations):
 
 def test_a_deterministic_search_does_not_look_at_the_clock_for_what_pays(relaxations):
     graph = _resnet_like(3)
-    solve(graph, _budget(graph, 0.3), solver=Auto(steps=0, rounds=1), deterministic=True)
+    solve(graph, budget_at(graph, 0.3), solver=Auto(steps=0, rounds=1), deterministic=True)
     assert relaxations

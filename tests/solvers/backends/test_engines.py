@@ -70,10 +70,16 @@ def test_infeasible(engine):
     assert answer.x is None
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Sets up to which size a program is solved in this process."""
+    return lambda most: monkeypatch.setattr(engines, "SMALL", most)
+
+
 @pytest.mark.parametrize("engine", ["cbc", "scip", "highs", "clp", "glop"])
-def test_the_child_process_answers_as_this_one_does(engine, monkeypatch):
+def test_the_child_process_answers_as_this_one_does(engine, small):
     here = solve_matrices(knapsack(), engine=engine, time_limit_s=20)
-    monkeypatch.setattr(engines, "SMALL", 0)
+    small(0)
     there = solve_matrices(knapsack(), engine=engine, time_limit_s=20)
     assert (there.status, there.x.tolist(), there.bound) == (
         here.status,
@@ -108,9 +114,9 @@ def test_a_start_is_not_made_worse(engine):
     assert knapsack().cost @ answer.x == pytest.approx(-8)
 
 
-@pytest.mark.parametrize("small", [0, 1500], ids=["child", "here"])
-def test_no_time_limit(small, monkeypatch):
-    monkeypatch.setattr(engines, "SMALL", small)
+@pytest.mark.parametrize("most", [0, 1500], ids=["child", "here"])
+def test_no_time_limit(most, small):
+    small(most)
     for engine in ("cbc", "scip", "highs", "cp_sat", "glop"):
         assert (
             solve_matrices(knapsack(), engine=engine, time_limit_s=float("inf")).status
@@ -149,8 +155,8 @@ def test_time_limit(engine):
     assert (answer.x is not None) == (answer.status is AnswerStatus.FEASIBLE)
 
 
-def test_what_does_not_stop_is_ended_and_its_start_is_the_answer(monkeypatch):
-    monkeypatch.setattr(engines, "SMALL", 0)
+def test_what_does_not_stop_is_ended_and_its_start_is_the_answer(small, monkeypatch):
+    small(0)
     real = subprocess.Popen
     children = []
 

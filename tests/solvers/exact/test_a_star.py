@@ -29,7 +29,7 @@ def _check(search, expected):
 @pytest.mark.parametrize(
     ("reorder", "most_ops", "expected"), [(False, 7, cheapest), (True, 6, cheapest_in_any_order)]
 )
-@settings(max_examples=1500)
+@settings(max_examples=600)
 @given(data=st.data())
 def test_the_cheapest_plan_or_none(reorder, most_ops, expected, data):
     graph, budget_bytes = data.draw(problems(graphs(max_ops=most_ops)))

@@ -79,7 +79,7 @@ def test_bounds_and_plans_against_brute_force_in_any_order(problem):
         )
 
 
-@settings(max_examples=700)
+@settings(max_examples=300)
 @given(tight_problems())
 def test_bound_for_any_order(problem):
     graph, budget = problem

@@ -1,14 +1,18 @@
 """The step in slices, as `batch_axes` says, against the step on the whole batch: every value. What
 binds the examples together, and what is refused."""
 
+import keras
+import programs
 import pytest
+import tensorflow as tf
+from slices_oracle import in_slices
 
+from checkmate.errors import TraceError
+from checkmate.tf2.axes.batch_axes import batch_axes
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.training_step import training_step
 
-@pytest.fixture(scope="module")
-def programs(tensorflow):
-    import programs
-
-    return programs
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 NAMES = (
@@ -20,9 +24,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
-    from slices_oracle import in_slices
-
+def test_every_value_of_the_whole_follows_from_the_slices(name):
     with programs.double():
         step, batch = getattr(programs, name)()
         found = in_slices(step, batch, 2)
@@ -34,12 +36,8 @@ def test_every_value_of_the_whole_follows_from_the_slices(programs, name):
 @pytest.mark.long
 @pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("name", [*NAMES[:-1], "bidirectional"])
-def test_slices_of_any_size_are_right_or_refused(programs, name, examples):
+def test_slices_of_any_size_are_right_or_refused(name, examples):
     """Along an axis of one example an op may broadcast, and sums over it are left out."""
-    from slices_oracle import in_slices
-
-    from checkmate.errors import TraceError
-
     with programs.double():
         step, batch = getattr(programs, name)()
         try:
@@ -52,11 +50,6 @@ def test_slices_of_any_size_are_right_or_refused(programs, name, examples):
 
 
 def axes_of(step, *shapes, examples=(8, 2)):
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.batch_axes import batch_axes
-    from checkmate.tf2.graph.trace import trace
-
     function = tf.function(step)
     specs = [[tf.TensorSpec([size, *shape]) for shape in shapes] for size in examples]
     function.get_concrete_function(*specs[0])
@@ -65,8 +58,6 @@ def axes_of(step, *shapes, examples=(8, 2)):
 
 def gradient_step(loss_of, shape=(16, 64)):
     """The axes of a step of gradient descent."""
-    import tensorflow as tf
-
     kernel = tf.Variable(0.1 * tf.ones([shape[-1], 64]))
 
     def step(inputs):
@@ -79,10 +70,6 @@ def gradient_step(loss_of, shape=(16, 64)):
 
 
 def test_batch_normalization_binds(tensorflow):
-    import keras
-
-    from checkmate.tf2.training_step import training_step
-
     def axes(trainable):
         inputs = keras.Input((16, 64))
         x = keras.layers.Dense(64, activation="tanh")(inputs)
@@ -159,9 +146,7 @@ def test_a_moving_average_is_written_after_the_slices(tensorflow):
     assert [operation.type for operation in axes.whole_ops][-1] == "AssignVariableOp"
 
 
-def test_draws_of_one_generator_are_parts_of_those_of_the_whole(programs):
-    from slices_oracle import in_slices
-
+def test_draws_of_one_generator_are_parts_of_those_of_the_whole():
     with programs.double():
         step, batch = programs.one_generator()
         axes = in_slices(step, batch, 2).axes
@@ -176,17 +161,11 @@ def test_draws_of_one_generator_are_parts_of_those_of_the_whole(programs):
 
 @pytest.mark.parametrize("examples", [(8, 9), (8, 8)])
 def test_there_are_two_slices_at_least(tensorflow, examples):
-    from checkmate.errors import TraceError
-
     with pytest.raises(TraceError, match=f"8 examples cannot run in slices of {examples[1]}"):
         axes_of(tensorflow.tanh, (64,), examples=examples)
 
 
 def test_only_the_number_of_examples_may_differ(tensorflow):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.batch_axes import batch_axes
-    from checkmate.tf2.graph.trace import trace
-
     step = tensorflow.function(lambda x: tensorflow.exp(tensorflow.tanh(x)))
     traced = [trace(step, tensorflow.TensorSpec(shape)) for shape in ((8, 64), (2, 32))]
     with pytest.raises(TraceError, match=r"\(8, 64\) for the whole batch and \(2, 32\)"):
@@ -194,8 +173,6 @@ def test_only_the_number_of_examples_may_differ(tensorflow):
 
 
 def test_another_program_for_a_slice_is_refused(tensorflow):
-    from checkmate.errors import TraceError
-
     def step(x):
         return tensorflow.exp(x) if x.shape[0] > 4 else tensorflow.sin(x)
 

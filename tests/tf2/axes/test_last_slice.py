@@ -2,24 +2,24 @@
 
 from dataclasses import replace
 
+import keras
 import numpy as np
+import programs
 import pytest
+import tensorflow as tf
+from checkmate.tf2.axes.last_slice import check_last_slice
 
+from checkmate.errors import TraceError
+from checkmate.tf2.axes.batch_axes import batch_axes
+from checkmate.tf2.graph.trace import trace
+from checkmate.tf2.memory.scratch import Scratch
+from checkmate.tf2.micro_batches.parts import Parts
 
-@pytest.fixture(scope="module")
-def programs(tensorflow):
-    import programs
-
-    return programs
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def analysed(step, batch, sizes):
     """The traces of the step on the whole batch and on slices, and the axes of each slice."""
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.batch_axes import batch_axes
-    from checkmate.tf2.graph.trace import trace
-
     function, count = tf.function(step), len(tf.nest.flatten(batch)[0])
 
     def specs(size):
@@ -38,8 +38,6 @@ def analysed(step, batch, sizes):
 
 def network():
     """Dropout, a normalization of each example, an embedding and an LSTM."""
-    import keras
-
     layers = keras.layers
     tokens = keras.Input((12,), dtype="int32")
     x = layers.Embedding(30, 8, mask_zero=True)(tokens)
@@ -48,9 +46,7 @@ def network():
     return keras.Model(tokens, layers.Dropout(0.2)(layers.Dense(30)(x)))
 
 
-def training_of(programs, optimizer="sgd", examples=10):
-    import tensorflow as tf
-
+def training_of(optimizer="sgd", examples=10):
     generator = np.random.default_rng(0)
     batch = [tf.constant(generator.integers(0, 30, (examples, 12)), tf.int32) for _ in range(2)]
     return programs.trained(network(), programs.cross_entropy(), *batch, optimizer=optimizer)
@@ -58,12 +54,6 @@ def training_of(programs, optimizer="sgd", examples=10):
 
 def in_slices(step, batch, sizes):
     """What the step returns and leaves in its variables: of the whole batch, and in slices."""
-    import tensorflow as tf
-
-    from checkmate.tf2.axes.batch_axes import check_last_slice
-    from checkmate.tf2.memory.scratch import Scratch
-    from checkmate.tf2.micro_batches.parts import Parts
-
     whole, slices, axes = analysed(step, batch, sizes)
     check_last_slice(*axes, examples=sizes)
     batch = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
@@ -98,11 +88,11 @@ def in_slices(step, batch, sizes):
         pytest.param("sgd", 7, (5, 2), marks=pytest.mark.slow),
     ],
 )
-def test_a_shorter_last_slice_gives_the_values_of_the_whole(programs, optimizer, examples, sizes):
+def test_a_shorter_last_slice_gives_the_values_of_the_whole(optimizer, examples, sizes):
     """The masks of dropout are those of the whole batch, to the bit; and a second step begins with
     empty totals."""
     with programs.double():
-        step, batch = training_of(programs, optimizer, examples)
+        step, batch = training_of(optimizer, examples)
         (plain, trained), *found = in_slices(step, batch, sizes)
     for returned, variables in found:
         for wanted, got in zip([*plain, *trained], [*returned, *variables], strict=True):
@@ -112,13 +102,10 @@ def test_a_shorter_last_slice_gives_the_values_of_the_whole(programs, optimizer,
 
 
 def axes_of(step, sizes, examples=10):
-    import tensorflow as tf
-
     return analysed(step, [tf.zeros([examples, 64])], sizes)[2]
 
 
 def test_numbers_that_count_examples_go_on_in_the_last_slice(tensorflow):
-    tf = tensorflow
     scale = tf.Variable(tf.ones([64]))
 
     def step(x):
@@ -140,7 +127,6 @@ def test_numbers_that_count_examples_go_on_in_the_last_slice(tensorflow):
 
 def test_a_constant_that_is_another_for_each_slice_is_handed_to_it(tensorflow):
     """It has a period of 4 examples, with which the last slice of 2 has nothing to do."""
-    tf = tensorflow
     weights = np.resize(np.arange(4, dtype="float32"), 10)
 
     def step(x):
@@ -153,11 +139,6 @@ def test_a_constant_that_is_another_for_each_slice_is_handed_to_it(tensorflow):
 
 
 def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.batch_axes import check_last_slice
-
-    tf = tensorflow
-
     def crosses_examples_if_short(x):
         x = tf.tanh(x)
         return x * tf.reduce_sum(x, 0 if x.shape[0] < 3 else 1, keepdims=True)
@@ -174,9 +155,6 @@ def test_a_last_slice_that_runs_otherwise_is_refused(tensorflow):
     ],
 )
 def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change, said):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.batch_axes import check_last_slice
-
     slices, last = axes_of(lambda x: tensorflow.reduce_sum(tensorflow.tanh(x)), (4, 2))
     check_last_slice(slices, last, examples=(4, 2))
     with pytest.raises(TraceError, match=f"last slice has 2 of the examples .* {said}"):
@@ -184,10 +162,6 @@ def test_a_last_slice_that_hands_on_something_else_is_refused(tensorflow, change
 
 
 def test_a_last_slice_of_one_example_is_taken_if_all_its_values_are_like_others(tensorflow):
-    from checkmate.errors import TraceError
-    from checkmate.tf2.axes.batch_axes import check_last_slice
-
-    tf = tensorflow
     (plain, _), *found = in_slices(
         lambda x: tf.reduce_sum(tf.tanh(x)), [tf.random.stateless_normal([9, 64], [1, 2])], (4, 1)
     )
@@ -217,7 +191,7 @@ PROGRAMS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(programs, name):
+def test_a_step_of_any_kind_runs_with_a_shorter_last_slice(name):
     """Slices of 3, 3 and 2 examples."""
     with programs.double():
         (plain, trained), *found = in_slices(*getattr(programs, name)(), (3, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import checkmate
 
@@ -51,8 +52,6 @@ NAMES += ("cycle", "end of cycle", "nth", "top", "buckets", "roll", "divided", "
 
 @pytest.mark.parametrize("name", [*NAMES, "none"])
 def test_a_value_for_each_number_of_examples_is_split_exactly_or_not_at_all(name):
-    import tensorflow as tf
-
     weights = [numbers(tf, WIDTH, WIDTH) for _ in range(6)]
     start = [weight / 16 for weight in weights]
     scale = scalings(tf)[name]
@@ -89,8 +88,6 @@ def test_a_value_for_each_number_of_examples_is_split_exactly_or_not_at_all(name
 
 
 def test_a_map_over_the_batch_is_split_or_refused():
-    import tensorflow as tf
-
     weight = numbers(tf, 64, 64)
 
     def step(x):

@@ -1,21 +1,18 @@
 """Gradients of an embedding's rows: they are kept for the whole batch where an update writes them
 by index, and added up where the update reads their sum. Nothing else is kept by that rule."""
 
+import keras
+import programs
 import pytest
+import tensorflow as tf
+from slices_oracle import in_slices
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
 
 TOKENS, WORDS, WIDTH = 20, 11, 24  # the rows of a batch have more bytes than the variables
 
 
-@pytest.fixture
-def programs(tensorflow):
-    import programs
-
-    return programs
-
-
 def optimizers():
-    import keras
-
     of = keras.optimizers
     return {
         "sgd": of.SGD(0.1),
@@ -30,9 +27,7 @@ def optimizers():
     }
 
 
-def language_step(programs, optimizer, middle=None, tokens=TOKENS):
-    import keras
-
+def language_step(optimizer, middle=None, tokens=TOKENS):
     embedding = keras.layers.Embedding(WORDS, WIDTH)
     inputs = keras.Input((tokens,), dtype="int32")
     x = embedding(inputs)
@@ -76,21 +71,15 @@ FAST = ("sgd", "momentum", "clipnorm")
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in KEPT]
 )
-def test_rows_are_kept_for_updates_by_index_only(programs, name):
+def test_rows_are_kept_for_updates_by_index_only(name):
     """Sums are handed on where an optimizer reads the gradient in the shape of the variable."""
-    from slices_oracle import in_slices
-
     with programs.double():
-        found = in_slices(*language_step(programs, optimizers()[name]), 2)
+        found = in_slices(*language_step(optimizers()[name]), 2)
     assert not found.errors and found.axes.binding is None
     assert kept(found.axes) == KEPT[name]
 
 
-def test_the_gradient_of_a_tied_embedding_is_summed(programs):
-    import keras
-    import tensorflow as tf
-    from slices_oracle import in_slices
-
+def test_the_gradient_of_a_tied_embedding_is_summed():
     class Tied(keras.Model):
         def __init__(self):
             super().__init__()
@@ -109,11 +98,8 @@ def test_the_gradient_of_a_tied_embedding_is_summed(programs):
 
 
 @pytest.mark.slow
-def test_rows_of_two_texts_share_an_embedding(programs):
+def test_rows_of_two_texts_share_an_embedding():
     """Their gradients are joined, in parts of unequal length."""
-    import keras
-    from slices_oracle import in_slices
-
     with programs.double():
         embedding = keras.layers.Embedding(WORDS, WIDTH)
         texts = [keras.Input((length,), dtype="int32") for length in (TOKENS, 12)]
@@ -133,15 +119,12 @@ def test_rows_of_two_texts_share_an_embedding(programs):
 
 
 def binding_of(programs, middle):
-    from slices_oracle import in_slices
-
     with programs.double():
-        return in_slices(*language_step(programs, "sgd", middle), 2).axes.binding
+        return in_slices(*language_step("sgd", middle), 2).axes.binding
 
 
-def test_a_normalization_over_the_batch_still_binds(programs):
+def test_a_normalization_over_the_batch_still_binds():
     """What it reads has the size of the embedding's rows, and leads to their update."""
-    import keras
 
     def middle(x):
         return keras.layers.Activation("tanh")(keras.layers.BatchNormalization(name="norm")(x))
@@ -149,11 +132,9 @@ def test_a_normalization_over_the_batch_still_binds(programs):
     assert binding_of(programs, middle).layer == "norm"
 
 
-def test_an_activation_that_scales_a_late_gradient_binds(programs):
+def test_an_activation_that_scales_a_late_gradient_binds():
     """Between a gradient that is made of all examples and the update there are more values of the
     rows' size than the rows themselves: to keep them all is to keep activations."""
-    import keras
-    import tensorflow as tf
 
     @tf.custom_gradient
     def clipped(x):

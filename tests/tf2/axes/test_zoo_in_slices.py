@@ -6,6 +6,10 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import tensorflow as tf
+from programs import double
+from slices_oracle import in_slices
+from zoo_steps import step_and_batch
 
 IN_CI = ("super_resolution", "siamese")
 """Of the others there are many: they are marked long."""
@@ -47,8 +51,6 @@ BOUND = {
 
 
 def doubled(leaf):
-    import tensorflow as tf
-
     return tf.cast(leaf, tf.float64) if leaf.dtype.is_floating else leaf
 
 
@@ -62,10 +64,6 @@ def marked(names):
 def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
     """In float64, as some gradients are zero but for rounding. An optimizer that takes signs or
     quotients of such a gradient has any result, so updates are not compared."""
-    from programs import double
-    from slices_oracle import in_slices
-    from zoo_steps import step_and_batch
-
     in_float32 = name in (
         "regularized",
         "super_resolution",
@@ -84,8 +82,5 @@ def test_a_model_gives_the_values_of_the_whole_batch(tensorflow, name):
 @pytest.mark.own_process  # the zoo's losses keep the type of numbers of the test that loads them
 @pytest.mark.parametrize("name", marked(BOUND))
 def test_a_model_names_what_binds_its_examples(tensorflow, name):
-    from slices_oracle import in_slices
-    from zoo_steps import step_and_batch
-
     found = in_slices(*step_and_batch(name), 2)
     assert BOUND[name] in found.axes.binding.layer

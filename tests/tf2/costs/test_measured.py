@@ -1,12 +1,23 @@
 """Cost models: what ops cost and need while they run, how it is measured, and where it is kept."""
 
+import dataclasses
 import json
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tracing import VALUE_BYTES, N, op_of, traced
 
-from checkmate import BudgetError
+from checkmate.core.footprint import Footprint, Request
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import trace
+from checkmate.tf2.costs import chain
+from checkmate.tf2.costs.cache import Measurement, forget
+from checkmate.tf2.costs.chain import Chain
+from checkmate.tf2.costs.isolated import IsolatedOps
+from checkmate.tf2.costs.measured import costs_of, with_costs
+from checkmate.tf2.graph import graph_writer
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -16,9 +27,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def step(tensorflow):
     """A traced step with a variable, a loop, random numbers with state, and the same multiplication
     twice."""
-    tf = tensorflow
-    from checkmate.tf2 import trace
-
     tf.random.set_seed(1)
     variable = tf.Variable(tf.ones((128, 128)))
 
@@ -39,8 +47,6 @@ def step(tensorflow):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache, in the process and on disk."""
-    from checkmate.tf2.costs.cache import forget
-
     monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(tmp_path / "costs"))
     forget()
     yield tmp_path / "costs"
@@ -50,8 +56,6 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """The types of each group of ops that is run to be measured, in order."""
-    from checkmate.tf2.costs import chain
-
     groups = []
     measured = chain.measured
 
@@ -64,28 +68,18 @@ def measured(monkeypatch):
     return groups
 
 
-def with_costs(step, model, **options):
-    from checkmate.tf2.costs.measured import with_costs
-
-    return with_costs(step, model, **options)
-
-
 @pytest.mark.parametrize("model", ["profile", "roofline", "unit"])
-def test_costs_are_positive_and_nothing_else_changes(step, folder, model):
-    import dataclasses
-
+def test_costs_are_positive_and_nothing_else_changes(step, folder, measured, model):
     graph = with_costs(step, model)
     assert all(op.cost > 0 for op in graph.ops)
     assert all(op.workspace_bytes >= 0 for op in graph.ops)
     plain = [dataclasses.replace(op, cost=1.0, workspace_bytes=0) for op in graph.ops]
     assert plain == [dataclasses.replace(op, cost=1.0, workspace_bytes=0) for op in step.graph.ops]
     assert (graph.outputs, graph.fixed_bytes) == (step.graph.outputs, step.graph.fixed_bytes)
+    assert bool(measured) == folder.exists() == (model == "profile")
 
 
 def test_more_work_costs_more(tensorflow, folder):
-    tf = tensorflow
-    from checkmate.tf2 import trace
-
     def step(x, y):
         return x @ x, tf.sin(y)
 
@@ -98,9 +92,6 @@ def test_more_work_costs_more(tensorflow, folder):
 def test_a_workspace_is_measured(tensorflow, folder):
     """The inner values of a group are its workspace: of its two large ones at least one is in
     memory beside the result."""
-    tf = tensorflow
-    from checkmate.tf2 import trace
-
     traced = trace(lambda x: tf.reduce_sum(tf.transpose(tf.sin(x)) @ x), tf.TensorSpec((512, 512)))
     assert len(traced.graph) == 1
     (op,) = with_costs(traced, "profile").ops
@@ -109,47 +100,38 @@ def test_a_workspace_is_measured(tensorflow, folder):
     assert plain.workspace_bytes < 4 * 512 * 512 // 8
 
 
-def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(
-    tensorflow, folder, monkeypatch
-):
+@pytest.fixture
+def gpu(machine):
+    """Has measuring ask what it asks of a GPU: whether requests are seen, and algorithms tried."""
+
+    def of(*, requests=True, tries=False):
+        machine.patch(devices, "requests_are_seen", lambda device: requests)
+        machine.patch(chain, "_tries", lambda members, device: tries)
+        if not requests:
+            machine.patch(chain, "observe", lambda call: pytest.fail("the profiler was asked"))
+
+    return of
+
+
+def test_the_run_that_tries_algorithms_is_not_the_one_that_is_measured(gpu, folder):
     """On a GPU a convolution's first run asks for the memory of each algorithm that it tries, one
     after another. Of a later run each op's requests are seen once."""
-    tf = tensorflow
-    from checkmate.tf2 import trace
-    from checkmate.tf2.costs import chain
-    from checkmate.tf2.costs.cache import forget
-
     kernel = tf.ones((3, 3, 8, 8))
 
     def step(x):
         return tf.nn.conv2d(tf.sin(x), kernel, 1, "SAME") * 2.0
 
     traced = trace(step, tf.TensorSpec((4, 64, 64, 8)))
-    logs = []
-    bursts = chain.bursts
-
-    def kept(log):
-        logs.append(bursts(log))
-        return logs[-1]
-
-    monkeypatch.setattr(chain, "bursts", kept)
-    usual = with_costs(traced, "profile")
+    usual = costs_of(traced)
     forget()
-    monkeypatch.setenv("CHECKMATE_CACHE_DIR", str(folder / "again"))
-    monkeypatch.setattr(chain, "_tries", lambda members, device: True)
-    found = with_costs(traced, "profile")
-    first, again = ({name: len(asked) for name, asked in log.items()} for log in logs)
-    assert again and again.items() <= first.items()
-    assert [op.workspace_bytes for op in found.ops] == [op.workspace_bytes for op in usual.ops]
+    for file in folder.iterdir():
+        file.unlink()
+    gpu(tries=True)
+    assert costs_of(traced).footprints == usual.footprints
 
 
-def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(
-    tensorflow, folder, monkeypatch
-):
+def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_nothing(gpu, folder):
     """CUDA's own allocator tells the profiler nothing, as if no op asked for memory."""
-    tf = tensorflow
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2 import trace
 
     def step(x, y):
         chosen = tf.where(y > 0, x, y)
@@ -157,10 +139,7 @@ def test_where_requests_are_not_seen_a_workspace_is_what_shapes_tell_and_not_not
 
     traced = trace(step, *[tf.TensorSpec((512, 512))] * 2)
     by_shapes = with_costs(traced, "roofline")
-    monkeypatch.setattr(devices, "requests_are_seen", lambda device: False)
-    monkeypatch.setattr(
-        "checkmate.tf2.costs.chain.observe", lambda call: pytest.fail("the profiler was asked")
-    )
+    gpu(requests=False)
     graph = with_costs(traced, "profile")
     found = [(op.workspace_bytes, op.in_place) for op in graph.ops]
     assert found == [(op.workspace_bytes, op.in_place) for op in by_shapes.ops]
@@ -198,8 +177,6 @@ def test_what_was_measured_is_kept_in_the_process(step, folder, measured):
 
 
 def test_what_was_measured_is_kept_on_disk(step, folder, measured):
-    from checkmate.tf2.costs.cache import forget
-
     first = with_costs(step, "profile")
     (path,) = folder.iterdir()
     data = json.loads(path.read_text())
@@ -212,10 +189,6 @@ def test_what_was_measured_is_kept_on_disk(step, folder, measured):
 
 
 def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
-    tf = tensorflow
-    from checkmate.tf2 import trace
-    from checkmate.tf2.costs.cache import forget
-
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     known = json.loads(path.read_text())["entries"]
@@ -229,9 +202,6 @@ def test_only_what_is_new_is_measured(tensorflow, step, folder, measured):
 
 
 def test_other_shapes_are_other_ops(tensorflow, folder, measured):
-    tf = tensorflow
-    from checkmate.tf2 import trace
-
     for n in (64, 128, 64):
         with_costs(trace(lambda x: tf.sin(x), tf.TensorSpec((n, n))), "profile")
     assert measured == [["Sin"], ["Sin"]]
@@ -252,8 +222,6 @@ def test_other_shapes_are_other_ops(tensorflow, folder, measured):
     ],
 )
 def test_a_damaged_file_is_written_anew(step, folder, measured, damage):
-    from checkmate.tf2.costs.cache import forget
-
     with_costs(step, "profile")
     (path,) = folder.iterdir()
     whole = path.read_text()
@@ -277,8 +245,6 @@ def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured, f
 
 
 def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured, monkeypatch):
-    from checkmate.tf2.costs import chain
-
     counting = chain.measured
 
     def interrupted(*arguments):
@@ -294,20 +260,11 @@ def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured,
     assert len(json.loads(path.read_text())["entries"]) == 2
 
 
-@pytest.mark.parametrize("model", ["roofline", "unit"])
-def test_models_that_run_nothing(step, folder, measured, model):
-    with_costs(step, model)
-    assert not measured
-    assert not folder.exists()
-
-
 def test_unit_counts_tensorflow_ops(step):
     assert [op.cost for op in with_costs(step, "unit").ops] == [len(group) for group in step.groups]
 
 
 def test_a_function_is_a_cost_model(step):
-    from checkmate.tf2.costs.cache import Measurement
-
     graph = with_costs(
         step,
         lambda traced, on_progress: [
@@ -325,27 +282,9 @@ def test_a_function_that_forgets_ops_is_refused(step):
         with_costs(step, lambda traced, on_progress: [])
 
 
-def test_an_unknown_name_is_refused(step):
-    with pytest.raises(BudgetError, match=r"'flops'.*profile, roofline, unit"):
-        with_costs(step, "flops")
-
-
-def test_the_device_and_its_settings_are_part_of_the_key(monkeypatch):
-    from checkmate.tf2 import device as devices
-
-    here = devices.describe("CPU:0")
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    assert devices.describe("CPU:0") != here
-
-
 def test_what_the_table_does_not_know_is_found_out_by_running(tensorflow):
     """A choice between two tensors is written over one of them, and a product of matrices over
     none."""
-    from tracing import op_of, traced
-
-    from checkmate.tf2.costs.measured import with_costs
-
-    tf = tensorflow
 
     def step(x):  # each value is read twice, so that each is an op of its own
         a, b = tf.cos(x), tf.sin(x)
@@ -360,17 +299,8 @@ def test_what_the_table_does_not_know_is_found_out_by_running(tensorflow):
     assert not any(op.in_place for op in graph.ops if op.kind == "MatMul")
 
 
-@pytest.mark.parametrize("small_share", [0.001, 0.0])
-def test_a_loss_beside_its_gradient_is_written_over_the_logits(
-    tensorflow, monkeypatch, small_share
-):
+def test_a_loss_beside_its_gradient_is_written_over_the_logits():
     """The kernel makes both; the loss is small beside it, and counted as resident."""
-    from tracing import VALUE_BYTES, N, op_of, traced
-
-    from checkmate.tf2.costs.measured import with_costs
-
-    tf = tensorflow
-    monkeypatch.setattr("checkmate.tf2.graph.sizes.SMALL_SHARE", small_share)
     labels = tf.zeros(N, tf.int32)
 
     def step(x):
@@ -389,10 +319,6 @@ def test_a_loss_beside_its_gradient_is_written_over_the_logits(
 
 def isolated(step, *shapes, times=1):
     """The ops of a step, each group by itself, and what was traced, which keeps them alive."""
-    from tracing import traced
-
-    from checkmate.tf2.costs.isolated import IsolatedOps
-
     found = traced(step, *shapes)
     parts = zip(found.groups, found.values, found.taken, strict=True)
     return [IsolatedOps(*each, times) for each in parts], found
@@ -401,8 +327,6 @@ def isolated(step, *shapes, times=1):
 @pytest.mark.parametrize(("seconds", "runs"), [(1.0, 2), (0.004, 2), (0.0002, 3), (1e-6, 20)])
 def test_ops_are_timed_no_more_often_than_it_takes_to_know(tensorflow, monkeypatch, seconds, runs):
     """A step of some hundred small ops is measured before its first step."""
-    from checkmate.tf2.costs.chain import Chain
-
     ops, _kept = isolated(tensorflow.sin, (64, 64))
     timed = []
     monkeypatch.setattr(Chain, "run", lambda self: timed.append(seconds) or [seconds])
@@ -411,9 +335,6 @@ def test_ops_are_timed_no_more_often_than_it_takes_to_know(tensorflow, monkeypat
 
 
 def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
-    from tracing import VALUE_BYTES
-
-    from checkmate.tf2.costs.chain import Chain
     from checkmate.tf2.memory.profiler import observe
 
     ops, _kept = isolated(tensorflow.sin, times=5)
@@ -422,12 +343,11 @@ def test_a_short_op_is_evaluated_many_times_in_the_memory_of_one(tensorflow):
     assert sum(count for (_, kernel), count in seen.ran.items() if kernel == "Sin") == 5
 
 
-def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, monkeypatch):
+def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, machine):
     """They run asynchronously. The op that waits for them does nothing on a CPU."""
-    from checkmate.tf2.costs.chain import Chain
     from checkmate.tf2.memory.profiler import observe
 
-    monkeypatch.setattr("checkmate.tf2.graph.graph_writer.training_device", lambda: "GPU:0")
+    machine.patch(graph_writer, "training_device", lambda: "GPU:0")
     ops, _kept = isolated(tensorflow.sin, (64, 64))
     ran = [kernel for _, kernel in observe(Chain(ops, "CPU:0").run).ran]
     assert ran.count("SyncDevice") == 4, "before and after the op, and before and after nothing"
@@ -437,11 +357,7 @@ def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch
     """In place where nothing else holds the input; a product asks for its value."""
     from tracing import VALUE_BYTES, op_of, traced
 
-    from checkmate.core.footprint import Footprint, Request
-    from checkmate.tf2.costs import chain
-    from checkmate.tf2.costs.measured import costs_of
-
-    tf, sessions = tensorflow, []
+    sessions = []
     monkeypatch.setattr(chain, "LENGTH", 2)
     observe = chain.observe
     monkeypatch.setattr(chain, "observe", lambda call: sessions.append(call) or observe(call))
@@ -468,8 +384,6 @@ def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch
 
 def test_arguments_of_one_shape_are_two_tensors(tensorflow):
     """TensorFlow makes one of equal ops, and a tensor that is read twice is not written over."""
-    from checkmate.tf2.costs import chain
-
     ops, _kept = isolated(tensorflow.add, *[(512, 512)] * 2)
     ((_, found),) = chain.measured(ops, "CPU:0", True)
     assert [each.in_place for each in found.footprints] == [True]
@@ -477,10 +391,7 @@ def test_arguments_of_one_shape_are_two_tensors(tensorflow):
 
 def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflow):
     """With oneDNN, it reads what the pooling left, and does not pool once more."""
-    from checkmate.tf2.costs import chain
     from checkmate.tf2.memory.profiler import observe
-
-    tf = tensorflow
 
     def step(x):
         y = tf.nn.max_pool2d(x, 2, 2, "VALID")
@@ -501,10 +412,6 @@ def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflo
 
 
 def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tensorflow):
-    from checkmate.tf2.costs import chain
-
-    tf = tensorflow
-
     def step(x):
         return tf.debugging.check_numerics(tf.math.log(x - 1.0), ""), tf.sin(x), tf.cos(x)
 
@@ -515,11 +422,6 @@ def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tens
 
 
 def test_what_was_measured_is_not_left_in_memory(tensorflow, folder):
-    import numpy as np
-    from tracing import traced
-
-    from checkmate.tf2 import device as devices
-
     constant = np.random.default_rng(0).random((512, 512)).astype("float32")
     found = traced(lambda x: tensorflow.sin(x @ constant), (512, 512))
     before = devices.bytes_in_use("CPU:0")
@@ -544,7 +446,6 @@ def test_the_profiler_does_not_trace_the_device(tensorflow, monkeypatch):
     assert [each.device_tracer_level for each in options] == [0]
 
 
-@pytest.mark.own_process  # the allocator is chosen when TensorFlow is imported
 def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
     """oneDNN's allocator, the default, serves small requests outside of what it counts."""
     import os
@@ -570,11 +471,6 @@ def test_small_ops_are_measured_where_the_allocator_does_not_see_them():
 def test_a_function_that_xla_compiles_is_measured_with_what_it_asks_for(tensorflow):
     """As the grouped convolutions of Keras on a CPU, whose gradient takes far more than it makes;
     the profiler sees no op ask."""
-    from tracing import traced
-
-    from checkmate.tf2.costs.measured import costs_of
-
-    tf = tensorflow
     convolution = tf.function(
         lambda x, k: tf.nn.convolution(x, k, padding="SAME"), jit_compile=True
     )

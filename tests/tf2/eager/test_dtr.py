@@ -1,8 +1,13 @@
 """Eager dynamic rematerialization computes the program's own numbers."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from eager_programs import arrays, gradients, managed, normal, same, weights
+
+from benchmarks import eager_models
+from checkmate.tf2.eager.runtime import EagerRuntime
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -11,8 +16,6 @@ def layer(make, *shape):
     """A Keras layer or model in training."""
 
     def build():
-        import tensorflow as tf
-
         model, x = make(), normal(*shape, seed=2)
         model(x)
         return (
@@ -35,14 +38,10 @@ def of(function):
 
 
 def keras_layers():
-    import keras
-
     return keras.layers
 
 
 def convolutional():
-    import keras
-
     layers = keras.layers
     block = [
         layers.Conv2D(8, 3, padding="same"),
@@ -60,8 +59,6 @@ def convolutional():
 
 
 def functional():
-    import keras
-
     layers = keras.layers
     x = inputs = keras.Input((16, 32))
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 16, dropout=0.1, seed=3)(x, x))
@@ -71,15 +68,11 @@ def functional():
 
 
 def embedding():
-    import tensorflow as tf
-
     table, ids = weights(50, 64), tf.constant(np.arange(512) % 50)
     return [table], lambda: tf.reduce_sum(tf.tanh(tf.nn.embedding_lookup(table, ids)) ** 2), [table]
 
 
 def indexing(w, x):
-    import tensorflow as tf
-
     y = x @ w
     z = tf.gather(y[:40] * y[40:80], [1, 2, 3, 3])
     a, b = tf.unstack(tf.stack([tf.where(z > 0, z, 0.1 * z), z * 2]))
@@ -91,8 +84,6 @@ def indexing(w, x):
 
 
 def custom(w, x):
-    import tensorflow as tf
-
     @tf.custom_gradient
     def bell(z):
         y = tf.exp(-z * z)
@@ -102,8 +93,6 @@ def custom(w, x):
 
 
 def functions(w, x):
-    import tensorflow as tf
-
     inner = tf.function(lambda z: tf.tanh(z @ w))
     array, z = tf.TensorArray(tf.float32, 3), tf.nn.relu(x @ w)
     for k in range(3):
@@ -114,8 +103,6 @@ def functions(w, x):
 
 
 def algebra(w, x):
-    import tensorflow as tf
-
     a, b, c = tf.split(tf.einsum("ij,jk->ik", x, w), [32, 32, 32], axis=1)
     return tf.linalg.logdet(
         tf.matmul(a, b, transpose_a=True) @ tf.transpose(tf.matmul(a, b, transpose_a=True))
@@ -124,8 +111,6 @@ def algebra(w, x):
 
 
 def second_order(w, x):
-    import tensorflow as tf
-
     with tf.GradientTape() as inner:
         inner.watch(x)
         value = tf.reduce_sum(tf.tanh(x @ w) ** 3)
@@ -134,8 +119,6 @@ def second_order(w, x):
 
 
 def persistent(w, x):
-    import tensorflow as tf
-
     with tf.GradientTape(persistent=True) as inner:
         inner.watch(x)
         y = tf.tanh(x @ w)
@@ -145,8 +128,6 @@ def persistent(w, x):
 
 def workload(name, **sizes):
     def build():
-        from benchmarks import eager_models
-
         return eager_models.workload(name, **sizes)
 
     return build
@@ -173,8 +154,6 @@ PROGRAMS = {
 
 
 def _sequence():
-    import keras
-
     layers = keras.layers
     return keras.Sequential(
         [
@@ -188,8 +167,6 @@ def _sequence():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_those_of_the_plain_program(name):
-    import keras
-
     keras.utils.set_random_seed(5)
     variables, loss, state = PROGRAMS[name]()
     start = arrays(state)
@@ -215,7 +192,6 @@ def test_numbers_are_those_of_the_plain_program(name):
 def evicting_always(every=3):
     """A runtime that evicts everything after every few ops of the program: the most hostile
     budget."""
-    from checkmate.tf2.eager.runtime import EagerRuntime
 
     class EvictingAlways(EagerRuntime):
         def run(self, asked, tensors):

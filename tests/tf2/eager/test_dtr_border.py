@@ -1,10 +1,12 @@
 """Leaving the context restores TensorFlow, whatever happened; what would silently be wrong is
 refused."""
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from eager_programs import (
     above,
     arrays,
@@ -19,8 +21,27 @@ from eager_programs import (
 )
 
 from checkmate import CheckmateError, EvictionError, UnsupportedError
+from checkmate.tf2.eager import private_api, selftest
+from checkmate.tf2.eager.storage import EagerCall
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def fails(*_):
+    raise ValueError("it broke")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Replaces something for a block."""
+
+    @contextlib.contextmanager
+    def of(where, name, instead):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, instead)
+            yield
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -35,11 +56,8 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
         "adding up fails",
     ],
 )
-def test_leaving_restores_tensorflow(how, monkeypatch):
-    import tensorflow as tf
-
-    from checkmate.tf2.eager import private_api
-
+def test_leaving_restores_tensorflow(how, broken):
+    raising = pytest.raises(ValueError, match="it broke")
     variables, loss = chain(depth=3)
     plain, before = arrays(gradients(variables, loss)), fenced()
     if how == "at the end":
@@ -55,32 +73,15 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
         with pytest.raises(tf.errors.InvalidArgumentError), dtr():
             gradients(variables, lambda: tf.matmul(loss()[None, None], normal(2, 2)))
     elif how == "a gradient fails":
-        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no gradient"), dtr():
-            patch.setattr(
-                private_api,
-                "gradient_function",
-                lambda name: (_ for _ in ()).throw(ValueError("no gradient")),
-            )
+        with raising, dtr(), broken(private_api, "gradient_function", fails):
             gradients(variables, loss)
     elif how == "making zeros fails":
-        vspace = private_api.default_vspace._replace(
-            zeros_like_fn=lambda *_: (_ for _ in ()).throw(ValueError("no zeros"))
-        )
-        vspace = vspace._replace(zeros_fn=vspace.zeros_like_fn)
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(ValueError, match="no zeros"),
-            dtr(smallest_bytes=0),
-        ):
-            patch.setattr(private_api, "default_vspace", vspace)
+        vspace = private_api.default_vspace._replace(zeros_like_fn=fails, zeros_fn=fails)
+        with raising, dtr(smallest_bytes=0), broken(private_api, "default_vspace", vspace):
             gradients(variables[:1], lambda: tf.reduce_sum(tf.split(tf.tanh(variables[0]), 2)[0]))
     else:
-        w = variables[0]
-        vspace = private_api.default_vspace._replace(
-            aggregate_fn=lambda parts: (_ for _ in ()).throw(ValueError("no sum"))
-        )
-        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no sum"), dtr():
-            patch.setattr(private_api, "default_vspace", vspace)
+        w, vspace = variables[0], private_api.default_vspace._replace(aggregate_fn=fails)
+        with raising, dtr(), broken(private_api, "default_vspace", vspace):
             gradients([w], lambda: tf.reduce_sum(tf.tanh(w) + w * w))
     after = fenced()
     assert len(before) == len(after) and all(
@@ -92,32 +93,20 @@ def test_leaving_restores_tensorflow(how, monkeypatch):
         same(arrays(gradients(variables, loss)), plain)
 
 
-def test_an_op_that_raises_while_it_runs_again(monkeypatch):
-    import tensorflow as tf
-
-    from checkmate.tf2.eager.storage import EagerCall
-
+def test_an_op_that_raises_while_it_runs_again(broken):
     with managed(smallest_bytes=0) as runtime:
         x = tf.tanh(tf.exp(normal(8, 8)))
         value = x.numpy()
         y = x + 1.0
         runtime.policy.evict_all()
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                EagerCall,
-                "run_again",
-                lambda self: (_ for _ in ()).throw(RuntimeError("kernel broke")),
-            )
-            with pytest.raises(RuntimeError, match="kernel broke"):
-                y.numpy()
+        with broken(EagerCall, "run_again", fails), pytest.raises(ValueError, match="it broke"):
+            y.numpy()
         assert not any(storage.locks for storage in runtime.policy.live)
         assert not runtime.references.depth
         assert np.array_equal(y.numpy(), value + 1)
 
 
 def test_handles_outlive_the_context():
-    import tensorflow as tf
-
     variables, loss = chain(depth=3)
     plain = arrays(gradients(variables, loss))
     with managed(smallest_bytes=0) as runtime:
@@ -135,8 +124,6 @@ def test_handles_outlive_the_context():
 
 
 def test_a_tape_may_reach_across_the_border():
-    import tensorflow as tf
-
     w, x = weights(32, 32), normal(32, 32)
 
     def both(context):
@@ -146,30 +133,22 @@ def test_a_tape_may_reach_across_the_border():
             loss = tf.reduce_sum(y * y)
         return arrays([tape.gradient(loss, w)])
 
-    import contextlib
-
     same(both(dtr(smallest_bytes=0)), both(contextlib.nullcontext()))
 
 
 def forward_mode(w):
-    import tensorflow as tf
-
     with tf.autodiff.ForwardAccumulator(w, tf.ones_like(w)) as accumulator:
         y = tf.tanh(w)
     return accumulator.jvp(y)
 
 
 def jacobian(w):
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         y = tf.tanh(w)
     return tape.jacobian(y, w)
 
 
 def gradient_in_a_graph(w):
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(tf.tanh(w))
     return tf.function(lambda: tape.gradient(y, w))()
@@ -181,14 +160,10 @@ def nested(w):
 
 
 def strategy(w):
-    import tensorflow as tf
-
     return tf.distribute.OneDeviceStrategy("/cpu:0").run(lambda: w + 1.0)
 
 
 def second_thread(w):
-    import tensorflow as tf
-
     errors = []
 
     def train():
@@ -206,8 +181,6 @@ def second_thread(w):
 
 
 def handle_in_a_second_thread(w):
-    import tensorflow as tf
-
     handle, errors = tf.tanh(w), []
 
     def use():
@@ -223,14 +196,10 @@ def handle_in_a_second_thread(w):
 
 
 def writing_in_place(w):
-    import tensorflow as tf
-
     tf.raw_ops.InplaceUpdate(x=tf.tanh(w), i=[0], v=tf.zeros((1, 32)))
 
 
 def python_in_a_kernel(w):
-    import tensorflow as tf
-
     tf.py_function(tf.tanh, [w], tf.float32)
 
 
@@ -256,8 +225,6 @@ def test_refused(act, says):
 
 
 def test_refused_on_entry():
-    import tensorflow as tf
-
     @tf.function
     def traced():
         with dtr():
@@ -279,8 +246,6 @@ def test_refused_on_entry():
 
 
 def test_other_threads_may_run_what_is_not_managed():
-    import tensorflow as tf
-
     with dtr(smallest_bytes=0):
         data = tf.data.Dataset.from_generator(lambda: iter(range(3)), output_types=tf.int32).map(
             lambda k: tf.py_function(lambda v: v + 1, [k], tf.int32)
@@ -289,8 +254,6 @@ def test_other_threads_may_run_what_is_not_managed():
 
 
 def test_a_tensorflow_with_other_insides_is_refused(monkeypatch):
-    from checkmate.tf2.eager import private_api, selftest
-
     monkeypatch.setitem(private_api.PRIVATE, "tensorflow.python.pywrap_tfe", ("TFE_Py_OfTomorrow",))
     assert private_api.missing() == ["tensorflow.python.pywrap_tfe.TFE_Py_OfTomorrow"]
     selftest.check("CPU:0", again=True)
@@ -301,8 +264,6 @@ def test_a_tensorflow_with_other_insides_is_refused(monkeypatch):
 
 def test_functions_may_hold_handles():
     """In a condition, and in a pipeline."""
-    import tensorflow as tf
-
     x = normal(32, 32)
     with dtr(smallest_bytes=0):
         h = tf.tanh(x)

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from eager_programs import MIB, arrays, managed_above, normal, same, weights
 from processes import found, started
+
+from checkmate.tf2.eager import allocator, private_api
+from checkmate.tf2.eager.op_kinds import Needs, kind_of
+from checkmate.tf2.eager.storage import EagerCall
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -23,12 +28,7 @@ TRIED_BYTES = 40 * MIB
 class Trying:
     """Has the first run of each convolution take much memory, by the allocator's count."""
 
-    def __init__(self, patch):
-        import tensorflow as tf
-
-        from checkmate.tf2.eager import private_api
-        from checkmate.tf2.eager.storage import EagerCall
-
+    def __init__(self, machine):
         self.peak, self.runs = 0, {}
         ask, reset, run = (
             private_api.memory_info,
@@ -51,9 +51,9 @@ class Trying:
                     self.peak = ask("CPU:0")["current"] + TRIED_BYTES
             return run(call, values, name)
 
-        patch.setattr(private_api, "memory_info", count)
-        patch.setattr(tf.config.experimental, "reset_memory_stats", forget)
-        patch.setattr(EagerCall, "run", runs)
+        machine.patch(private_api, "memory_info", count)
+        machine.patch(tf.config.experimental, "reset_memory_stats", forget)
+        machine.patch(EagerCall, "run", runs)
 
 
 def name_in(key):
@@ -61,12 +61,8 @@ def name_in(key):
     return name_in(key[0]) if isinstance(key, tuple) else key.name
 
 
-def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatch):
+def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(machine):
     """Nor is it counted as memory above the budget."""
-    import tensorflow as tf
-
-    from checkmate.tf2.eager.op_kinds import Needs
-
     x, w = normal(8, 128, 128, 8), weights(3, 3, 8, 8)  # 4 MiB
 
     def gradient():
@@ -75,7 +71,7 @@ def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatc
         return arrays([loss, tape.gradient(loss, w)])
 
     plain = gradient()
-    trying = Trying(monkeypatch)
+    trying = Trying(machine)
     with managed_above(36 * MIB) as runtime:
         same(gradient(), plain)
         first = dict(trying.runs)
@@ -91,18 +87,12 @@ def test_a_run_ten_times_as_large_that_tries_algorithms_is_not_learnt(monkeypatc
 
 
 def test_which_ops_are_run_before_they_are_measured():
-    from checkmate.tf2.eager.op_kinds import kind_of
-
     names = ("Conv2D", "Conv3DBackpropFilterV2", "DepthwiseConv2dNative", "MatMul", "CudnnRNNV3")
     assert [kind_of(name).tries_algorithms for name in names] == [True, True, True, False, False]
 
 
-def test_the_second_run_of_a_function_says_what_it_needs(monkeypatch):
+def test_the_second_run_of_a_function_says_what_it_needs(machine):
     """A function cannot be run twice to try algorithms in it."""
-    import tensorflow as tf
-
-    from checkmate.tf2.eager import allocator
-
     took, watched = iter([40 * MIB, 4 * MIB]), allocator.Allocator.watched
 
     def watch(self, run, *, rehearse=False):
@@ -113,7 +103,7 @@ def test_the_second_run_of_a_function_says_what_it_needs(monkeypatch):
     whole = tf.function(lambda x: tf.reduce_sum(x * x))
     x = normal(512, 512)
     whole(x)
-    monkeypatch.setattr(allocator.Allocator, "watched", watch)
+    machine.patch(allocator.Allocator, "watched", watch)
     with managed_above(100 * MIB) as runtime:
         for expected in (40 * MIB, 4 * MIB, 4 * MIB):
             whole(x)

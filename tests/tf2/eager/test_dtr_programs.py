@@ -1,7 +1,11 @@
 """Whole programs under eager dynamic rematerialization: Keras's fit, and op logs of what ran."""
 
+import contextlib
+
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from eager_programs import (
     MIB,
     above,
@@ -15,14 +19,12 @@ from eager_programs import (
     same,
 )
 
-from checkmate import simulate
+from checkmate import simulate, tf2
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def test_fit_run_eagerly_trains_the_same():
-    import keras
-
     def trained(context):
         keras.utils.set_random_seed(3)
         layers = keras.layers
@@ -45,8 +47,6 @@ def test_fit_run_eagerly_trains_the_same():
             ).history
         return history, model.get_weights(), entered
 
-    import contextlib
-
     plain = trained(contextlib.nullcontext)
     found = trained(lambda: above(2.9 * MIB))
     assert found[0] == plain[0]
@@ -56,8 +56,6 @@ def test_fit_run_eagerly_trains_the_same():
 
 
 def test_a_recorded_log_is_a_program():
-    from checkmate import tf2
-
     variables, loss = chain(depth=6)
     gradients(variables, loss)
     with dtr():
@@ -79,8 +77,6 @@ def test_a_recorded_log_is_a_program():
 
 
 def test_a_list_that_the_program_changes_later():
-    import tensorflow as tf
-
     images, size, pooled = normal(1, 16, 16, 4), [1, 3, 3, 1], []
     with managed(smallest_bytes=0) as runtime:
         for width in (3, 5):
@@ -94,8 +90,6 @@ def test_a_list_that_the_program_changes_later():
 
 @pytest.mark.parametrize("pool", ["FractionalMaxPool", "FractionalAvgPool"])
 def test_ops_that_draw_run_once_though_tensorflow_does_not_say_that_they_do(pool):
-    import tensorflow as tf
-
     with managed(smallest_bytes=0) as runtime:
         pooled, *_ = getattr(tf.raw_ops, pool)(
             value=normal(1, 32, 32, 4), pooling_ratio=(1.0, 1.44, 1.5, 1.0)
@@ -108,8 +102,6 @@ def test_ops_that_draw_run_once_though_tensorflow_does_not_say_that_they_do(pool
 def test_shapes_are_never_evicted():
     """TensorFlow's gradient of it asks for the shape in the middle of a function that knows its own
     tensors only."""
-    import tensorflow as tf
-
     x = normal(16, 16)
     with dtr(smallest_bytes=0), tf.GradientTape() as tape:
         tape.watch(x)
@@ -119,8 +111,6 @@ def test_shapes_are_never_evicted():
 
 
 def test_tensorflow_asks_handles_for_their_graph_in_many_places():
-    import tensorflow as tf
-
     plain = tf.tanh(normal(8, 8))
     with dtr(smallest_bytes=0):
         x = tf.tanh(normal(8, 8))

@@ -4,8 +4,11 @@ import ast
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import checkmate
+from checkmate.errors import EvictionError
+from checkmate.tf2.eager import budget, private_api
 
 FOLDER = Path(checkmate.__file__).parent / "tf2" / "eager"
 FENCE = FOLDER / "private_api.py"
@@ -97,9 +100,6 @@ def test_everything_private_in_the_fence_is_listed():
 
 @pytest.mark.usefixtures("tensorflow")
 def test_loading_changes_no_class():
-    from checkmate.errors import EvictionError
-    from checkmate.tf2.eager import budget, private_api
-
     assert not any(hasattr(EvictionError, name) for name in private_api.KERAS_PRIVATE)
     error = budget.went_over(1.0, 2.0, "why")
     assert all(hasattr(error, name) for name in private_api.KERAS_PRIVATE)
@@ -107,10 +107,6 @@ def test_loading_changes_no_class():
 
 @pytest.mark.usefixtures("tensorflow")
 def test_tensorflow_has_all_that_is_listed():
-    import tensorflow as tf
-
-    from checkmate.tf2.eager import private_api
-
     assert not private_api.missing()
     tensor = tf.constant(1.0)
     for name in private_api.TENSOR_METHODS:

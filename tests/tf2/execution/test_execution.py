@@ -10,20 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from plans import random_plan, repeating
 from steps import STEPS, N, seeded_dropout, square
+from training import assert_equal
 
 from checkmate import Plan, replay, solve
+from checkmate.tf2 import device as devices
+from checkmate.tf2 import trace
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.operations import is_loop, is_stateful, role_of
+from checkmate.tf2.memory.profiler import observe
+from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.training_step import as_spec
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def traced(step, arguments):
-    import tensorflow as tf
-
-    from checkmate.tf2 import trace
-    from checkmate.tf2.training_step import as_spec
-
     return trace(tf.function(step, autograph=False), *as_spec(arguments))
 
 
@@ -41,10 +46,6 @@ def run_twice(function, arguments, variables):
 
 def replayed(found, plan):
     """The function that runs a plan, called with the arguments of the step."""
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
     run = Replayed(found, plan)
     return lambda *arguments: run(*map(tf.convert_to_tensor, tf.nest.flatten(arguments)))
 
@@ -58,8 +59,6 @@ PLANS = {
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_every_plan_gives_the_results_of_the_step(make):
-    from training import assert_equal
-
     step, arguments, variables = make()
     found = traced(step, arguments)
     expected = run_twice(found.function, arguments, variables)
@@ -80,9 +79,6 @@ def test_every_plan_gives_the_results_of_the_step(make):
 
 def made_of_constants(operation):
     """TensorFlow evaluates such ops when it builds the function, and never again."""
-    from checkmate.tf2.graph.operations import role_of
-    from checkmate.tf2.ops.rule import Role
-
     return bool(operation.inputs) and all(
         tensor.op.type == "Const"
         or role_of(tensor.op) is Role.SHAPE
@@ -93,10 +89,6 @@ def made_of_constants(operation):
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_what_runs_is_what_the_plan_says(make):
-    from checkmate.tf2.graph import bodies
-    from checkmate.tf2.graph.operations import is_loop, is_stateful
-    from checkmate.tf2.memory.profiler import observe
-
     step, arguments, _ = make()
     found = traced(step, arguments)
     plan = repeating(found.graph)
@@ -149,8 +141,6 @@ def test_dropout_is_among_what_is_repeated():
 
 
 def test_a_side_effect_happens_once():
-    import tensorflow as tf
-
     seen = []
 
     def look(x):
@@ -170,8 +160,6 @@ def test_a_side_effect_happens_once():
 
 
 def test_a_failing_assertion_still_fails():
-    import tensorflow as tf
-
     def step(x):
         tf.debugging.assert_less(x, 100.0)
         return tf.sin(x) @ x
@@ -187,7 +175,6 @@ def test_a_failing_assertion_still_fails():
 def conv_net(tensorflow):
     """Forward and backward of 16 convolutions with activations of 1 MiB, and kernels that weigh
     next to nothing."""
-    tf = tensorflow
     kernels = [tf.Variable(0.1 * square(k, (3, 3, 16, 16))) for k in range(16)]
 
     def step(x):
@@ -202,10 +189,6 @@ def conv_net(tensorflow):
 
 
 def test_measured_memory_falls_with_the_budget(conv_net):
-    from training import assert_equal
-
-    from checkmate.tf2 import device as devices
-
     found, arguments = conv_net
     plain = replay(found.graph, Plan.keep_all(found.graph)).peak_bytes
     above = plain - found.graph.fixed_bytes

@@ -1,8 +1,10 @@
 """On a GPU some ops read numbers in the host's memory. What computes those must not be in the
 middle of a step: it would wait for the device, and the device for it."""
 
+import keras
 import kernels
 import pytest
+import tensorflow as tf
 from plans import repeating
 from tracing import training
 
@@ -13,8 +15,6 @@ DROPOUTS = 24
 
 
 def dropouts():
-    import keras
-
     inputs = x = keras.Input((256,))
     for _ in range(DROPOUTS):
         x = keras.layers.Dropout(0.1)(keras.layers.Dense(256, activation="relu")(x))
@@ -23,8 +23,6 @@ def dropouts():
 
 def one_generator():
     """All draw from one seed, which each of them moves on."""
-    import keras
-
     seeds = keras.random.SeedGenerator(1)
 
     class Drops(keras.layers.Layer):
@@ -42,8 +40,6 @@ def one_generator():
 @pytest.fixture(scope="module", params=[dropouts, one_generator])
 def step(tensorflow, request):
     """A net, as a function whose plan evaluates again what it may."""
-    import keras
-
     kernels.needs_a_build_for_gpus()
     model, *shapes = request.param()
     run = training(model, keras.losses.MeanSquaredError(), keras.optimizers.Adam())
@@ -77,7 +73,6 @@ def test_no_op_in_the_middle_of_the_step_reads_what_the_step_computed_on_the_hos
 def test_numbers_drawn_are_those_of_the_plain_step(step, tensorflow):
     replayed, run, _ = step
     variables = replayed.written.traced.variables
-    tf = tensorflow
     batch = tf.random.stateless_normal((1024, 256), (1, 2)), tf.ones((1024, 4))
     before = [variable.numpy() for variable in variables]
     losses = []

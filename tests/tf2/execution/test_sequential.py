@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2.execution.sequential import InOrder
+from checkmate.tf2.graph.bodies import body_of
+from checkmate.tf2.graph.graph_writer import names_of_inputs, reachable
+from checkmate.tf2.graph.operations import role_of
+from checkmate.tf2.ops.rule import Role
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def powers(x, y):
     """A loop with branches that do not wait for each other, and with a condition in it."""
-    import tensorflow as tf
 
     def body(k, total):
         left, right = tf.matmul(x, total), tf.matmul(total, y)
@@ -32,9 +39,6 @@ def traced(tensorflow):
 
 def copied(concrete):
     """(the function written anew by `InOrder`, its loops)."""
-    from checkmate.tf2.execution.sequential import InOrder
-    from checkmate.tf2.graph.graph_writer import names_of_inputs, reachable
-
     writer, names = InOrder(concrete.graph), names_of_inputs(concrete)
     for operation in reachable(concrete.graph):
         if operation.type != "Placeholder":
@@ -60,9 +64,6 @@ def waits_for(operation):
 
 
 def kernels(body):
-    from checkmate.tf2.graph.operations import role_of
-    from checkmate.tf2.ops.rule import Role
-
     return [operation for operation in body.get_operations() if role_of(operation) is Role.KERNEL]
 
 
@@ -72,8 +73,6 @@ def in_order(body):
 
 
 def test_each_op_of_a_body_waits_for_the_one_before(traced):
-    from checkmate.tf2.graph.bodies import body_of
-
     (plain,) = (
         operation for operation in traced.graph.get_operations() if "While" in operation.type
     )
@@ -94,8 +93,6 @@ def test_each_op_of_a_body_waits_for_the_one_before(traced):
 
 
 def test_nothing_else_changes(traced, tensorflow):
-    import gc
-
     function, _ = copied(traced)
     gc.collect()  # the bodies must live as long as the function
     x, y = (

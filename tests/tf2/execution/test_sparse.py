@@ -1,8 +1,12 @@
 """Updates of single rows: after one, TensorFlow copies the variable at every read."""
 
 import pytest
+import tensorflow as tf
 from plans import repeating
 from tracing import traced
+
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.memory.profiler import observe
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -11,11 +15,6 @@ ROWS, WIDTH = 4096, 256
 
 @pytest.mark.parametrize("kind", ["scatter", "apply"])
 def test_reads_after_an_update_of_rows_copy_nothing(kind):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.memory.profiler import observe
-
     table = tf.Variable(tf.ones((ROWS, WIDTH)))
     sums = tf.Variable(tf.ones((ROWS, WIDTH)))
     rows = tf.constant([1, 5, 7])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from training import planned_function
+
+from checkmate.tf2.execution.undo import Undo, kept_state
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -12,10 +16,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
     "dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint32", "bool"]
 )
 def test_values_come_back_to_the_bit(dtype):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.undo import kept_state
-
     special = (
         [0.0, -0.0, 1.5, -3.25, 65504.0, np.inf, np.nan]
         if "float" in dtype
@@ -34,8 +34,6 @@ def test_values_come_back_to_the_bit(dtype):
 
 
 def test_an_interrupt_waits_until_all_values_are_back(monkeypatch):
-    import tensorflow as tf
-
     from checkmate.tf2.execution import undo
 
     variables = [tf.Variable(tf.ones((4,)) * k) for k in range(6)]
@@ -57,9 +55,6 @@ def test_an_interrupt_waits_until_all_values_are_back(monkeypatch):
 
 def planned_step():
     """A step that counts before its memory is highest, and updates weights after."""
-    import tensorflow as tf
-    from training import planned_function
-
     weights = [
         tf.Variable(tf.random.stateless_normal((256, 256), (k, 1)) / 16, name=f"weight_{k}")
         for k in range(8)
@@ -83,17 +78,11 @@ def planned_step():
 
 def failing(planned, name):
     """The error of an evaluation of this op that ran out of memory."""
-    import tensorflow as tf
-
     message = f"OOM when allocating tensor\n\t [[{{{{node planned/{name}}}}}]]"
     return tf.errors.ResourceExhaustedError(None, None, message)
 
 
 def test_what_was_written_before_memory_ran_out_is_put_back():
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.undo import Undo
-
     planned, _, early, weights = planned_step()
     before = [v.numpy() for v in early]
     undo = Undo.before(planned.run, planned.traced)
@@ -108,8 +97,6 @@ def test_what_was_written_before_memory_ran_out_is_put_back():
 
 
 def test_what_cannot_be_put_back_is_named():
-    from checkmate.tf2.execution.undo import Undo
-
     planned, _, _, weights = planned_step()
     undo = Undo.before(planned.run, planned.traced)
     last = max(undo.places, key=undo.places.__getitem__)

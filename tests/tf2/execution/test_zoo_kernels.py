@@ -4,6 +4,7 @@ wait for the GPU in the middle of the step, but where plain TensorFlow does."""
 import gc
 import logging
 
+import keras
 import kernels
 import pytest
 import virtual_gpu
@@ -77,8 +78,6 @@ def models():
 
 @pytest.mark.parametrize("name", models())
 def test_a_gpu_has_the_kernels(name, tensorflow, caplog):
-    import keras
-
     with caplog.at_level(logging.WARNING, logger="checkmate"):
         step, batch = zoo.training(name)
         traced = checkmate.tf2.trace(tensorflow.function(step), *batch)

@@ -2,6 +2,11 @@
 about sizes."""
 
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2.graph.bodies import bodies_of, body_of, called, is_pure, named, only_reads
+from checkmate.tf2.graph.inline import inline
+from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -15,15 +20,10 @@ def one(concrete, kind):
 
 
 def concrete_of(step, *specs):
-    import tensorflow as tf
-
     return tf.function(step).get_concrete_function(*(specs or (tf.TensorSpec((N, N)),)))
 
 
 def test_the_installed_tensorflow_hands_out_the_bodies_of_a_loop(tensorflow):
-    from checkmate.tf2.graph.bodies import bodies_of, body_of, only_reads
-
-    tf = tensorflow
     weight, count = tf.Variable(tf.ones((N, N))), tf.Variable(0.0)
 
     def step(x, counted):
@@ -46,8 +46,6 @@ def test_the_installed_tensorflow_hands_out_the_bodies_of_a_loop(tensorflow):
 
 
 def test_the_installed_tensorflow_makes_graphs_of_definitions(tensorflow):
-    from checkmate.tf2.graph.inline import inline
-
     inner = tensorflow.function(lambda x: tensorflow.sin(x))
     concrete = concrete_of(lambda x: inner(x) + 1.0)
     assert "Sin" not in {o.type for o in concrete.graph.get_operations()}
@@ -55,8 +53,6 @@ def test_the_installed_tensorflow_makes_graphs_of_definitions(tensorflow):
 
 
 def test_a_function_that_tensorflow_does_not_hand_out_is_none(tensorflow):
-    from checkmate.tf2.graph.bodies import named
-
     assert named(tensorflow.Graph(), "missing") is None
     assert named(object(), "of a graph without the private name") is None
 
@@ -64,9 +60,6 @@ def test_a_function_that_tensorflow_does_not_hand_out_is_none(tensorflow):
 def test_sizes_of_what_loops_and_conditions_return(tensorflow):
     """A list has an entry for each of the three iterations; a choice of branches is as large as the
     larger one."""
-    from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
-
-    tf = tensorflow
 
     def step(x, k):
         with tf.GradientTape() as tape:
@@ -85,20 +78,14 @@ def test_sizes_of_what_loops_and_conditions_return(tensorflow):
 
 
 def _looped(body):
-    import tensorflow as tf
-
     return lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, body(x)), (0, x))[1]
 
 
 def _drawn(x):
-    import tensorflow as tf
-
     return x + tf.random.uniform([N])
 
 
 def _printed(x):
-    import tensorflow as tf
-
     tf.print(x)
     return x
 
@@ -152,8 +139,6 @@ def _steps(tf):
 
 def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
     """A step's ops run alone to be measured: they must neither print nor draw nor take a batch."""
-    from checkmate.tf2.graph.bodies import is_pure
-
     tensorflow.random.set_seed(1)  # or ops do not draw where they are deterministic
     for kind, step, pure in _steps(tensorflow):
         concrete = concrete_of(step)
@@ -162,9 +147,6 @@ def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
 
 def test_functions_are_found_in_the_process_where_a_graph_was_imported(tensorflow):
     """An imported graph names functions and does not have them in Python."""
-    from checkmate.tf2.graph.bodies import called, is_pure
-
-    tf = tensorflow
     inner = tf.function(lambda x: tf.sin(x) + 1.0, jit_compile=True)
     concrete = concrete_of(inner)
     call = one(concrete, "PartitionedCall")

@@ -3,6 +3,10 @@
 import kernels
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2.graph.graph_writer import ON_GPUS, GraphWriter, copy_of
+from checkmate.tf2.memory.probe import address_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -14,8 +18,6 @@ TYPES = (
 
 def some(dtype, shape=(3, 5)):
     """Values of any bits, a value that is not a number among them."""
-    import tensorflow as tf
-
     size = tf.as_dtype(dtype).size
     if dtype == "bool":
         return tf.constant(np.arange(np.prod(shape)).reshape(shape) % 3 == 0)
@@ -25,16 +27,11 @@ def some(dtype, shape=(3, 5)):
 
 
 def graph_of(run, *specs):
-    import tensorflow as tf
-
     return tf.function(run, autograph=False).get_concrete_function(*specs).graph.get_operations()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_copy_is_equal_to_the_bit_and_has_memory_of_its_own(dtype):
-    from checkmate.tf2.graph.graph_writer import copy_of
-    from checkmate.tf2.memory.probe import address_of
-
     value = some(dtype)
     copy = copy_of(value)
     assert copy.dtype == value.dtype and copy.numpy().tobytes() == value.numpy().tobytes()
@@ -44,10 +41,6 @@ def test_a_copy_is_equal_to_the_bit_and_has_memory_of_its_own(dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_what_is_written_copies_and_has_kernels_of_gpus(dtype):
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.graph_writer import GraphWriter
-
     kernels.needs_a_build_for_gpus()
     value = some(dtype)
     ops = []
@@ -68,10 +61,6 @@ def test_what_is_written_copies_and_has_kernels_of_gpus(dtype):
 
 
 def test_memory_that_is_filled_has_kernels_of_gpus_that_stay_on_the_device():
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.graph_writer import ON_GPUS
-
     kernels.needs_a_build_for_gpus()
     for dtype in ON_GPUS:
         spec = tf.TensorSpec((4, 4), dtype)
@@ -91,10 +80,6 @@ def test_memory_that_is_filled_has_kernels_of_gpus_that_stay_on_the_device():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
 def test_a_number_that_is_not_folded_is_made_on_the_device(dtype):
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.graph_writer import GraphWriter
-
     kernels.needs_a_build_for_gpus()
     value = tf.cast(tf.constant(-0.0), dtype)
 

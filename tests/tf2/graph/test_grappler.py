@@ -3,11 +3,18 @@ Here the optimizer is on, as it is for users."""
 
 import logging
 
+import keras
 import keras_models
 import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.grappler import tf_optimizer
 from tracing import training
 
 import checkmate
+from checkmate.plot.layer_names import layer_names
+from checkmate.tf2.graph.operations import is_stateful
+from checkmate.tf2.memory.profiler import observe
 
 
 @pytest.fixture
@@ -19,8 +26,6 @@ def grappler():
 
 
 def gelu_model():
-    import keras
-
     inputs = x = keras.Input((64, 32))
     for k in range(3):
         inner = keras.layers.Dense(
@@ -33,14 +38,10 @@ def gelu_model():
 
 
 def gelu_step():
-    import keras
-
     return training(gelu_model(), keras.losses.MeanSquaredError(), keras.optimizers.Adam())
 
 
 def specs():
-    import tensorflow as tf
-
     return tf.TensorSpec((64, 64, 32)), tf.TensorSpec((64, 64, 4))
 
 
@@ -78,11 +79,12 @@ def test_the_optimizer_is_left_alone_where_it_is_off(tensorflow, grappler):
     assert grappler.optimize(concrete, ()) is concrete
 
 
-LARGE = ("unet", "transformer")
+RARER = ("experts", "custom_gradients", "mixed_float16", "mixed_bfloat16", "gan")
+LARGE = ("lstm", "unet", "transformer")
 
 
 @pytest.mark.parametrize(
-    "case", ["cnn", "lstm", *(pytest.param(each, marks=pytest.mark.slow) for each in LARGE)]
+    "case", ["cnn", *(pytest.param(each, marks=pytest.mark.slow) for each in LARGE)]
 )
 def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_on):
     case = getattr(keras_models, case)()
@@ -108,8 +110,6 @@ def test_values_are_those_of_the_plain_step_with_the_optimizer(case, optimizer_o
 
 
 def test_layers_are_those_of_the_model(optimizer_on):
-    from checkmate.plot.layer_names import layer_names
-
     found = checkmate.tf2.trace(gelu_step(), *specs())
     replaced = [
         name
@@ -120,8 +120,6 @@ def test_layers_are_those_of_the_model(optimizer_on):
 
 
 def test_only_the_call_is_without_the_optimizer(tensorflow, grappler, optimizer_on):
-    from tensorflow.python.eager import context
-
     function = tensorflow.function(lambda x: x * 2.0).get_concrete_function(
         tensorflow.TensorSpec((2,))
     )
@@ -148,9 +146,6 @@ def test_inside_of_another_function_what_is_apart_runs_without_the_optimizer(
 ):
     """As on replicas, whose steps a function of all replicas calls. The optimizer makes squares of
     second powers."""
-    from checkmate.tf2.memory.profiler import observe
-
-    tf = tensorflow
     total = tf.Variable(0.0)
 
     def body(x):
@@ -166,6 +161,22 @@ def test_inside_of_another_function_what_is_apart_runs_without_the_optimizer(
     assert ("Pow" in kernels) == whole
     assert "Square" in kernels, "the other function is optimized"
     assert total.numpy() == 2 * 64 * 64
+
+
+@pytest.fixture
+def optimizes(monkeypatch):
+    """Has TensorFlow's optimizer return what this changes of its result."""
+    optimize = tf_optimizer.OptimizeGraph
+
+    def of(change):
+        def changed(*arguments):
+            graph_def = optimize(*arguments)
+            change(graph_def)
+            return graph_def
+
+        monkeypatch.setattr(tf_optimizer, "OptimizeGraph", changed)
+
+    return of
 
 
 def lacks_an_output(graph_def):
@@ -185,63 +196,46 @@ def calls_what_is_not_there(graph_def):
     graph_def.node.add(name="call", op="StatefulPartitionedCall").attr["f"].func.name = "nobody"
 
 
+def is_not_there(graph_def):
+    raise AttributeError("no such entry")
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [lacks_an_output, has_an_unknown_op, has_a_cycle, calls_what_is_not_there, None],
-    ids=lambda wrong: getattr(wrong, "__name__", "no_entry"),
+    [lacks_an_output, has_an_unknown_op, has_a_cycle, calls_what_is_not_there, is_not_there],
 )
 def test_without_a_result_that_can_be_used_the_traced_graph_is_planned(
-    wrong, tensorflow, grappler, optimizer_on, monkeypatch, caplog
+    wrong, grappler, optimizer_on, optimizes, caplog
 ):
-    from tensorflow.python.grappler import tf_optimizer
-
-    optimize = tf_optimizer.OptimizeGraph
-
-    def broken(*arguments):
-        if wrong is None:
-            raise AttributeError("no such entry")
-        graph_def = optimize(*arguments)
-        wrong(graph_def)
-        return graph_def
-
-    monkeypatch.setattr(tf_optimizer, "OptimizeGraph", broken)
-    concrete = tensorflow.function(lambda x: x**3.0).get_concrete_function(
-        tensorflow.TensorSpec((8,))
-    )
+    optimizes(wrong)
+    concrete = tf.function(lambda x: x**3.0).get_concrete_function(tf.TensorSpec((8,)))
     with caplog.at_level(logging.WARNING, logger="checkmate"):
         assert grappler.optimize(concrete, ()) is concrete
         assert grappler.optimize(concrete, ()) is concrete
     assert len(caplog.records) == 1 and "as traced" in caplog.text
 
 
-def test_a_side_effect_that_is_gone_is_noticed(tensorflow, grappler, optimizer_on, monkeypatch):
-    from tensorflow.python.grappler import tf_optimizer
-
-    count = tensorflow.Variable(0.0)
+def test_a_side_effect_that_is_gone_is_noticed(grappler, optimizer_on, optimizes):
+    count = tf.Variable(0.0)
 
     def step(x):
         count.assign_add(1.0)
         return x**3.0
 
-    optimize = tf_optimizer.OptimizeGraph
-
-    def without_writes(*arguments):
-        graph_def = optimize(*arguments)
+    def without_writes(graph_def):
         kept = [node for node in graph_def.node if "Assign" not in node.op]
         del graph_def.node[:]
         graph_def.node.extend(kept)
-        return graph_def
 
-    concrete = tensorflow.function(step).get_concrete_function(tensorflow.TensorSpec((8,)))
+    concrete = tf.function(step).get_concrete_function(tf.TensorSpec((8,)))
     assert grappler.optimize(concrete, [count]) is not concrete
-    monkeypatch.setattr(tf_optimizer, "OptimizeGraph", without_writes)
+    optimizes(without_writes)
     assert grappler.optimize(concrete, [count]) is concrete
 
 
 def test_conditions_keep_their_branches(tensorflow, grappler, optimizer_on):
     """TensorFlow would make other functions of them, and move what only one branch reads into
     it."""
-    tf = tensorflow
 
     def step(x):
         only_there = tf.sin(x) ** 3.0
@@ -256,7 +250,6 @@ def test_conditions_keep_their_branches(tensorflow, grappler, optimizer_on):
 
 def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on, monkeypatch):
     """A call that is left for XLA, and what is made of it: nothing could be planned without."""
-    tf = tensorflow
     compiled = tf.function(lambda x: tf.nn.relu(x) @ x, jit_compile=True)
     concrete = tf.function(lambda x: tf.sin(compiled(x)) ** 3.0).get_concrete_function(
         tf.TensorSpec((8, 8))
@@ -276,19 +269,11 @@ def test_what_a_call_returns_keeps_its_shape(tensorflow, grappler, optimizer_on,
 @pytest.mark.parametrize(
     "name",
     [
-        "normalizations",
-        "loops",
-        "experts",
-        "text",
-        "custom_gradients",
-        "mixed_float16",
-        "mixed_bfloat16",
-        "gan",
+        *("normalizations", "loops", "text"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in RARER),
     ],
 )
 def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, caplog):
-    import tensorflow as tf
-
     from benchmarks.zoo import training
 
     step, batch = training(name)
@@ -303,7 +288,6 @@ def test_unusual_steps_go_through_the_optimizer(name, optimizer_on, grappler, ca
 def test_large_sums_stay_sums(tensorflow, grappler, optimizer_on, monkeypatch):
     """TensorFlow's memory pass would make accumulators of them, which no plan may free or compute
     again."""
-    from checkmate.tf2.graph.operations import is_stateful
 
     def step(x):
         each = [tensorflow.sin(x), tensorflow.cos(x), tensorflow.tanh(x), tensorflow.exp(x)]

@@ -1,9 +1,16 @@
 """Functions that a step calls: planned op by op, with the numbers and the order of effects that
 they have as calls."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from training import assert_equal
 from unhurried import UNHURRIED
+
+import checkmate
+from checkmate.plot.layer_names import layer_names
+from checkmate.tf2 import device as devices
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -12,8 +19,6 @@ FAST = {"cost_model": "roofline", "solver": UNHURRIED}
 
 
 def variables(seed=0):
-    import tensorflow as tf
-
     chance = np.random.default_rng(seed)
     return [
         tf.Variable(chance.normal(size=(WIDTH, WIDTH)).astype("float32") / 6) for _ in range(DEPTH)
@@ -26,7 +31,6 @@ def batch(size=BATCH):
 
 def descend(layers, weights):
     """A step of gradient descent through layers that are called one after the other."""
-    import tensorflow as tf
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -43,11 +47,6 @@ def descend(layers, weights):
 def trained(make, *, budget="80%", steps=3):
     """(results, variables) without and with a budget, which must be equal; returns the planned
     step."""
-    import tensorflow as tf
-    from training import assert_equal
-
-    import checkmate
-
     found = []
     for wrap in (tf.function, lambda step: checkmate.tf2.function(step, budget=budget, **FAST)):
         tf.random.set_seed(5)
@@ -63,7 +62,6 @@ def trained(make, *, budget="80%", steps=3):
 def test_layers_that_are_functions_are_recomputed_within():
     """One function called five times, which counts its calls in a variable and is given what it
     counted."""
-    import tensorflow as tf
 
     def make():
         weights, count = variables(), tf.Variable(0.0)
@@ -86,8 +84,6 @@ def test_layers_that_are_functions_are_recomputed_within():
 
 
 def test_functions_in_functions_with_loops_and_what_tensorflow_draws():
-    import tensorflow as tf
-
     def make():
         weights = variables()
 
@@ -113,7 +109,6 @@ def test_functions_in_functions_with_loops_and_what_tensorflow_draws():
 
 def test_what_is_written_in_a_function_is_read_after_it():
     """And what it reads is read before it is written outside."""
-    import tensorflow as tf
 
     def make():
         weights, scale = variables(), tf.Variable(1.0)
@@ -146,7 +141,6 @@ def test_what_is_written_in_a_function_is_read_after_it():
 
 def test_functions_that_stay_calls():
     """One for XLA, whose insides are XLA's business, and one that says so."""
-    import tensorflow as tf
 
     def make():
         weights = variables()
@@ -173,10 +167,6 @@ def test_functions_that_stay_calls():
 def test_functions_of_which_there_is_one_for_each_kind_of_device(made_for):
     """As those of the LSTM and GRU of Keras 2: TensorFlow runs the one that is made for the
     device."""
-    import tensorflow as tf
-
-    from checkmate.tf2 import device as devices
-
     kinds = ["CPU", "GPU"] if devices.training_device().startswith("CPU") else ["GPU", "CPU"]
     attributes = {"api_implements": "wave", "api_preferred_device": kinds[made_for == "elsewhere"]}
 
@@ -191,8 +181,6 @@ def test_functions_of_which_there_is_one_for_each_kind_of_device(made_for):
 
 
 def test_a_print_in_a_function_is_not_run_before_training():
-    import tensorflow as tf
-
     lines = []
 
     def make():
@@ -211,12 +199,6 @@ def test_a_print_in_a_function_is_not_run_before_training():
 
 def test_layer_names_in_a_function():
     """Reports name the layers of a Keras model that is called in a function."""
-    import keras
-    import tensorflow as tf
-
-    import checkmate
-    from checkmate.plot.layer_names import layer_names
-
     inputs = x = keras.Input((WIDTH,))
     for k in range(3):
         x = keras.layers.Dense(WIDTH, activation="tanh", name=f"layer_{k}")(x)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from training import planned_function
+
+from checkmate import floor
+from checkmate.tf2 import trace
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -12,8 +17,6 @@ class Net:
     """Dense layers on 2,048 rows of 128 numbers: 1 MiB for each value."""
 
     def __init__(self, depth=12):
-        import tensorflow as tf
-
         self.weights = [
             tf.Variable(tf.random.stateless_normal((128, 128), (k, 1)) / 11) for k in range(depth)
         ]
@@ -22,15 +25,11 @@ class Net:
         ]
 
     def forward(self, x, weights):
-        import tensorflow as tf
-
         for weight in weights:
             x = tf.tanh(x @ weight)
         return tf.reduce_mean(x * x)
 
     def gradients(self, x, weights):
-        import tensorflow as tf
-
         with tf.GradientTape() as tape:
             loss = self.forward(x, weights)
         return loss, tape.gradient(loss, weights)
@@ -61,8 +60,6 @@ class Net:
         """As a GAN trains one net and then the other through it."""
         loss, gradients = self.gradients(x, self.others)
         self.move(self.others, gradients, 0.1)
-        import tensorflow as tf
-
         with tf.GradientTape() as tape:
             h = x
             for weight in self.weights:
@@ -73,8 +70,6 @@ class Net:
 
     def penalty(self, x):
         """With the norm of the gradients by the input."""
-        import tensorflow as tf
-
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
                 inner.watch(x)
@@ -85,8 +80,6 @@ class Net:
 
     def maml(self, x):
         """Through a step of descent (Finn et al., 2017)."""
-        import tensorflow as tf
-
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
                 loss = self.forward(x, self.weights)
@@ -100,18 +93,15 @@ class Net:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("one", "45%"),
         ("two", "45%"),
-        ("sam", "45%"),
-        ("two_nets", "50%"),
         ("penalty", "50%"),
-        ("maml", "45%"),
+        *(
+            pytest.param(name, budget, marks=pytest.mark.slow)
+            for name, budget in (("sam", "45%"), ("two_nets", "50%"), ("maml", "45%"))
+        ),
     ],
 )
 def test_a_step_of_several_passes_trains_in_less_with_the_same_bits(name, budget):
-    import tensorflow as tf
-    from training import planned_function
-
     x = tf.random.stateless_normal((2048, 128), (5, 6))
     plain, ours = Net(), Net()
     run = tf.function(getattr(plain, name))
@@ -124,11 +114,6 @@ def test_a_step_of_several_passes_trains_in_less_with_the_same_bits(name, budget
 
 
 def test_two_passes_need_no_more_than_one_and_gradients_of_one_are_kept():
-    import tensorflow as tf
-
-    from checkmate import floor
-    from checkmate.tf2 import trace
-
     spec = tf.TensorSpec((2048, 128))
     one, two = trace(Net().one, spec).graph, trace(Net().two, spec).graph
     assert floor(two).bytes <= 1.05 * floor(one).bytes

@@ -2,9 +2,17 @@
 
 from collections import Counter
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras_models import cnn
+from training import plain_step
+
+from checkmate.tf2.graph.inline import inline
+from checkmate.tf2.graph.simplify import simplify
 
 NAMES = ("first", "second")
 ACTIONS = st.tuples(st.sampled_from(("read", "add", "power")), st.sampled_from(NAMES))
@@ -12,13 +20,6 @@ ACTIONS = st.tuples(st.sampled_from(("read", "add", "power")), st.sampled_from(N
 
 def test_numbers_that_an_optimizer_computes_for_each_variable_are_computed_once(tensorflow):
     """Two decays to the power of the number of steps, whatever the number of variables."""
-    import keras
-    from keras_models import cnn
-    from training import plain_step
-
-    from checkmate.tf2.graph.inline import inline
-    from checkmate.tf2.graph.simplify import simplify
-
     case = cnn()
     step = plain_step(case.model, case.loss, keras.optimizers.Adam(1e-3))
     traced = inline(step.get_concrete_function(case.inputs, case.labels))
@@ -33,9 +34,6 @@ def test_numbers_that_an_optimizer_computes_for_each_variable_are_computed_once(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ACTIONS, min_size=1, max_size=12))
 def test_numbers_read_before_and_after_a_write_stay_apart(tensorflow, actions):
-    from checkmate.tf2.graph.simplify import simplify
-
-    tf = tensorflow
     variables = {name: tf.Variable(float(k + 2)) for k, name in enumerate(NAMES)}
 
     @tf.function
@@ -61,11 +59,6 @@ def test_numbers_read_before_and_after_a_write_stay_apart(tensorflow, actions):
 
 def test_a_broadcast_that_meets_a_size_known_only_at_run_time_is_made_in_full(tensorflow):
     """How the two broadcast together is not known before."""
-    import numpy as np
-
-    from checkmate.tf2.graph.simplify import simplify
-
-    tf = tensorflow
 
     def step(x):
         rows = tf.boolean_mask(x, x[:, 0] > 0)
@@ -80,9 +73,6 @@ def test_a_broadcast_that_meets_a_size_known_only_at_run_time_is_made_in_full(te
 
 @pytest.mark.parametrize("dimensions", [5, 6])
 def test_kernels_broadcast_five_dimensions(tensorflow, dimensions):
-    from checkmate.tf2.graph.simplify import simplify
-
-    tf = tensorflow
     shape, times = [1, 2, 1, 2, 1, 2][:dimensions], [3, 1, 3, 1, 3, 1][:dimensions]
 
     def step(x):

@@ -1,13 +1,19 @@
 """trace(): which TensorFlow ops become ops of the graph, and what is said about each."""
 
 import dataclasses
+import functools
 from itertools import pairwise
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras_models import unet
 from tracing import VALUE_BYTES, N, kinds, op_of, squared_error, traced, training, types
 
 from checkmate import Plan, TraceError, replay
+from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -15,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 @pytest.fixture(scope="module")
 def dense(tensorflow):
     """The training step of three wide dense layers and a head, with Adam."""
-    import keras
-
     inputs = x = keras.Input((64,))
     for k in range(3):
         x = keras.layers.Dense(512, activation="relu", name=f"dense_{k}")(x)
@@ -27,7 +31,6 @@ def dense(tensorflow):
 
 def test_a_large_op_that_can_be_written_over_its_input_stays_apart():
     """As one op with the sum, it would need memory for the product whatever the plan."""
-    import tensorflow as tf
 
     def step(x):
         a, b = tf.sin(x), tf.cos(x)
@@ -45,7 +48,6 @@ def test_a_large_op_that_can_be_written_over_its_input_stays_apart():
 def test_ops_that_would_hold_much_more_as_one_stay_apart():
     """As one op the products would hold the inputs of both, though the first two can be freed in
     between."""
-    import tensorflow as tf
 
     def step(x):
         a, b, c = tf.sin(x), tf.cos(x), tf.tanh(x)
@@ -58,8 +60,6 @@ def test_ops_that_would_hold_much_more_as_one_stay_apart():
 
 
 def test_kernels_become_ops_with_their_inputs():
-    import tensorflow as tf
-
     def step(x):
         a = tf.sin(x)
         b = tf.cos(a)
@@ -78,8 +78,6 @@ def test_kernels_become_ops_with_their_inputs():
 
 # What is returned shares the buffers of Sin and Cos; shapes need nobody's value.
 def test_views_aliases_and_shapes_are_no_ops():
-    import tensorflow as tf
-
     def step(x):
         a = tf.identity(tf.sin(x))
         b = tf.stop_gradient(tf.expand_dims(tf.reshape(a, (N // 2, -1)), 0))
@@ -88,15 +86,10 @@ def test_views_aliases_and_shapes_are_no_ops():
 
     found = traced(step)
     assert [(op.kind, op.deps) for op in found.graph.ops] == [("Sin", ()), ("Cos", (0,))]
-    assert found.graph.outputs == (
-        0,
-        1,
-    )
+    assert found.graph.outputs == (0, 1)
 
 
 def test_small_ops_are_absorbed_into_what_is_resident():
-    import tensorflow as tf
-
     def step(x, scale):
         for _ in range(10):
             scale = tf.tanh(scale) * 2.0
@@ -113,7 +106,6 @@ def test_small_ops_are_absorbed_into_what_is_resident():
 
 def test_small_is_measured_by_the_step():
     """The same scalars in a step without large tensors are its ops."""
-    import tensorflow as tf
 
     def step(scale):
         for _ in range(3):
@@ -124,8 +116,6 @@ def test_small_is_measured_by_the_step():
 
 
 def test_a_small_op_on_a_large_value_is_an_op():
-    import tensorflow as tf
-
     found = traced(lambda x: (tf.reduce_sum(tf.sin(x)), tf.reduce_sum(tf.cos(x))))
     assert [(op.kind, op.output_bytes) for op in found.graph.ops] == [
         ("Sin+Sum", 256),
@@ -170,16 +160,12 @@ def test_updates_come_right_behind_their_gradients(dense):
 def convolved(x, kernels):
     """Values become smaller from layer to layer, so that a late forward pass alone would save
     nothing."""
-    import tensorflow as tf
-
     for kernel in kernels:
         x = tf.nn.relu(tf.nn.conv2d(x, kernel, 2, "SAME"))
     return x
 
 
 def kernels_of(*widths):
-    import tensorflow as tf
-
     return [tf.Variable(tf.ones((3, 3, *pair))) for pair in pairwise(widths)]
 
 
@@ -189,8 +175,6 @@ def above_fixed(graph, plan):
 
 def test_one_network_ends_before_the_next_begins():
     """A trace has both forward passes first, whose values then are in memory together."""
-    import tensorflow as tf
-
     networks = [kernels_of(8, 16, 16) for _ in range(2)]
 
     def step(x):
@@ -206,8 +190,6 @@ def test_one_network_ends_before_the_next_begins():
 
 def test_gradients_of_two_passes_are_not_in_memory_together():
     """A trace may have them by turns, and they may not be recomputed."""
-    import tensorflow as tf
-
     kernels = kernels_of(8, 16, 16, 16)
 
     def step(x):
@@ -227,8 +209,6 @@ def test_gradients_of_two_passes_are_not_in_memory_together():
 
 def test_early_updates_save_the_gradients(dense):
     """In the order of the trace all gradients are in memory together."""
-    from checkmate import Plan
-
     found, *_ = dense
     early, plain = (
         replay(found.graph, plan) for plan in (Plan.keep_all(found.graph), found.plain_plan())
@@ -257,8 +237,6 @@ def test_an_update_comes_after_the_readers_of_its_variable(dense):
 
 
 def test_what_reads_a_variable_before_and_is_wanted_after_its_change_is_kept():
-    import tensorflow as tf
-
     variable = tf.Variable(tf.ones((N, N)))
 
     def step(x):
@@ -277,8 +255,6 @@ def test_what_reads_a_variable_before_and_is_wanted_after_its_change_is_kept():
 
 
 def test_convolution_bias_and_activation_are_one_op():
-    import tensorflow as tf
-
     kernel, bias = tf.Variable(tf.ones((3, 3, 8, 8))), tf.Variable(tf.ones(8))
 
     def step(x):
@@ -291,8 +267,6 @@ def test_convolution_bias_and_activation_are_one_op():
 
 
 def test_a_value_with_two_readers_is_not_fused():
-    import tensorflow as tf
-
     def step(x):
         a = tf.sin(x)
         b = tf.cos(a)
@@ -303,15 +277,11 @@ def test_a_value_with_two_readers_is_not_fused():
 
 def test_a_small_result_that_can_be_kept_instead_is_not_fused():
     """What x @ w makes is smaller than what comes of it: there is a choice what to keep."""
-    import tensorflow as tf
-
     found = traced(lambda x, w: tf.exp(tf.concat([x @ w] * 8, 1)), (N, N), (N, N // 8))
     assert kinds(found) == ["MatMul", "ConcatV2+Exp"]
 
 
 def test_the_gradients_of_a_filter_and_its_bias_are_one_op():
-    import tensorflow as tf
-
     kernel, bias = tf.Variable(tf.ones((3, 3, 8, 8))), tf.Variable(tf.ones(8))
 
     def step(x):
@@ -330,8 +300,6 @@ def test_the_gradients_of_a_filter_and_its_bias_are_one_op():
 
 
 def test_an_update_that_would_set_the_peak_waits_for_the_activations_to_go():
-    import keras
-
     inputs = keras.Input((24, 24, 3))
     x = inputs
     for _ in range(6):
@@ -368,8 +336,6 @@ def test_fixed_bytes_are_variables_slots_batch_and_previous_results(dense):
 
 
 def test_fixed_bytes_count_what_is_captured_and_returned():
-    import tensorflow as tf
-
     captured = tf.ones((N, N))
 
     def without(x):
@@ -384,8 +350,6 @@ def test_fixed_bytes_count_what_is_captured_and_returned():
 
 
 def test_a_smaller_batch_plans_the_same_ops(dense):
-    import tensorflow as tf
-
     from checkmate.tf2 import trace
 
     found, _, step = dense
@@ -397,10 +361,6 @@ def test_a_smaller_batch_plans_the_same_ops(dense):
 
 @pytest.mark.parametrize("wrap", ["callable", "tf.function", "method", "partial"])
 def test_any_callable_can_be_traced(wrap):
-    import functools
-
-    import tensorflow as tf
-
     class Holder:
         def step(self, x):
             return tf.sin(x)
@@ -415,8 +375,6 @@ def test_any_callable_can_be_traced(wrap):
 
 
 def test_nests_of_arguments():
-    import tensorflow as tf
-
     from checkmate.tf2 import trace
 
     def step(batch, weights):
@@ -429,8 +387,6 @@ def test_nests_of_arguments():
 
 
 def test_a_step_that_cannot_be_traced_names_the_specs_and_the_reason():
-    import tensorflow as tf
-
     from checkmate.tf2 import trace
 
     with pytest.raises(TraceError) as caught:
@@ -453,12 +409,7 @@ def test_a_step_that_computes_nothing(step):
 
 def test_the_last_reader_of_a_gradient_writes_over_it_and_says_so():
     """As in BatchNorm's gradient; it counts only while the gradient's other readers come first."""
-    import keras
-    from keras_models import unet
-
-    from checkmate.tf2.costs.measured import with_costs
     from checkmate.tf2.graph.trace import trace
-    from checkmate.tf2.training_step import training_step
 
     case = unet()
     found = trace(

@@ -1,7 +1,9 @@
 """trace(): random ops, control flow and functions: what runs once, and in what order."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from tracing import N, op_of, squared_error, traced, training, types
 
 from checkmate import replay
@@ -10,8 +12,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def test_random_ops_with_state_run_once():
-    import tensorflow as tf
-
     tf.random.set_seed(1)
     found = traced(lambda x: tf.sin(x) * tf.random.uniform((N, N)))
     assert not op_of(found, "RandomUniform")[1].recomputable
@@ -19,9 +19,6 @@ def test_random_ops_with_state_run_once():
 
 
 def test_dropout_of_keras_can_be_repeated():
-    import keras
-    import tensorflow as tf
-
     dropout = keras.layers.Dropout(0.5, seed=3)
     found = traced(lambda x: tf.sin(dropout(tf.cos(x), training=True)))
     random = next(op for op in found.graph.ops if "Random" in op.kind)
@@ -36,8 +33,6 @@ def test_dropout_of_keras_can_be_repeated():
 
 
 def test_ops_that_call_back_into_python_run_once():
-    import tensorflow as tf
-
     def step(x):
         y = tf.numpy_function(np.sin, [tf.cos(x)], tf.float32, stateful=False)
         return tf.exp(tf.ensure_shape(y, (N, N)))
@@ -50,14 +45,9 @@ def test_ops_that_call_back_into_python_run_once():
 
 @pytest.mark.parametrize(
     ("make", "types_"),
-    [
-        ("while_loop", {"StatelessWhile", "While"}),
-        ("cond", {"StatelessIf", "If"}),
-    ],
+    [("while_loop", {"StatelessWhile", "While"}), ("cond", {"StatelessIf", "If"})],
 )
 def test_control_flow_is_one_op(make, types_):
-    import tensorflow as tf
-
     @tf.function
     def inner(x):
         return tf.sin(x) @ tf.cos(x)
@@ -84,8 +74,6 @@ def test_control_flow_is_one_op(make, types_):
 def test_what_follows_a_loop_is_forward():
     """Taking the gradient of an LSTM gives its forward loop lists of the backward pass as inputs;
     what reads the loop is forward all the same."""
-    import keras
-
     inputs = keras.Input((12, 16))
     x = keras.layers.Dense(64, "tanh", name="after")(keras.layers.LSTM(24)(inputs))
     found = traced(
@@ -103,8 +91,6 @@ def test_what_follows_a_loop_is_forward():
 def test_a_loop_comes_after_inputs_that_are_made_later():
     """Taking the gradient of an LSTM gives its loop more inputs, made by ops that come later in the
     trace."""
-    import keras
-
     inputs = keras.Input((12, 16))
     model = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.LSTM(24)(inputs)))
     found = traced(training(model, squared_error, keras.optimizers.SGD(0.1)), (64, 12, 16), (64, 5))
@@ -124,8 +110,6 @@ def test_a_loop_comes_after_inputs_that_are_made_later():
 
 @pytest.mark.parametrize("inside", ["reads", "writes", "draws"])
 def test_a_loop_may_run_again_if_nothing_happens_in_it(inside):
-    import tensorflow as tf
-
     variable = tf.Variable(tf.ones((N, N)))
 
     def body(i, x):
@@ -144,8 +128,6 @@ def test_a_loop_may_run_again_if_nothing_happens_in_it(inside):
 
 
 def test_a_loop_is_not_run_again_after_its_variable_changed():
-    import tensorflow as tf
-
     variable = tf.Variable(tf.ones((N, N)))
 
     def step(x):
@@ -161,8 +143,6 @@ def test_a_loop_is_not_run_again_after_its_variable_changed():
 def test_a_loop_may_run_again_although_a_small_variable_changes():
     """A recurrent layer's bias is small. Its update is an op of the plan all the same, so that what
     comes after it can be told."""
-    import tensorflow as tf
-
     variable, small = tf.Variable(tf.ones((N, N))), tf.Variable(tf.ones(N))
 
     def step(x):
@@ -182,8 +162,6 @@ def test_a_loop_may_run_again_although_a_small_variable_changes():
 def test_lists_of_one_tensor_are_counted_once():
     """An LSTM's loop hands on its outputs twice: for the next layer, and for its gradient. Its
     inputs are a list's that it was given."""
-    import keras
-
     rounds, rows, width = 12, 64, 24
     inputs = keras.Input((rounds, 16))
     model = keras.Model(inputs, keras.layers.LSTM(width, return_sequences=True)(inputs))

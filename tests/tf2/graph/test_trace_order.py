@@ -1,7 +1,10 @@
 """The order of the trace, where TensorFlow's graph optimizer keeps one of several equal ops."""
 
 import pytest
+import tensorflow as tf
 from tracing import N, op_of, traced
+
+from checkmate.tf2.graph.backward import in_order_of_trace
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -9,8 +12,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_weight_decay_comes_after_the_readers_of_the_weight(optimizer_on):
     """It reads no gradient, and the optimizer gives the first product's constant the name and the
     place of the decay's."""
-    import tensorflow as tf
-
     weight = tf.Variable(tf.ones((N, N)))
 
     def step(x):
@@ -29,10 +30,6 @@ def test_weight_decay_comes_after_the_readers_of_the_weight(optimizer_on):
 
 
 def test_an_op_comes_no_later_than_its_first_reader():
-    import tensorflow as tf
-
-    from checkmate.tf2.graph.backward import in_order_of_trace
-
     with tf.Graph().as_default() as graph:
         late = tf.constant(1.0, name="late")
         between = tf.constant(2.0, name="between")

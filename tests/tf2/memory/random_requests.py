@@ -70,10 +70,7 @@ def main(seed, times, roomy):
     events = observe(lambda: buffers.request_and_release(times, FIRST_BYTES)).events
     found["from_start"] = compared(Pool(smallest_bytes=smallest), events, addresses=False)
     # What is in use now can not be released in the simulation that follows.
-    kept, buffers.held = (
-        buffers.held,
-        [],
-    )
+    kept, buffers.held = (buffers.held, [])
 
     if roomy:
         devices.fetch_region(device, 3 * ROOM_BYTES)

@@ -3,29 +3,27 @@
 import gc
 
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory import batch_area
+from checkmate.tf2.memory.batch_area import BATCHES, set_apart
+from checkmate.tf2.memory.probe import address_of, probe
 
 BATCH = [1_228_800, 409_600]
 
 
 def requested(size):
-    import tensorflow as tf
-
     return tf.raw_ops.Empty(shape=tf.constant([size // 256, 256]), dtype=tf.uint8)
 
 
 def chunks():
     """(bytes, address) of the free chunks, the largest first."""
-    from checkmate.tf2.memory.probe import probe
-
     return sorted(((size, address) for address, size in probe(400 << 20).free_chunks), reverse=True)
 
 
 @pytest.mark.own_process
 def test_batches_do_not_cut_the_large_chunk(tensorflow):
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.batch_area import BATCHES, set_apart
-    from checkmate.tf2.memory.probe import address_of
-
     devices.fetch_region("CPU:0", 600 << 20)
     apart = set_apart(BATCH, 1000)
     area = BATCHES * sum(BATCH) + 1024
@@ -46,9 +44,6 @@ def test_batches_do_not_cut_the_large_chunk(tensorflow):
 @pytest.mark.slow
 def test_it_takes_a_few_batches_to_set_memory_apart(tensorflow):
     """A chunk that is not split has none behind it: nothing is asked for again and again."""
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.batch_area import BATCHES, set_apart
-
     hole, _ = requested(BATCHES * sum(BATCH) + 4096), requested(256)
     del hole
     _, before, peak = devices.peak_above("CPU:0", lambda: set_apart(BATCH))
@@ -56,9 +51,7 @@ def test_it_takes_a_few_batches_to_set_memory_apart(tensorflow):
     assert devices.bytes_in_use("CPU:0") - before <= 4096
 
 
-def test_where_the_allocator_does_not_report_nothing_is_set_apart(tensorflow, monkeypatch):
-    from checkmate.tf2.memory import batch_area
-
-    monkeypatch.setattr(batch_area.devices, "allocator_reports", lambda device: False)
+def test_where_the_allocator_does_not_report_nothing_is_set_apart(tensorflow, machine):
+    machine.patch(batch_area.devices, "allocator_reports", lambda device: False)
     assert batch_area.set_apart(BATCH) is None
     assert batch_area.set_apart([]) is None

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from dense import batch_of, planned
+from training import planned_function
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.budget import (
+    MORE_BATCHES,
+    RESERVES,
+    MemoryBudget,
+    StartState,
+    argument_bytes,
+    batches_ahead,
+    bytes_ahead,
+    other_bytes_in_use,
+)
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 MIB = 2**20
 
 
 def budget(limit=100 * MIB, **changes):
-    from checkmate.tf2.memory.budget import RESERVES, MemoryBudget
-
     kinds = {
         "resident_bytes": 20 * MIB,
         "counted_bytes": 17 * MIB,
@@ -44,8 +57,6 @@ def test_the_reserve_is_no_more_than_there_is():
 def test_a_measured_peak_leaves_the_reserve_of_the_budget_that_a_refusal_names(
     activations, has_loops
 ):
-    from checkmate.tf2.memory.budget import RESERVES
-
     share = RESERVES.with_loops if has_loops else RESERVES.simulated
     peak = budget().fixed_bytes + activations
     found = budget(budget(reserve_share=share).smallest_limit_bytes(peak), reserve_share=share)
@@ -55,12 +66,6 @@ def test_a_measured_peak_leaves_the_reserve_of_the_budget_that_a_refusal_names(
 
 def test_the_kinds_of_bytes_of_a_step(tensorflow):
     """A step on a batch of 4 MiB, with 1 MiB of variables, and 8 MiB of others."""
-    from training import planned_function
-
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.budget import MemoryBudget, StartState, other_bytes_in_use
-
-    tf = tensorflow
     weight = tf.Variable(tf.ones((2**18,)))
     others = tf.ones((2**21,))
 
@@ -93,15 +98,6 @@ def test_the_kinds_of_bytes_of_a_step(tensorflow):
 
 
 def test_memory_is_set_aside_for_more_batches_where_they_are_small(tensorflow):
-    from dense import batch_of, planned
-
-    from checkmate.tf2.memory.budget import (
-        MORE_BATCHES,
-        argument_bytes,
-        batches_ahead,
-        bytes_ahead,
-    )
-
     traced = planned().planned.traced
     assert argument_bytes(traced) >= sum(each.nbytes for each in batch_of())
     assert bytes_ahead(traced, 0) == 0

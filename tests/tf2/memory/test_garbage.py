@@ -5,6 +5,10 @@ import weakref
 
 import pytest
 
+import checkmate
+from checkmate.tf2.costs.roofline import roofline
+from checkmate.tf2.memory.garbage import only_new_garbage
+
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
@@ -16,8 +20,6 @@ class Cycle:
 
 
 def test_garbage_of_the_block_is_found_in_it():
-    from checkmate.tf2.memory.garbage import only_new_garbage
-
     with only_new_garbage():
         gone = weakref.ref(Cycle())
         gc.collect()
@@ -25,8 +27,6 @@ def test_garbage_of_the_block_is_found_in_it():
 
 
 def test_garbage_of_before_is_gone_when_the_block_begins_or_found_after_it():
-    from checkmate.tf2.memory.garbage import only_new_garbage
-
     before, later = weakref.ref(Cycle()), Cycle()
     with only_new_garbage():
         assert before() is None
@@ -37,8 +37,6 @@ def test_garbage_of_before_is_gone_when_the_block_begins_or_found_after_it():
 
 
 def test_what_was_there_before_is_not_looked_at_and_is_again_after_an_error():
-    from checkmate.tf2.memory.garbage import only_new_garbage
-
     there = Cycle()
     with pytest.raises(KeyError), only_new_garbage():
         assert not any(each is there for each in gc.get_objects())
@@ -47,8 +45,6 @@ def test_what_was_there_before_is_not_looked_at_and_is_again_after_an_error():
 
 
 def test_objects_that_the_program_froze_stay_so():
-    from checkmate.tf2.memory.garbage import only_new_garbage
-
     there = Cycle()
     gc.freeze()
     try:
@@ -60,9 +56,6 @@ def test_objects_that_the_program_froze_stay_so():
 
 
 def test_planning_does_not_look_at_the_whole_process(tensorflow):
-    import checkmate
-    from checkmate.tf2.costs.roofline import roofline
-
     looked_at = []
 
     def costs(traced, on_progress):

@@ -2,8 +2,15 @@
 
 import gc
 
+import keras
 import numpy as np
 import pytest
+
+import checkmate
+from checkmate.tf2 import device
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.scratch import give_own_memory
+from checkmate.tf2.planning import planner
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -11,8 +18,6 @@ MIB = 2**20
 
 
 def in_use():
-    from checkmate.tf2 import device as devices
-
     gc.collect()  # what other tests left in cycles goes now, and not between two looks
     return devices.bytes_in_use("CPU:0")
 
@@ -31,9 +36,6 @@ OTHERS = ("float16", "bfloat16", "int32", "int64", "bool")
     "dtype", ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
 )
 def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflow, dtype):
-    from checkmate.tf2 import device
-    from checkmate.tf2.memory.scratch import give_own_memory
-
     size = tensorflow.as_dtype(dtype).size
     value = (
         np.random.default_rng(0)
@@ -57,8 +59,6 @@ def test_variables_that_share_get_a_buffer_each_and_others_keep_theirs(tensorflo
 
 
 def test_values_that_arithmetic_would_change(tensorflow):
-    from checkmate.tf2.memory.scratch import give_own_memory
-
     value = np.array([-0.0, np.nan, -np.inf, 1e-42], "float32")
     value.view("uint32")[1] |= 0x1234  # a NaN that says more
     variables = [
@@ -76,11 +76,6 @@ def test_a_planned_step_keeps_no_buffer_that_its_first_run_would_double(
     tensorflow, monkeypatch, options
 ):
     """What is in use when ops are measured has all that the optimizer keeps."""
-    import keras
-
-    import checkmate
-    from checkmate.tf2.planning import planner
-
     inputs = keras.Input((512,))
     model = keras.Model(inputs, keras.layers.Dense(512)(keras.layers.Dense(512)(inputs)))
     optimizer = keras.optimizers.Adam(**options)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import keras
+import keras_models
 import numpy as np
 import pytest
+import tensorflow as tf
+from training import compiled, planned_function
+
+from checkmate.core.allocator import Pool
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.prediction import Predictor, add_batch
+from checkmate.tf2.memory.probe import address_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -15,8 +24,6 @@ tensors lie in other holes than predicted. A large activation of the transformer
 
 
 def case_of(name):
-    import keras_models
-
     return (
         keras_models.cnn(batch=64)
         if name == "cnn"
@@ -27,10 +34,6 @@ def case_of(name):
 def peaks_of_training(step, case, memory):
     """In the budget's terms, of steps on batches that are each made anew, as a loop over arrays
     makes them."""
-    import tensorflow as tf
-
-    from checkmate.tf2 import device as devices
-
     peaks, inputs, labels = [], None, None
     for _ in range(STEPS):
         inputs, labels = tf.constant(case.inputs), tf.constant(case.labels)
@@ -49,9 +52,6 @@ def peaks_of_training(step, case, memory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_the_peak_of_a_plan_is_that_of_training(name):
-    import keras
-    from training import compiled
-
     keras.utils.set_random_seed(0)
     case, optimizer = case_of(name), keras.optimizers.Adam(1e-3)
     step = compiled(case, optimizer, PREDICTED_AT, cost_model="profile")
@@ -66,12 +66,6 @@ def test_the_peak_of_a_plan_is_that_of_training(name):
 
 def test_the_lists_and_the_body_of_a_loop_are_predicted(tensorflow):
     """The gradient of a loop reads what each iteration left, and a body has values of its own."""
-    from training import planned_function
-
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.prediction import Predictor
-
-    tf = tensorflow
     weight = tf.Variable(tf.random.stateless_normal((512, 512), (1, 2)) / 22)
 
     def step(x):
@@ -97,11 +91,6 @@ def test_the_lists_and_the_body_of_a_loop_are_predicted(tensorflow):
 
 
 def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tensorflow):
-    from training import planned_function
-
-    from checkmate.core.allocator import Pool
-    from checkmate.tf2.memory.prediction import Predictor
-
     def step(x):
         return tensorflow.cumsum(tensorflow.cumsum(x, 1), 1)
 
@@ -110,11 +99,7 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
     paper = predictor.write(planned.traced.plain_plan())
     mib = 2**20
     # Batch, result of the step before, what is read and written.
-    for free, peak in (
-        (16 * mib, 4 * mib),
-        (4 * mib + 2**13, 4 * mib),
-        (3 * mib, None),
-    ):
+    for free, peak in ((16 * mib, 4 * mib), (4 * mib + 2**13, 4 * mib), (3 * mib, None)):
         predictor.pool = Pool.of_free_chunks([(2**30, free)], in_use_bytes=7 * mib, more=False)
         found = predictor.peak(paper)
         assert (found is None) == (peak is None)
@@ -124,12 +109,6 @@ def test_the_highest_of_a_few_steps_counts_and_memory_that_runs_out_is_none(tens
 
 def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow):
     """The simulated allocator can release the tensors that were added to it."""
-    from training import planned_function
-
-    from checkmate.core.allocator import Pool
-    from checkmate.tf2.memory.prediction import Predictor
-    from checkmate.tf2.memory.probe import address_of
-
     x = tensorflow.random.stateless_normal((512, 512), (1, 2))
     planned = planned_function(
         lambda x: tensorflow.reduce_sum(tensorflow.cumsum(x, 1)), x, budget="64GiB"
@@ -144,10 +123,6 @@ def test_a_batch_that_is_there_may_be_held_or_be_the_first_of_a_loop(tensorflow)
 
 def test_a_batch_of_one_tensor_twice_and_of_any_type(tensorflow):
     """As an autoencoder has it; types that a step cannot read are left out."""
-    from checkmate.core.allocator import Pool
-    from checkmate.tf2.memory.prediction import add_batch
-
-    tf = tensorflow
     x = tf.ones((64, 64))
     pool = Pool.of_free_chunks([], in_use_bytes=1 << 20)
     batch = [x, x, tf.constant("text"), tf.zeros((0, 3)), tf.constant([True] * 300)]

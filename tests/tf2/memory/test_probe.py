@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from processes import found, started
 
+from checkmate.core.allocator import UNIT_BYTES
 from checkmate.errors import CheckmateError
+from checkmate.tf2 import device as devices
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -59,7 +62,6 @@ def test_a_training_step_gets_the_chunks_of_the_simulation(tensorflow):
     from checkmate.tf2.memory.probe import probe
     from checkmate.tf2.memory.profiler import observe
 
-    tf = tensorflow
     chance = tf.random.Generator.from_seed(0)
     filters = [
         tf.Variable(chance.normal((3, 3, m, n)) / 10) for m, n in itertools.pairwise([3, 16, 24, 8])
@@ -126,7 +128,6 @@ def test_a_chunk_about_as_large_as_a_step_is_known(tensorflow):
     after many requests."""
     from checkmate.tf2.memory.probe import probe
 
-    tf = tensorflow
     whole = probe(60 * MIB).largest_hole_bytes
     assert whole == 64 * MIB, "the region that fits the step"
     buffers = [tf.raw_ops.Empty(shape=[n * MIB], dtype=tf.uint8) for n in (20, 3, 13, 3)]
@@ -153,30 +154,27 @@ def test_only_one_profile_at_a_time(tensorflow, tmp_path):
         tensorflow.profiler.experimental.stop(save=False)
 
 
-def test_an_allocator_that_does_not_report_is_not_asked(monkeypatch):
-    from checkmate.tf2 import device as devices
+def test_an_allocator_that_does_not_report_is_not_asked(machine):
     from checkmate.tf2.memory.probe import probe
 
-    monkeypatch.setattr(devices, "allocator_reports", lambda device: False)
+    machine.patch(devices, "allocator_reports", lambda device: False)
     with pytest.raises(CheckmateError, match="does not say how much is in use"):
         probe(MIB)
 
 
-def test_an_allocator_that_is_not_bfc_is_not_believed(monkeypatch):
+def test_an_allocator_that_is_not_bfc_is_not_believed(machine):
     from checkmate.tf2.memory import probe
 
     observe = probe.observe
-    monkeypatch.setattr(probe, "observe", lambda call: replace(observe(call), events=()))
+    machine.patch(probe, "observe", lambda call: replace(observe(call), events=()))
     with pytest.raises(CheckmateError, match="not TensorFlow's BFC allocator"):
         probe.probe(MIB)
 
 
-def test_more_memory_than_there_is(tensorflow, monkeypatch):
+def test_more_memory_than_there_is(tensorflow, machine):
     """In earnest, TensorFlow would wait ten seconds."""
-    from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.probe import probe
 
-    tf = tensorflow
     empty, before = tf.raw_ops.Empty, devices.bytes_in_use("CPU:0")
 
     def at_most(shape, dtype):
@@ -184,7 +182,7 @@ def test_more_memory_than_there_is(tensorflow, monkeypatch):
             raise tf.errors.ResourceExhaustedError(None, None, "OOM")
         return empty(shape=shape, dtype=dtype)
 
-    monkeypatch.setattr(tf.raw_ops, "Empty", at_most)
+    machine.patch(tf.raw_ops, "Empty", at_most)
     assert probe(MIB).largest_hole_bytes >= MIB
     with pytest.raises(CheckmateError, match=r"has no 200\.00 GiB in one piece"):
         probe(200 * 2**30)
@@ -193,7 +191,6 @@ def test_more_memory_than_there_is(tensorflow, monkeypatch):
 
 
 def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
-    from checkmate.tf2 import device as devices
     from checkmate.tf2.memory import probe
 
     before = devices.bytes_in_use("CPU:0")
@@ -212,12 +209,10 @@ def test_answers_that_do_not_fit_together(tensorflow, monkeypatch):
     assert devices.bytes_in_use("CPU:0") <= before
 
 
-def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
+def test_what_others_do_meanwhile_counts(tensorflow, machine):
     """When all chunks are full, another thread requests a buffer and releases one that it had."""
-    from checkmate.core.allocator import UNIT_BYTES
     from checkmate.tf2.memory import probe
 
-    tf = tensorflow
     gc.collect()
     in_use = probe.probe(60 * MIB).in_use_bytes
     theirs = [tf.raw_ops.Empty(shape=[300000], dtype=tf.uint8)]
@@ -231,7 +226,7 @@ def test_what_others_do_meanwhile_counts(tensorflow, monkeypatch):
             places.append(probe.address_of(theirs[0]))
         return answer
 
-    monkeypatch.setattr(probe, "request_within", disturbed)
+    machine.patch(probe, "request_within", disturbed)
     pool = probe.probe(60 * MIB)
     released, requested = places
     assert 500000 <= pool.in_use_bytes - in_use <= 1000000

@@ -3,15 +3,15 @@
 import gc
 
 import pytest
+import tensorflow as tf
+
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.scratch import Scratch
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 def test_variables_are_shared_between_steps_and_not_within_one():
-    import tensorflow as tf
-
-    from checkmate.tf2.memory.scratch import Scratch
-
     scratch = Scratch()
     row, table = tf.TensorSpec([4]), tf.TensorSpec([8, 4])
     first = scratch.variables([row, row, table])
@@ -24,11 +24,6 @@ def test_variables_are_shared_between_steps_and_not_within_one():
 @pytest.mark.slow
 @pytest.mark.own_process
 def test_memory_that_no_step_refers_to_is_free():
-    import tensorflow as tf
-
-    from checkmate.tf2 import device as devices
-    from checkmate.tf2.memory.scratch import Scratch
-
     scratch, spec = Scratch(), tf.TensorSpec([2**20])
     before = devices.bytes_in_use("CPU:0")
     kept = scratch.variables([spec])
@@ -40,10 +35,6 @@ def test_memory_that_no_step_refers_to_is_free():
 
 
 def test_each_is_a_variable_of_one_device_in_the_scope_of_a_strategy_too():
-    import tensorflow as tf
-
-    from checkmate.tf2.memory.scratch import Scratch
-
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         (inside,) = Scratch().variables([tf.TensorSpec([4])], "/device:CPU:0")
         assert not hasattr(inside, "values")

@@ -1,8 +1,11 @@
 """A number of micro-batches by hand where examples are bound together: each slice is a batch of its
 own, and the update is one on the average of their gradients."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from sliced_nets import SIDE, net
 
 import checkmate
 
@@ -14,9 +17,6 @@ SIZES = (4, 4, 4, 2)
 
 def normalized():
     """A net with statistics of the batch, and with a layer that reads what it has just written."""
-    import keras
-    from sliced_nets import SIDE, net
-
     model = net(norm=keras.layers.BatchNormalization)
     last = keras.layers.SpectralNormalization(keras.layers.Dense(10))
     whole = keras.Sequential([*model.layers, last])
@@ -26,7 +26,6 @@ def normalized():
 
 def accumulated(model, optimizer, inputs, labels):
     """(loss, prediction) of a step that accumulates gradients by hand."""
-    import tensorflow as tf
     from sliced_nets import loss
 
     totals, losses, predictions, first = None, [], [], 0
@@ -52,8 +51,6 @@ def numbers(model):
 
 
 def sgd():
-    import keras
-
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
@@ -81,7 +78,6 @@ def test_compile_averages_over_slices_and_says_so(caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, True])
 def test_fit_counts_one_update_a_batch(scaled):
-    import keras
     from sliced_nets import images, loss
 
     model = normalized()
@@ -110,8 +106,6 @@ def test_fit_counts_one_update_a_batch(scaled):
 
 
 def test_two_updates_are_refused():
-    import tensorflow as tf
-
     variable, optimizer = tf.Variable(tf.ones((1, 1 << 18))), sgd()
 
     def step(x):

@@ -1,7 +1,9 @@
 """fit() in slices: history, weights and the optimizer's state of the whole batch."""
 
+import keras
 import numpy as np
 import pytest
+from sliced_nets import images, loss, net
 
 import checkmate
 
@@ -9,8 +11,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
 
 def fitted(optimizer, micro_batches, budget="60MiB", examples=40, dtype="float32"):
-    from sliced_nets import images, loss, net
-
     model = net(dtype=dtype)
     metrics = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
     model.compile(optimizer, loss(), **metrics, jit_compile=False)
@@ -19,26 +19,16 @@ def fitted(optimizer, micro_batches, budget="60MiB", examples=40, dtype="float32
         options = {"cost_model": "roofline", "verbose": False}
         checkmate.tf2.rematerialize(model, budget=budget, micro_batches=micro_batches, **options)
     history = model.fit(
-        pictures,
-        labels,
-        sample_weight=weights,
-        batch_size=16,
-        epochs=2,
-        shuffle=False,
-        verbose=0,
+        pictures, labels, sample_weight=weights, batch_size=16, epochs=2, shuffle=False, verbose=0
     ).history
     return model, history
 
 
 def adam(**more):
-    import keras
-
     return keras.optimizers.Adam(0.01, **more)
 
 
 def scaled():
-    import keras
-
     return keras.optimizers.LossScaleOptimizer(adam())
 
 

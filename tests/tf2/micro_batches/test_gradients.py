@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from zoo_steps import step_and_batch
 
 import checkmate
+from benchmarks.zoo import models
 
 ZOO = (
     *("encoder", "lstm", "decoder", "seq2seq", "bidirectional_gru", "attention_lstm", "fourier"),
@@ -18,12 +22,6 @@ EXAMPLES, SIDE = 8, 64
 
 def gradients_and_batch(name):
     """(The function that returns a model's gradients, a batch)."""
-    import keras
-    import tensorflow as tf
-    from zoo_steps import step_and_batch
-
-    from benchmarks.zoo import models
-
     keras.utils.set_random_seed(0)
     if name in APPLICATIONS:
         model = getattr(keras.applications, name)(

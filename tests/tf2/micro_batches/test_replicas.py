@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from processes import found, found_by_workers, started
+
+import checkmate
 
 PROGRAM = Path(__file__).with_name("replicas.py")
 NORM = "LayerNormalization"  # binds no examples together
@@ -86,16 +90,11 @@ def test_examples_that_are_bound_together_are_refused():
 
 def one_device():
     """A strategy of a single replica, which needs no process of its own."""
-    import tensorflow as tf
-
     return tf.distribute.MirroredStrategy(["CPU:0"])
 
 
 def dense(strategy):
     """(a step of one replica, its variables, its optimizer)"""
-    import keras
-    import tensorflow as tf
-
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "gelu"),
@@ -116,10 +115,6 @@ def dense(strategy):
 @pytest.mark.parametrize("micro", [1, 2])
 def test_python_numbers_of_a_call_are_its_own(micro):
     """The graphs of two calls have equal sizes and other constants."""
-    import tensorflow as tf
-
-    import checkmate
-
     found = []
     for planned in (False, True):
         strategy = one_device()
@@ -141,10 +136,6 @@ def test_python_numbers_of_a_call_are_its_own(micro):
 
 @pytest.mark.usefixtures("tensorflow", "alone")
 def test_a_smaller_batch_has_the_budget_of_the_first_and_slices_of_no_more_examples():
-    import tensorflow as tf
-
-    import checkmate
-
     strategy = one_device()
     step, _, optimizer = dense(strategy)
     options = {"cost_model": "roofline", "micro_batches": 8, "strategy": strategy}

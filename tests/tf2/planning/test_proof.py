@@ -1,7 +1,12 @@
 """What a refusal takes as proven: no more than the step needs with its TensorFlow ops apart."""
 
 import pytest
+import tensorflow as tf
 from tracing import VALUE_BYTES, N, traced
+
+from checkmate.core.replay import op_floors
+from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.planning.refusal import needs_apart
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -9,11 +14,6 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_an_op_of_several_needs_no_more_than_the_one_of_them_that_needs_most():
     """As one op, the product and what reads it hold a, b, c and the product; apart, the product
     does not hold c. They are one op beside another that needs much more."""
-    import tensorflow as tf
-
-    from checkmate.core.replay import op_floors
-    from checkmate.tf2.costs.measured import with_costs
-    from checkmate.tf2.planning.refusal import needs_apart
 
     def step(x, y):
         a, b, c = tf.sin(x), tf.cos(x), tf.tanh(x)

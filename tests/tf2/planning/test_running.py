@@ -7,6 +7,15 @@ import logging
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from dense import planned, planner_of
+from training import planned_function
+
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.memory.prediction import Peak, Predictor
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.planner import Planner
+from checkmate.tf2.planning.running import RunningStep
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -17,8 +26,6 @@ class Chain:
     """A training step of dense layers on 4,096 rows of 256 numbers: 4 MiB for each value."""
 
     def __init__(self, depth=8, dropout=0.0):
-        import tensorflow as tf
-
         self.dropout = dropout
         self.weights = [
             tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (k, 1)) / 16)
@@ -28,8 +35,6 @@ class Chain:
         self.x = tf.random.stateless_normal((ROWS, WIDTH), (1, 2))
 
     def step(self, x):
-        import tensorflow as tf
-
         self.count.assign_add(1)
         with tf.GradientTape() as tape:
             h = x
@@ -43,8 +48,6 @@ class Chain:
         return loss
 
     def planned(self, budget="60%", **options):
-        from training import planned_function
-
         return planned_function(self.step, self.x, budget=budget, **options)
 
     def state(self):
@@ -54,8 +57,6 @@ class Chain:
 @pytest.fixture
 def plans(monkeypatch):
     """The plans that are made, in order."""
-    from checkmate.tf2.planning.planner import Planner
-
     made, plan = [], Planner.plan
 
     def noted(self, *arguments, **options):
@@ -94,22 +95,43 @@ def test_steps_take_what_was_predicted(plans):
     assert report.predicted_peak_bytes - ahead <= 1.01 * report.measured_peak_bytes
 
 
-def too_little(monkeypatch, share):
+@pytest.fixture
+def predicted(monkeypatch):
     """Has predictions say that a step takes this share of what it takes, but for corrections."""
-    from checkmate.tf2.memory.prediction import Peak, Predictor
-
     peak = Predictor.peak
 
-    def less(self, plan):
-        found = peak(self, plan)
-        missing = int((1 - share) * found.rise_bytes)
-        return Peak(found.bytes - missing, found.rise_bytes - missing)
+    def of(share):
+        def less(self, plan):
+            found = peak(self, plan)
+            missing = int((1 - share) * found.rise_bytes)
+            return Peak(found.bytes - missing, found.rise_bytes - missing)
 
-    monkeypatch.setattr(Predictor, "peak", less)
+        monkeypatch.setattr(Predictor, "peak", less)
+
+    return of
 
 
-def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, monkeypatch, caplog):
-    too_little(monkeypatch, 0.5)
+@pytest.fixture
+def failing(monkeypatch):
+    """Has runs of a step raise these errors, one each, and then go on."""
+    run = Replayed.__call__
+
+    def of(*errors, before=lambda: None):
+        ahead = iter(errors)
+
+        def call(self, *flat):
+            for error in ahead:
+                before()
+                raise error
+            return run(self, *flat)
+
+        monkeypatch.setattr(Replayed, "__call__", call)
+
+    return of
+
+
+def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, predicted, caplog):
+    predicted(0.5)
     chain = Chain()
     step = chain.planned("70%")
     same = chain.planned("70%")
@@ -132,8 +154,6 @@ def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(plans, monkeypa
 
 def test_a_step_that_has_drawn_from_its_kernels_state_keeps_its_plan(plans, caplog):
     """Another plan would draw the first numbers again."""
-    import tensorflow as tf
-
     chain, reference = Chain(dropout=0.3), Chain(dropout=0.3)
     tf.random.set_seed(1)
     step = chain.planned("70%")
@@ -147,10 +167,10 @@ def test_a_step_that_has_drawn_from_its_kernels_state_keeps_its_plan(plans, capl
     assert len(plans) == 1 and caplog.text.count("has drawn random numbers") == 1
 
 
-def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, monkeypatch):
+def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, predicted, monkeypatch):
     from checkmate.tf2.planning import running
 
-    too_little(monkeypatch, 1.3)
+    predicted(1.3)
     monkeypatch.setattr(running.RunningStep, "_may_be_cheaper", lambda self: self.correction < 0.97)
     chain = Chain()
     step = chain.planned("70%")
@@ -161,26 +181,16 @@ def test_steps_that_take_less_lead_to_a_cheaper_plan_once(plans, monkeypatch):
     assert step.report().measured_peak_bytes <= step.budget_bytes
 
 
-def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, monkeypatch, caplog):
+def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, failing, caplog):
     """Its state is as before it, so that it counts once."""
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
     chain, reference = Chain(), Chain()
-    step, run = chain.planned(), Replayed.__call__
+    step = chain.planned()
     name = next(o.name for o in step.planned.traced.groups[4])
-    out = []
-
-    def runs_out(self, *flat):
-        if not out:
-            out.append(True)
-            chain.count.assign_add(1)
-            message = f"OOM\n\t [[{{{{node planned/{name}/evaluation_0}}}}]]"
-            raise tf.errors.ResourceExhaustedError(None, None, message)
-        return run(self, *flat)
-
-    monkeypatch.setattr(Replayed, "__call__", runs_out)
+    message = f"OOM\n\t [[{{{{node planned/{name}/evaluation_0}}}}]]"
+    failing(
+        tf.errors.ResourceExhaustedError(None, None, message),
+        before=lambda: chain.count.assign_add(1),
+    )
     plain = tf.function(reference.step)
     for _ in range(2):
         np.testing.assert_array_equal(step(chain.x).numpy(), plain(reference.x).numpy())
@@ -188,47 +198,30 @@ def test_a_step_that_runs_out_of_memory_is_done_again_lower(plans, monkeypatch, 
     assert "ran out of memory" in caplog.text
 
 
-def test_a_step_that_cannot_be_undone_says_what_may_have_changed(monkeypatch):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
+def test_a_step_that_cannot_be_undone_says_what_may_have_changed(failing):
     chain = Chain()
     step = chain.planned()
-
-    def runs_out(self, *flat):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM, nobody knows where")
-
-    monkeypatch.setattr(Replayed, "__call__", runs_out)
+    failing(tf.errors.ResourceExhaustedError(None, None, "OOM, nobody knows where"))
     with pytest.raises(tf.errors.ResourceExhaustedError, match="may have changed: Variable"):
         step(chain.x)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, "InvalidArgumentError", "OutOfRangeError"])
-def test_an_error_of_the_step_is_the_users_own_and_the_plan_stays(plans, monkeypatch, error):
-    import tensorflow as tf
-
-    from checkmate.tf2.execution.replay import Replayed
-
+def test_an_error_of_the_step_is_the_users_own_and_the_plan_stays(plans, failing):
     chain = Chain()
-    step, run = chain.planned(), Replayed.__call__
-    raised = error() if isinstance(error, type) else getattr(tf.errors, error)(None, None, "mine")
-
-    def failing(self, *flat):
-        raise raised
-
-    monkeypatch.setattr(Replayed, "__call__", failing)
-    with pytest.raises(type(raised)) as caught:
-        step(chain.x)
-    assert caught.value is raised
-    monkeypatch.setattr(Replayed, "__call__", run)
+    step = chain.planned()
+    mine = [KeyboardInterrupt()]
+    for kind in (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError):
+        mine.append(kind(None, None, "mine"))
+    failing(*mine)
+    for error in mine:
+        with pytest.raises(type(error)) as caught:
+            step(chain.x)
+        assert caught.value is error
     step(chain.x)
     assert len(plans) == 1 and int(chain.count) == 1
 
 
 def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans, caplog):
-    import tensorflow as tf
-
     chain = Chain()
     step = chain.planned("75%")
     step(chain.x)
@@ -243,8 +236,6 @@ def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(plans,
 def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     """In plain TensorFlow ops run when they can, and a few of the largest values can come to be in
     memory together."""
-    from checkmate.tf2.planning.budget_loop import TUNING
-
     chain = Chain()
     plain = chain.planned("1000%").report().plain_peak_bytes
     value = 4 * ROWS * WIDTH
@@ -255,20 +246,35 @@ def test_a_step_that_just_fits_runs_in_order_and_one_that_fits_well_unchanged():
     assert loose.result is None
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_constants_come_with_the_first_step_and_are_no_rise_of_it():
-    import tensorflow as tf
-    from training import planned_function
-
-    from checkmate.tf2.planning.running import RunningStep
-
     chain = Chain()
     large = np.random.default_rng(0).random((2 * ROWS, WIDTH)).astype("float32")  # 8 MiB
 
     def step(x):
         return chain.step(x + tf.constant(large)[:ROWS])
 
-    planned = planned_function(step, chain.x, budget="75%")
-    running = RunningStep(planned.planned, planned.budget_bytes, "step")
+    found = planned_function(step, chain.x, budget="75%")
+    running = RunningStep(found.planned, found.budget_bytes, "step")
     running(chain.x)
-    assert running.rise_bytes <= 1.02 * planned.planned.rise_bytes
+    assert running.rise_bytes <= 1.02 * found.planned.rise_bytes
+
+
+def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(tmp_path):
+    """As steps took more than was predicted."""
+    planner, specs = planner_of(int(1.2 * planned().budget_bytes), plan=tmp_path)
+    first = planner.plan(specs)
+    path = planner.path_of(first.traced)
+    left = path.read_bytes()
+    again = planner.anew(first, specs, (), "It took more.", 1.1)
+    assert "solving" in again.report.seconds, "planned, and not taken from the folder"
+    assert path.read_bytes() != left
+
+
+def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(caplog):
+    planner, specs = planner_of(planned().budget_bytes)
+    first = planner.plan(specs)
+    assert planner.anew(first, specs, (), "It took more.", 3.0) is first
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and warnings[0].startswith("It took more. No other plan")

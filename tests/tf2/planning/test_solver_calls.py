@@ -8,6 +8,11 @@ import strategies
 from checkmate import Plan, replay
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.baselines.chen import CheckpointAll
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planning import solver_calls
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Clock
+from checkmate.tf2.planning.solver_calls import SolverCalls
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -15,10 +20,6 @@ GRAPH = strategies.training_chain(8)
 
 
 def calls(**options):
-    from checkmate.tf2.options import PlanOptions
-    from checkmate.tf2.planning.request import Clock
-    from checkmate.tf2.planning.solver_calls import SolverCalls
-
     asked = PlanOptions(**options)
     return SolverCalls(GRAPH, asked, Clock())
 
@@ -26,8 +27,6 @@ def calls(**options):
 @pytest.fixture
 def asked(monkeypatch):
     """The solvers that are called, none of which runs."""
-    from checkmate.tf2.planning import solver_calls
-
     found = []
 
     def solve(graph, budget, *, solver, **options):
@@ -40,8 +39,6 @@ def asked(monkeypatch):
 
 
 def test_the_default_solver_ends_where_it_no_longer_pays(asked):
-    from checkmate.tf2.planning.budget_loop import TUNING
-
     calls().best(2**40)
     assert asked == [Auto(steps=TUNING.steps)]
 
