@@ -51,7 +51,7 @@ def forgiven(
 
 
 def read_cached(path: Path, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
-    """Returns what `parse` makes of a file's object; None without a file, or where the file cannot
+    """Returns the result of `parse` for a file's object; None without a file, or where the file cannot
     be used."""
     with forgiven(path.parent, UNUSABLE + DAMAGED):
         if os.path.lexists(path):

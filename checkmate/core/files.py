@@ -47,7 +47,7 @@ FACTS: dict[str, _Check] = {
 
 
 def fingerprint(graph: DFGraph) -> str:
-    """Returns what a plan depends on, as text: the ops' dependencies, sizes and permissions.
+    """Returns a text of all that a plan depends on: the ops' dependencies, sizes and permissions.
 
     Names, costs, workspaces and what may be computed in place are left out: each process measures
     or derives them anew.

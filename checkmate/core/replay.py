@@ -237,7 +237,7 @@ def floor(graph: DFGraph) -> Floor:
 
 
 def op_floors(graph: DFGraph) -> list[Floor]:
-    """Returns what each op needs by itself, whatever the plan.
+    """Returns the floor of each op by itself, whatever the plan.
 
     While op v runs for the first time, these are in memory: the fixed bytes, its inputs, its value,
     its workspace, and every value that may not be recomputed, was needed by v (an ancestor of v)

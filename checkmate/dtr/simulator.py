@@ -190,7 +190,7 @@ def simulate(
 
 
 def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
-    """Returns what a runtime can run.
+    """Returns the program that a runtime can run.
 
     Args:
       log: As for `simulate`.

@@ -27,7 +27,7 @@ COLOURS = {
     "budget": "#1a1a1a",
     "impossible": "#e4e4e4",
 }
-"""What is drawn -> its colour: the palette of Okabe and Ito (2008) with a darker green, so that all
+"""Colours of what is drawn: the palette of Okabe and Ito (2008) with a darker green, so that all
 differ in lightness too."""
 
 LABELS = {

@@ -62,7 +62,7 @@ class BackgroundTask(threading.Thread):
         self._done.wait(seconds)
 
     def result(self, seconds: float | None = None) -> Any:
-        """Returns what the work returned, or raises what it raised.
+        """Returns the work's result, or raises its error.
 
         Args:
           seconds: How long to wait. None is returned when the work takes longer.
