@@ -51,8 +51,8 @@ def forgiven(
 
 
 def read_cached(path: Path, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
-    """Returns the result of `parse` for a file's object; None without a file, or where the file cannot
-    be used."""
+    """Returns the result of `parse` for a file's object; None without a file, or where it cannot be
+    used."""
     with forgiven(path.parent, UNUSABLE + DAMAGED):
         if os.path.lexists(path):
             return parse(read_json(path))

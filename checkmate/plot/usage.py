@@ -135,7 +135,7 @@ class LayerUse:
 
 
 def layers(graph: DFGraph, plan: Plan, *, plain: Plan | None = None) -> list[LayerUse]:
-    """The values that a plan keeps and recomputes, layer by layer, in the order of the forward pass.
+    """Values that a plan keeps and recomputes, layer by layer, in the order of the forward pass.
 
     The kept bytes of all layers and the fixed bytes sum to the memory in use when the backward pass
     begins. `plain` is by default every op once, in the order of the graph.
