@@ -7,10 +7,9 @@ import numpy as np
 import programs
 import pytest
 import tensorflow as tf
-from checkmate.tf2.axes.last_slice import check_last_slice
 
 from checkmate.errors import TraceError
-from checkmate.tf2.axes.batch_axes import batch_axes
+from checkmate.tf2.axes.batch_axes import batch_axes, check_last_slice
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.micro_batches.parts import Parts
