@@ -12,10 +12,11 @@ from typing import Any
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.pairing import Graphs, paired
-from checkmate.tf2.axes.rules import is_random, outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import graphs_of, is_pure
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.ops.call import Call, Pair, Relations
+from checkmate.tf2.ops.indices import is_random
 from checkmate.tf2.ops.relation import SAME, WHOLE, Count, Kind, Relation
 
 
@@ -65,7 +66,7 @@ def _outputs(graphs: Graphs, pair: Pair, found: dict[Pair, Relations], count: Co
     functions = graphs.whole, graphs.part
     relations = [relation for relation, _ in read]
     answer = outputs_of(call_of(graphs, pair, relations, known, count, functions))
-    draws = is_random(pair.whole) and answer is not None and answer.outputs != [SAME]
+    draws = is_random(pair.whole.type) and answer is not None and answer.outputs != [SAME]
     if answer is None or answer.average or draws or any(read[k][1] for k in answer.read):
         return [WHOLE] * len(pair.whole.outputs)
     return answer.outputs

@@ -179,12 +179,6 @@ class Draw(NamedTuple):
         return self.input is not None
 
 
-def is_random(operation: tf.Operation) -> bool:
-    name = operation.type
-    named = any(part in name for part in ("Random", "TruncatedNormal", "Multinomial"))
-    return named and "GetKeyCounter" not in name
-
-
 def draw_of(pair: Pair, relation: Relation, size: int, every: int) -> Draw:
     """How a slice of `size` examples, which begins at a multiple of `every`, draws its part of the
     numbers of an op."""

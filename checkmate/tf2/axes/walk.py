@@ -21,10 +21,11 @@ import tensorflow as tf
 from checkmate.tf2.axes.inside import call_of
 from checkmate.tf2.axes.keeping import Keeping
 from checkmate.tf2.axes.pairing import Graphs
-from checkmate.tf2.axes.rules import Draw, Found, draw_of, is_random, outputs_of, relation_of_known
+from checkmate.tf2.axes.rules import Draw, Found, draw_of, outputs_of, relation_of_known
 from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
 from checkmate.tf2.graph.operations import is_argument, may_run_again
 from checkmate.tf2.ops.call import Pair, Relations
+from checkmate.tf2.ops.indices import is_random
 from checkmate.tf2.ops.relation import SAME, WHOLE, Kind, Relation, batch_axis, batched
 
 Read = tuple[Pair, int]
@@ -115,7 +116,7 @@ class Walk:
             self._put(pair, [WHOLE] * len(pair.whole.outputs), late=True)
             self._check(pair, inputs)
             return
-        if is_random(pair.whole):
+        if is_random(pair.whole.type):
             found = self._random(pair, inputs)
         elif is_pure(pair.whole, self.functions[0]):
             found = self._ruled(pair, inputs)

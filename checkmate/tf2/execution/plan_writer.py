@@ -18,6 +18,7 @@ import tensorflow as tf
 from checkmate.tf2.execution.results import Results
 from checkmate.tf2.execution.sequential import edge_from
 from checkmate.tf2.execution.values import Values
+from checkmate.tf2.graph.graph_writer import RESHAPE
 from checkmate.tf2.graph.operations import reads_variable, role_of, source_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.rule import Fusion, Role
@@ -143,7 +144,7 @@ class PlanWriter:
             return name
         writer = self.values.writer
         shape = writer.constant((-1, tensor.shape[-1]), tf.int32)
-        return writer.add("Reshape", [name, shape], tensor.dtype, name="reshaped")
+        return writer.add(RESHAPE, [name, shape], tensor.dtype, name="reshaped")
 
 
 def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:

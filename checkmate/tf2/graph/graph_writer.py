@@ -21,6 +21,9 @@ from checkmate.tf2.ops.table import rule_of
 
 Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
+ADD, MULTIPLY, RESHAPE = "AddV2", "Mul", "Reshape"
+"""Types of ops that callers of `GraphWriter.add` write."""
+
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
 

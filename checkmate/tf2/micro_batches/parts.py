@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes
-from checkmate.tf2.graph.graph_writer import GraphCopy, copy_of, reachable
+from checkmate.tf2.graph.graph_writer import ADD, MULTIPLY, GraphCopy, copy_of, reachable
 from checkmate.tf2.graph.operations import can_be_copied, is_argument, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch
@@ -82,7 +82,7 @@ class OpCopies(GraphCopy):
             if factor := (factors or {}).get(operation):
                 first = operation.outputs[0]
                 read = [names[first.ref()], writer.constant(factor, first.dtype)]
-                names[first.ref()] = writer.add("Mul", read, first.dtype, name="averaged")
+                names[first.ref()] = writer.add(MULTIPLY, read, first.dtype, name="averaged")
             names |= kept
         return self
 
@@ -105,7 +105,7 @@ class OpCopies(GraphCopy):
         more = self._added.get((operation, k))
         if more is None:
             return name
-        return self.writer.add("AddV2", [name, more], operation.inputs[k].dtype, name="moved")
+        return self.writer.add(ADD, [name, more], operation.inputs[k].dtype, name="moved")
 
     def _needed(self, instead: Mapping[Input, str]) -> list[tf.Operation]:
         """The chosen ops and those that they and the outputs read, inputs first."""

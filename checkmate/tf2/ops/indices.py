@@ -82,3 +82,9 @@ def random(call: Call) -> Relations | None:
     axis = batch_axis(*call.results(), call.count)
     known = all(relation.kind in (Kind.SAME, Kind.SIZE, Kind.ZERO) for relation in call.inputs)
     return [SAME if axis is None else batched(axis)] if known else None
+
+
+def is_random(op_type: str) -> bool:
+    """True for ops that make random numbers, also for those without a row."""
+    named = any(part in op_type for part in ("Random", "TruncatedNormal", "Multinomial"))
+    return named and "GetKeyCounter" not in op_type
