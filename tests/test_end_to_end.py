@@ -160,20 +160,28 @@ def by_function(program, budget):
     return values, run.report() if budget else None
 
 
+OFTEN, LONG = (dropout_and_normalization, transformer), pytest.mark.long
 DOORS = (by_fit, by_compile, by_function, by_distribute)
 
 
-@pytest.mark.slow
 @pytest.mark.own_process
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(each, id=each.__name__, marks=pytest.mark.slow if each in OFTEN else LONG)
+        for each in PROGRAMS
+    ],
+)
 def test_a_program_through_every_door(program, tensorflow):
+    info = tensorflow.config.experimental.get_memory_info
     for door in DOORS:
         if program is own_train_step and door is by_compile:
             continue  # its step is not the usual one
         plain, _ = door(program, None)
         losses, report = door(program, BUDGET)
         assert report.plain_peak_bytes >= LEAST, door
-        assert report.result is not None and report.steps >= STEPS, door
-        assert report.measured_peak_bytes <= report.budget_bytes, door
-        assert report.measured_peak_bytes <= 1.01 * report.expected_peak_bytes, door
+        assert report.result is not None, door
+        peak = info("CPU:0")["peak"]  # since the plan was made
+        assert peak <= report.budget_bytes, door
+        assert peak <= 1.01 * report.expected_peak_bytes, door
         np.testing.assert_allclose(losses, plain, rtol=1e-6, err_msg=door.__name__)
