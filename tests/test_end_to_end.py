@@ -160,7 +160,7 @@ def by_function(program, budget):
     return values, run.report() if budget else None
 
 
-OFTEN, LONG = (dropout_and_normalization, transformer), pytest.mark.long
+OFTEN, LONG = (dropout_and_normalization,), pytest.mark.long
 DOORS = (by_fit, by_compile, by_function, by_distribute)
 
 
