@@ -127,16 +127,6 @@ def test_no_workspace_is_that_of_an_algorithm_that_was_only_tried():
     assert max(op.workspace_bytes for op in step.graph.ops) < peak - step.report().fixed_bytes
 
 
-def test_a_planned_step_adds_no_transpositions():
-    """The layout pass runs before planning, and never after."""
-    step = planned_step(net("cnn"), keras.optimizers.Adam(1e-4), "60%")
-    planned = step.planned.traced.flat.graph.get_operations()
-    count = sum(operation.type == "Transpose" for operation in planned)
-    ran = step.planned.run.function.graph.get_operations()
-    kept = {each.name.partition("/evaluation")[0] for each in ran if each.type == "Transpose"}
-    assert len(kept) <= count
-
-
 def test_a_plan_from_a_file_keeps_its_budget(tmp_path):
     work = net("transformer_fp16")
     optimizer = keras.optimizers.Adam(1e-4)
