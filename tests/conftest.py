@@ -38,11 +38,12 @@ os.environ["NUMBA_CACHE_DIR"] = str(
     Path(__file__).parents[1] / ".pytest_cache" / f"numba-{_DIGEST}"
 )
 
-# TensorFlow reads these when it is imported.
-os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
 OWN_PROCESS = "CHECKMATE_TEST_OWN_PROCESS"
+
+# TensorFlow reads these when it is imported.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+if OWN_PROCESS not in os.environ:
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 
 
 def selects_gpu(markers: str) -> bool:
@@ -69,12 +70,14 @@ def pytest_configure(config):
 
 
 def pytest_pyfunc_call(pyfuncitem):
-    """Runs a test marked `own_process` in a process of its own.
+    """Runs a test marked `own_process` in a process of its own, with the environment variables that
+    are the mark's arguments.
 
     What the allocator loses hangs on how its pool is cut, and that on all that ran before. Here
     nothing did, in whichever order tests run.
     """
-    if OWN_PROCESS in os.environ or not pyfuncitem.get_closest_marker("own_process"):
+    marker = pyfuncitem.get_closest_marker("own_process")
+    if OWN_PROCESS in os.environ or not marker:
         return None
     # This test's own time limit holds; it may be one of the slow ones.
     options = ["-n", "0", "-p", "no:cacheprovider", "--timeout", "0", "-m", ""]
@@ -82,7 +85,7 @@ def pytest_pyfunc_call(pyfuncitem):
     done = subprocess.run(
         command,
         cwd=pyfuncitem.config.rootpath,
-        env=os.environ | {OWN_PROCESS: "1"},
+        env=os.environ | {OWN_PROCESS: "1"} | marker.kwargs,
         capture_output=True,
         text=True,
         check=False,
