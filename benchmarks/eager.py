@@ -288,7 +288,7 @@ def command(
 
     JSON: workload, budget, budget_bytes, peak_bytes, plain_peak_bytes, step_s, plain_s, slowdown,
     cost, difference, state_equal; or error. With --trees: nodes, cap_bytes, plain, dtr. With --ops:
-    width, pass, plain_s, none_s, none, far_s, far.
+    width, pass, plain_s, more_s, ratio.
     """
     if ops:
         title = (
