@@ -41,9 +41,8 @@ os.environ["NUMBA_CACHE_DIR"] = str(
 OWN_PROCESS = "CHECKMATE_TEST_OWN_PROCESS"
 
 # TensorFlow reads these when it is imported.
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 if OWN_PROCESS not in os.environ:
-    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+    os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def selects_gpu(markers: str) -> bool:
