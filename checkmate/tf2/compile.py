@@ -169,6 +169,9 @@ class PlannedStep:
         """Where the plan lies in the folder that was given as `plan`; None without a folder."""
         return self._planner.path_of(self.planned.traced)
 
+    def __repr__(self) -> str:
+        return f"<PlannedStep of {self._name!r}: {self.report().in_a_line()}>"
+
     def _ipython_display_(self) -> None:
         self.report()._ipython_display_()
 

@@ -149,6 +149,10 @@ class PlannedFunction:
         """
         self._first.save(path)
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(repr, self.steps)) or "not called yet"
+        return f"<PlannedFunction of {self._name!r}: {kinds}>"
+
     def _ipython_display_(self) -> None:
         if self._steps:
             self._first._ipython_display_()

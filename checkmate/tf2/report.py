@@ -234,10 +234,11 @@ class Report:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
         lowest, found, gap = floor(self.graph).bytes, [], self.result.gap or 0.0
         if gap > LONG_GAP:
-            found.append(
-                f"A plan up to {gap:.1%} faster may exist: give the solver more than"
-                f" {self.result.stats.seconds:.0f} s (time_limit_s)."
-            )
+            seconds = self.result.stats.seconds
+            how = f"give the solver more than {seconds:.0f} s (time_limit_s)"
+            if not seconds:
+                how = "make one for this budget, without plan="
+            found.append(f"A plan up to {gap:.1%} faster may exist: {how}.")
         if self.fixed_bytes > MOSTLY_RESIDENT * self.budget_bytes:
             found.append(
                 "Most of the budget is resident: an optimizer with fewer slots, such as SGD, or"

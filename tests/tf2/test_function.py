@@ -328,6 +328,7 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         return total_bytes - report.memory.other_bytes
 
     step, path = kept
+    assert step.report().in_a_line() in repr(step)
     plan, report = step.plan, step.report()  # a step is planned anew where others are in memory
     for budget in ("auto", "80%"):
         again = planned(batch()[0], plan=path, solver=Never(), budget=budget)
@@ -335,11 +336,15 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         found = again.report()
         assert own(found, found.predicted_peak_bytes) == own(report, report.predicted_peak_bytes)
         assert any(str(path) in note for note in found.notes)
+        assert again.result.gap == pytest.approx(step.result.gap)
+        assert (again.result.status, found._proof()) == (step.result.status, report._proof())
         if budget == "auto":
             # A share is one of the plain step alone; that of `step` was reduced if others came to
             # be in memory before its plan was saved, as under load.
             assert own(found, found.budget_bytes) == own(report, report.budget_bytes)
-    del again
+    larger = planned(batch()[0], plan=path, budget="99%")
+    assert larger.result.bound == larger.graph.total_cost  # a cheaper plan may fit
+    del again, larger
     again = planned(batch()[0], plan=path)
     assert_equal(again(batch()[0]), step(batch()[0]))
 
@@ -363,6 +368,9 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
             PlanFileError,
             "TPU there and CPU here",
         ),
+        (lambda data: data | {"bound": 1e9}, PlanFileError, "its proof is not one of its plan"),
+        (lambda data: data | {"status": "INFEASIBLE"}, PlanFileError, "its proof is not one"),
+        (lambda data: data | {"bound_covers": "all"}, PlanFileError, "covers no known plans"),
         (lambda data: [], PlanFileError, "an object was expected"),
     ],
 )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError
-from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
+from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.sizes import tensor_bytes
@@ -98,7 +98,7 @@ log = logging.getLogger("checkmate")
 class StoredPlan:
     """The contents of a planned step's file: the graph with the costs that the plan was made with;
     no plan where the step runs unchanged; the predicted peaks of the step, no less than the judge's
-    count, and of the plain step."""
+    count, and of the plain step; and the proof of the solver, for budgets up to `budget_bytes`."""
 
     path: Path
     graph: DFGraph
@@ -107,19 +107,54 @@ class StoredPlan:
     peak_bytes: int
     plain_bytes: int
     rise_bytes: int
+    proof: Proof
 
     def result(self, budget_bytes: int) -> SolveResult:
-        """As a solver's answer. The bound is the cost of every op once, which needs no solver."""
+        """The solver's answer. Within a larger budget a cheaper plan may exist: the bound is then
+        the cost of every op once."""
         assert self.plan is not None
+        proof = self.proof
+        if budget_bytes > self.budget_bytes:
+            proof = Proof(solver="a file for a smaller budget")
         return SolveResult(
-            SolveStatus.FEASIBLE,
+            proof.status,
             self.graph,
             budget_bytes,
             self.plan,
             replay(self.graph, self.plan),
-            self.graph.total_cost,
-            SolveStats("a file", 0.0, found_by=self.path.name),
+            max(proof.bound, self.graph.total_cost),
+            SolveStats(proof.solver, proof.seconds, found_by=self.path.name),
+            proof.bound_covers,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a solver has proven of a plan, as in `SolveResult`."""
+
+    status: SolveStatus = SolveStatus.FEASIBLE
+    bound: float = 0.0
+    bound_covers: OrderSpace = "given order"
+    solver: str = "a file"
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, result: SolveResult) -> Proof:
+        stats = result.stats
+        return cls(result.status, result.bound, result.bound_covers, stats.solver, stats.seconds)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Proof:
+        """From the contents of a file, whose types were checked; it may have no proof."""
+        known = {key: data[key] for key in cls.__slots__ if data.get(key) is not None}
+        if "status" in known:
+            known["status"] = SolveStatus[known["status"]]
+        if known.get("bound_covers", "any order") not in get_args(OrderSpace):
+            raise ValueError("its bound covers no known plans")
+        return cls(**known)
+
+    def facts(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in self.__slots__} | {"status": self.status.name}
 
 
 def write(
@@ -193,9 +228,12 @@ def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) ->
         "plain_bytes": data.get("plain_bytes", plain),
         "rise_bytes": data.get("rise_bytes", peak - traced.between_bytes),
     }
+    proof = Proof.read(data)
+    if not proof.status.has_plan or proof.bound > (1 + 1e-6) * replay(graph, plan).cost:
+        raise ValueError("its proof is not one of its plan")
     if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise TypeError("its sizes are not whole numbers of bytes")
-    return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes)
+    return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes, proof=proof)
 
 
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
@@ -321,7 +359,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
     report = task.report(
         stored.graph,
         stored.plain_bytes + other,
-        result=stored.result(task.budget_bytes) if stored.plan else None,
+        result=stored.result(task.budget_bytes - other) if stored.plan else None,
         notes=(*traced.notes, f"The plan is from {stored.path}.", *task.notes()),
         predicted_peak_bytes=stored.peak_bytes + other,
     )
@@ -353,5 +391,6 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "plain_bytes": report.plain_peak_bytes - other,
             "rise_bytes": planned.rise_bytes,
             "slices": {"size": micro.size, "plain_bytes": micro.plain_bytes} if micro else None,
+            **(Proof.of(planned.result).facts() if planned.result else {}),
         },
     )
