@@ -7,6 +7,7 @@ if single searches end with a gap.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,9 @@ from checkmate.units import Bytes, parse_bytes
 
 CLOSE = 0.005
 """The search for the smallest budget ends when it is known to this share of itself."""
+
+CALLS = 8
+"""The share of its time that the search for the smallest budget gives to each first try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def solve_curve(
       graph: The problem.
       budgets: Amounts of memory as in `solve`, in any order; at least one.
       solver: As in `solve`.
-      time_limit_s: Wall-clock seconds for each budget.
+      time_limit_s: Wall-clock seconds for each budget, and for the search for the smallest.
       find_smallest: Also search for the smallest budget that has a plan, by bisection.
 
     Returns:
@@ -199,13 +203,15 @@ def _found_elsewhere(result: SolveResult) -> SolveStats:
 def _bisect(
     graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
 ) -> tuple[list[SolveResult], int]:
-    """Plans of lower and lower peaks, and the smallest budget not proven to have none."""
-    found, hopeless = [], proven
-    while lowest - hopeless > CLOSE * lowest:
+    """Plans of lower and lower peaks, and the smallest budget not proven to have none; in
+    `time_limit_s` in all, or little more."""
+    found, hopeless, ends = [], proven, time.monotonic() + time_limit_s
+    while lowest - hopeless > CLOSE * lowest and time.monotonic() < ends:
         middle = (lowest + hopeless) // 2
         try:
-            # No smaller budget is tried after "not found", so that takes all of the time.
-            for seconds in (time_limit_s / 4, time_limit_s):
+            # No smaller budget is tried after "not found", so that takes more time.
+            for seconds in (time_limit_s / CALLS, time_limit_s / 2):
+                seconds = max(0.0, min(seconds, ends - time.monotonic()))
                 result = solve(graph, middle, solver=solver, time_limit_s=seconds, throw=False)
                 if result.status is not SolveStatus.NOT_FOUND:
                     break

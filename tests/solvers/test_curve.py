@@ -176,7 +176,7 @@ class Slow:
     name = "slow"
 
     def run(self, search):
-        if search.remaining_s > 0.5:
+        if search.remaining_s > 0.25:
             search.offer(
                 solve(
                     search.graph, search.budget_bytes, solver="state_space", time_limit_s=30

@@ -55,7 +55,7 @@ class SearchTuning:
     steps: int = 1000
     steepness: float = 2.0
     worth_share: float = 0.005
-    lowest_plan_s: float = 1.2
+    lowest_plan_s: float = 4.0
     batch_margin: float = 1.1
 
 
