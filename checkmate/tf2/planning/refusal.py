@@ -239,7 +239,7 @@ class Refusal:
         sizes = {
             spec.shape[0] for spec in tf.nest.flatten(self.search.task.specs) if spec.shape.rank
         }
-        if len(sizes) != 1:
+        if len(sizes) != 1 or not self.search.task.request.explains:
             return None
         batch = sizes.pop()
         if batch == 1:
