@@ -186,6 +186,9 @@ class _Search:
         return size
 
     def _first(self) -> tf.Tensor:
+        limit = devices.cap_bytes(self._device)
+        if limit and self._step_bytes > limit - devices.bytes_in_use(self._device):
+            raise _too_large(self._device, self._step_bytes)  # TensorFlow would wait ten seconds
         try:
             return request(shape_of(self._step_bytes))[0]
         except tf.errors.ResourceExhaustedError as error:

@@ -171,7 +171,7 @@ def test_an_allocator_that_is_not_bfc_is_not_believed(machine):
         probe.probe(MIB)
 
 
-def test_more_memory_than_there_is(tensorflow, machine):
+def test_more_memory_than_there_is(tensorflow, machine, monkeypatch):
     """In earnest, TensorFlow would wait ten seconds."""
     from checkmate.tf2.memory.probe import probe
 
@@ -186,6 +186,10 @@ def test_more_memory_than_there_is(tensorflow, machine):
     assert probe(MIB).largest_hole_bytes >= MIB
     with pytest.raises(CheckmateError, match=r"has no 200\.00 GiB in one piece"):
         probe(200 * 2**30)
+    monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "512")  # is not asked for more
+    machine.patch(tf.raw_ops, "Empty", empty)
+    with pytest.raises(CheckmateError, match=r"has no 600\.00 MiB in one piece"):
+        probe(600 * MIB)
     gc.collect()
     assert devices.bytes_in_use("CPU:0") <= before
 
