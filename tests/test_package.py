@@ -119,27 +119,10 @@ def test_the_readme_s_graph_example():
     assert python("-c", example).strip() == expected
 
 
-@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.slow
 def test_the_readme_s_training_example():
-    import keras
-    import numpy as np
-
-    images, labels = np.ones((6, 8, 8, 3), np.float32), np.arange(6) % 3
-    layers = [
-        keras.layers.Conv2D(4, 3, activation="relu"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(3, activation="softmax"),
-    ]
-    names = {
-        "model": keras.Sequential([keras.Input((8, 8, 3)), *layers]),
-        "loss": keras.losses.SparseCategoricalCrossentropy(),
-        "optimizer": "adam",
-        "sample_input": (images[:4], labels[:4]),
-        "train_ds": [(images[:4], labels[:4]), (images[4:], labels[4:])],
-    }
-    exec(block("example: compile"), names)
-    assert names["prediction"].shape == (2, 3)
-    assert np.isfinite(float(names["loss_value"]))
+    printed = python("-c", block("example: fit"))
+    assert "trains in" in printed and "measured in 4 steps" in printed
 
 
 @pytest.mark.parametrize(
