@@ -12,8 +12,8 @@ from checkmate.printable import printable
 class CheckmateError(Exception):
     """Base class: catch this to catch everything the library raises on purpose.
 
-    Example:
-      >>> try:  # doctest: +SKIP
+    Examples:
+      >>> try:
       ...     model.fit(images, labels)
       ... except checkmate.CheckmateError as error:
       ...     print(error)
@@ -26,7 +26,7 @@ class CheckmateError(Exception):
 class BudgetError(CheckmateError, ValueError):
     """A budget, or another amount of bytes or of time, that cannot be understood.
 
-    Example:
+    Examples:
       >>> checkmate.units.parse_bytes("6 apples")
       Traceback (most recent call last):
       checkmate.errors.BudgetError: Cannot read '6 apples' as an amount of memory. ...
@@ -37,7 +37,7 @@ class GraphError(CheckmateError, ValueError):
     """A dataflow graph that is not one: a dependency that points forward, a negative cost, a name
     used twice.
 
-    Example:
+    Examples:
       >>> checkmate.Op("conv", cost=-1)
       Traceback (most recent call last):
       checkmate.errors.GraphError: Op 'conv' has cost -1. A cost is a finite number, zero or more.
@@ -48,7 +48,7 @@ class PlanError(CheckmateError, ValueError):
     """A plan or schedule that breaks the rules of its graph: it uses what is not in memory, or
     recomputes what may not be.
 
-    Example:
+    Examples:
       >>> checkmate.Plan((checkmate.Free(0),))
       Traceback (most recent call last):
       checkmate.errors.PlanError: Step 0 frees op 0, whose value is not in memory.
@@ -59,7 +59,7 @@ class PlanFileError(CheckmateError, ValueError):
     """A graph or plan file that cannot be read, is of another version, or belongs to another
     graph.
 
-    Example:
+    Examples:
       >>> checkmate.DFGraph.load("missing.json")
       Traceback (most recent call last):
       checkmate.errors.PlanFileError: Cannot read missing.json: No such file or directory.
@@ -77,9 +77,9 @@ class InfeasibleBudgetError(CheckmateError, ValueError):
       smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
         searched for or found.
 
-    Example:
-      >>> try:  # doctest: +SKIP
-      ...     step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="1GiB")
+    Examples:
+      >>> try:
+      ...     step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="1GiB")
       ... except checkmate.InfeasibleBudgetError as error:
       ...     print(error.op_name, error.shortfall_bytes, error.smallest_budget_bytes)
     """
@@ -117,9 +117,9 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
       smallest_budget_bytes: The smallest budget for which a plan was found; None if none was
         searched for or found.
 
-    Example:
-      >>> try:  # doctest: +SKIP
-      ...     result = checkmate.solve(graph, "30%", time_limit_s=1)
+    Examples:
+      >>> try:
+      ...     result = checkmate.solve(graph, "40%", time_limit_s=1)
       ... except checkmate.NoPlanFoundError as error:
       ...     result = checkmate.solve(graph, error.best_peak_bytes)
     """
@@ -141,8 +141,8 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 class SolverUnavailableError(CheckmateError, ImportError):
     """The solver is not known.
 
-    Example:
-      >>> checkmate.solve(graph, "60%", solver="gurobi")  # doctest: +SKIP
+    Examples:
+      >>> checkmate.solve(graph, "60%", solver="gurobi")
       Traceback (most recent call last):
       checkmate.errors.SolverUnavailableError: There is no solver 'gurobi'. ...
     """
@@ -152,18 +152,19 @@ class DriverUnavailableError(CheckmateError, RuntimeError):
     """How much memory of a GPU is free is not known: NVIDIA's driver cannot be asked (the package
     nvidia-ml-py is missing), or it does not answer. A budget in bytes needs no answer.
 
-    Example:
-      >>> checkmate.tf2.rematerialize(model, budget="auto")  # doctest: +SKIP
-      Traceback (most recent call last):
-      checkmate.errors.DriverUnavailableError: How much memory of GPU:0 is free is asked of ...
+    Examples:
+      >>> try:
+      ...     checkmate.tf2.rematerialize(model, budget="auto")
+      ... except checkmate.errors.DriverUnavailableError:
+      ...     checkmate.tf2.rematerialize(model, budget="6GiB")
     """
 
 
 class SolverFailedError(CheckmateError, RuntimeError):
     """The package of a solver failed; its own error is chained.
 
-    Example:
-      >>> try:  # doctest: +SKIP
+    Examples:
+      >>> try:
       ...     checkmate.solve(graph, "60%", solver="milp:scip")
       ... except checkmate.SolverFailedError as error:
       ...     print(error.__cause__)
@@ -174,8 +175,8 @@ class TraceError(CheckmateError, ValueError):
     """A training step that cannot be traced into a graph, or is called with what it was not traced
     for.
 
-    Example:
-      >>> checkmate.tf2.rematerialize("my model")  # doctest: +SKIP
+    Examples:
+      >>> checkmate.tf2.rematerialize("my model")
       Traceback (most recent call last):
       checkmate.errors.TraceError: A Keras 3 model is put under a budget; got str. ...
     """
@@ -189,10 +190,10 @@ class EvictionError(CheckmateError, MemoryError):
       needed_bytes: What the budget must be at least for what ran so far, or None when that is not
         known.
 
-    Example:
-      >>> try:  # doctest: +SKIP
+    Examples:
+      >>> try:
       ...     with checkmate.tf2.dtr("100MiB"):
-      ...         train_step(x, y)
+      ...         train_step(images, labels)
       ... except checkmate.EvictionError as error:
       ...     print(error.needed_bytes)
     """
@@ -216,10 +217,10 @@ class ThrashingError(EvictionError):
       enough_bytes: A budget within which nothing would have been recomputed so far, or None when
         that is not known.
 
-    Example:
-      >>> try:  # doctest: +SKIP
+    Examples:
+      >>> try:
       ...     with checkmate.tf2.dtr("1GiB", overhead_limit=2):
-      ...         train_step(x, y)
+      ...         train_step(images, labels)
       ... except checkmate.errors.ThrashingError as error:
       ...     print(error.budget_bytes, error.enough_bytes)
     """
@@ -236,9 +237,11 @@ class UnsupportedError(CheckmateError, NotImplementedError):
     """Something that dynamic rematerialization cannot do, or a TensorFlow that it was not made
     for.
 
-    Example:
-      >>> with checkmate.tf2.dtr("2GiB"), tf.autodiff.ForwardAccumulator(x, v):  # doctest: +SKIP
-      ...     y = model(x)
+    Examples:
+      >>> with checkmate.tf2.dtr("2GiB"), tf.autodiff.ForwardAccumulator(images, images):
+      ...     prediction = model(images)
+      Traceback (most recent call last):
+      checkmate.errors.UnsupportedError: ...
     """
 
     __init__ = Exception.__init__
@@ -250,8 +253,8 @@ class LogError(CheckmateError, ValueError):
     Attributes:
       line: The line of the file, or the position of the instruction, counted from 1.
 
-    Example:
-      >>> checkmate.simulate("resnet.log", "50%")  # doctest: +SKIP
+    Examples:
+      >>> checkmate.simulate("cut.log", "50%")
       Traceback (most recent call last):
       checkmate.errors.LogError: Line 7: ...
     """

@@ -7,7 +7,7 @@ def printable(text: str) -> str:
     r"""Returns a text with escapes in the place of what a terminal, a log or a page would obey or
     hide: control characters, newlines, marks of direction, and halves of surrogate pairs.
 
-    Example:
+    Examples:
       >>> print(printable("conv\x1b[2J"))
       conv\x1b[2J
     """

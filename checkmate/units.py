@@ -33,7 +33,7 @@ def parse_bytes(amount: Bytes, *, percent_of: int | None = None) -> int:
     Raises:
       BudgetError: `amount` is no positive amount of memory.
 
-    Example:
+    Examples:
       >>> parse_bytes("1.5 GiB"), parse_bytes("60%", percent_of=1000)
       (1610612736, 600)
     """
@@ -82,7 +82,7 @@ def check_budget(amount: Bytes) -> None:
       BudgetError: `amount` is no positive amount of memory, or a number below `LEAST_BARE` without
         a unit.
 
-    Example:
+    Examples:
       >>> check_budget("60%")
       >>> check_budget(60)
       Traceback (most recent call last):
@@ -108,7 +108,7 @@ def is_share(amount: Bytes) -> bool:
     Args:
       amount: As for `parse_bytes`.
 
-    Example:
+    Examples:
       >>> is_share("60%"), is_share("6GiB")
       (True, False)
     """
@@ -122,7 +122,7 @@ def shown_bytes(count: int) -> int:
     Args:
       count: A number of bytes.
 
-    Example:
+    Examples:
       >>> shown_bytes(1610612737), parse_bytes(format_bytes(shown_bytes(1610612737)))
       (1621350154, 1621350154)
     """
@@ -141,7 +141,7 @@ def format_bytes(count: float) -> str:
     Args:
       count: The number, which may be negative.
 
-    Example:
+    Examples:
       >>> format_bytes(1610612736)
       '1.50 GiB'
     """

@@ -17,6 +17,7 @@ from strategies import training_chain
 
 import checkmate
 from checkmate import plot
+from checkmate.dtr.log import OpLog
 
 ROOT = Path(checkmate.__file__).parent
 EXAMPLES = sorted(path for path in ROOT.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
@@ -98,7 +99,7 @@ def parameters(each):
 
 @pytest.mark.usefixtures("tensorflow")
 def test_every_public_name_has_a_short_example():
-    lines = {name: section(each, "Example").count(">>> ") for name, each in public().items()}
+    lines = {name: section(each, "Examples").count(">>> ") for name, each in public().items()}
     assert [name for name, count in lines.items() if not 1 <= count <= 4] == []
     assert len(lines) > 70
 
@@ -115,28 +116,71 @@ def test_every_parameter_is_described():
     assert lacking == {}
 
 
+def takes_tensorflow(path):
+    return "tf2" in path.parts or path.stem == "errors"
+
+
 of_each = {"argvalues": EXAMPLES, "ids": [str(path.relative_to(ROOT.parent)) for path in EXAMPLES]}
 
 
-@pytest.fixture(scope="module")
-def names():
-    """What examples use besides what their file has: a graph, and the result for a budget."""
+def names(path, source):
+    """What an example uses besides what its file has."""
     graph = training_chain(12)
-    return {"checkmate": checkmate, "graph": graph, "result": checkmate.solve(graph, "80%")}
+    found = {"checkmate": checkmate, "graph": graph, "result": checkmate.solve(graph, "80%")}
+    if not takes_tensorflow(path):
+        return found
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(64, activation="tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    images, labels = tf.ones((8192, 64)), tf.zeros((8192, 3))
+
+    def train_step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(images) - labels) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    if "step." in source or "(step" in source:
+        step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="80%")
+        found["step"] = step
+    own = {"model": model, "images": images, "labels": labels, "train_step": train_step}
+    return found | own | {"optimizer": model.optimizer, "keras": keras, "tf": tf}
 
 
-@pytest.mark.parametrize("path", **of_each)
-def test_examples_run(path, names, request, tmp_path, monkeypatch):
+class Unshown(doctest.OutputChecker):
+    """What an example prints may be left out."""
+
+    def check_output(self, want, got, optionflags):
+        return not want or super().check_output(want, got, optionflags)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow if takes_tensorflow(path) else ())
+        for path in EXAMPLES
+    ],
+    ids=of_each["ids"],
+)
+def test_examples_run(path, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "tf2" in path.parts:
+    OpLog.from_graph(training_chain(4)).save(tmp_path / "resnet.log")
+    (tmp_path / "cut.log").write_text("{")
+    name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+    if takes_tensorflow(path):
         request.getfixturevalue("tensorflow")
-    name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-    found = doctest.testmod(
-        importlib.import_module(name.removesuffix(".__init__")),
-        extraglobs=names,
-        optionflags=doctest.IGNORE_EXCEPTION_DETAIL,
-    )
-    assert not found.failed, f"beside {threading.enumerate()}"
+    if path.stem == "tensorboard":
+        pytest.importorskip("tensorboard")
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner(Unshown(), optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module):
+        if example.examples:
+            example.globs |= names(path, example.docstring)
+            runner.run(example)
+    assert not runner.failures, f"beside {threading.enumerate()}"
 
 
 @pytest.mark.parametrize("path", **of_each)

@@ -79,7 +79,7 @@ class Pool:
       peak_bytes: The most bytes in use so far.
       fetched_bytes: The bytes of all regions fetched for requests, without `of_free_chunks`'.
 
-    Example:
+    Examples:
       >>> from checkmate.core.allocator import Pool
       >>> pool = Pool()
       >>> pool.run([("x", 1000), ("y", 3000), ("x", 0), ("z", 600)])

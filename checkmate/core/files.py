@@ -55,7 +55,7 @@ def fingerprint(graph: DFGraph) -> str:
     Args:
       graph: The graph.
 
-    Example:
+    Examples:
       >>> fingerprint(DFGraph((checkmate.Op("a"),)))[:15]
       'sha256:f2c3c430'
     """
@@ -79,7 +79,7 @@ def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: A
     Raises:
       PlanFileError: The file cannot be written.
 
-    Example:
+    Examples:
       >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
     """
     steps = [["compute" if isinstance(step, Compute) else "free", step.op] for step in plan.steps]
@@ -96,7 +96,7 @@ def read_plan(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       PlanFileError: There is no such file, it is not JSON, or it has another format or version.
 
-    Example:
+    Examples:
       >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
       >>> read_plan("chain.plan.json")["cost"] == result.cost
       True
@@ -124,7 +124,7 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
         made for another graph, or one of `FACTS` has a value that is not allowed.
       PlanError: The steps are not legal for the graph.
 
-    Example:
+    Examples:
       >>> save_plan(result.plan, "chain.plan.json", graph=graph)
       >>> load_plan("chain.plan.json", graph=graph) == result.plan
       True

@@ -32,7 +32,7 @@ class DFGraph:
       GraphError: The graph is empty, a dependency points forward or nowhere, or a name is used
         twice.
 
-    Example:
+    Examples:
       >>> chain = DFGraph((Op("a", output_bytes=8), Op("b", (0,), output_bytes=8)), outputs=(1,))
       >>> chain.users, chain.total_cost
       (((1,), ()), 2.0)

@@ -35,7 +35,7 @@ class Op:
         time, and only if the plan frees that dep directly after the op. Each is at least as large
         as the op's value.
 
-    Example:
+    Examples:
       >>> Op("relu", deps=(0,), cost=0.001, output_bytes=4096, in_place=(0,)).recomputable
       True
     """

@@ -18,7 +18,7 @@ class Compute:
     Args:
       op: Its index in the graph.
 
-    Example:
+    Examples:
       >>> Compute(3)
       Compute(op=3)
     """
@@ -33,7 +33,7 @@ class Free:
     Args:
       op: Its index in the graph.
 
-    Example:
+    Examples:
       >>> Free(3)
       Free(op=3)
     """
@@ -58,7 +58,7 @@ class Plan:
     Raises:
       PlanError: A step computes a value that is in memory or frees one that is not.
 
-    Example:
+    Examples:
       >>> Plan((Compute(0), Compute(1), Free(0), Compute(0))).recomputed
       {0: 1}
     """

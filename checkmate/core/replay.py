@@ -36,7 +36,7 @@ class MemoryTimeline:
       fixed_bytes: The graph's resident bytes, contained in all other figures.
       cost: Sum of the costs of all evaluations, in the graph's unit.
 
-    Example:
+    Examples:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> chain = DFGraph(ops, outputs=(1,), fixed_bytes=10)
       >>> replay(chain, Plan.keep_all(chain)).bytes_after_step.tolist()  # a, b, free a
@@ -107,7 +107,7 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
         it must follow, again although it must not, or after an op that overwrote what it reads; an
         op never runs; an output is not in memory at the end.
 
-    Example:
+    Examples:
       >>> from checkmate import DFGraph, Op, Plan, replay
       >>> ops = (Op("a", output_bytes=3), Op("b", (0,), output_bytes=4))
       >>> chain = DFGraph(ops, outputs=(1,), fixed_bytes=10)
@@ -209,7 +209,7 @@ class Floor:
       live: The ops whose values are in memory then: `op` itself, unless it may run in place, its
         inputs, and values that may not be recomputed and are still needed.
 
-    Example:
+    Examples:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10))  # 10 + 3 + 4
       Floor(bytes=17, op=1, live=(0, 1))
@@ -228,7 +228,7 @@ def floor(graph: DFGraph) -> Floor:
     Args:
       graph: The problem.
 
-    Example:
+    Examples:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> floor(DFGraph(ops, outputs=(1,), fixed_bytes=10)).bytes  # 10 + 3 + 4
       17
@@ -247,7 +247,7 @@ def op_floors(graph: DFGraph) -> list[Floor]:
     Args:
       graph: The problem.
 
-    Example:
+    Examples:
       >>> ops = (checkmate.Op("a", output_bytes=3), checkmate.Op("b", (0,), output_bytes=4))
       >>> [each.bytes for each in op_floors(DFGraph(ops, outputs=(1,), fixed_bytes=10))]
       [13, 17]

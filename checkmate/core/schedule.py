@@ -25,7 +25,7 @@ class Schedule:
     Raises:
       PlanError: The matrices break one of these rules.
 
-    Example:
+    Examples:
       >>> Schedule(R=[[1, 0], [0, 1]], S=[[0, 0], [1, 0]])
       Schedule(stages=2, ops=2, evaluations=2)
 
@@ -115,7 +115,7 @@ def lower(graph: DFGraph, schedule: Schedule) -> Plan:
       PlanError: The shapes do not fit, or an op runs in a stage where an input is neither retained
         nor computed.
 
-    Example:
+    Examples:
       >>> chain = DFGraph((checkmate.Op("a"), checkmate.Op("b", (0,))), outputs=(1,))
       >>> lower(chain, Schedule(R=[[1, 0], [0, 1]], S=[[0, 0], [1, 0]])).computed
       (0, 1)

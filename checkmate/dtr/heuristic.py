@@ -46,7 +46,7 @@ class Heuristic:
     A storage of zero bytes, or read this very moment, has an infinite score where that factor is
     used.
 
-    Example:
+    Examples:
       >>> by_age = Heuristic("none", size=False)  # what was not read for longest goes first
       >>> str(by_age)
       'lru'
@@ -104,7 +104,7 @@ def quotient(cost: Any, divisor: Any) -> Any:
       cost: A number or an array.
       divisor: The same.
 
-    Example:
+    Examples:
       >>> quotient(3, 2), quotient(3, 0)
       (1.5, inf)
     """
@@ -136,7 +136,7 @@ def make_heuristic(heuristic: str | Heuristic) -> Heuristic:
     Raises:
       CheckmateError: There is none of this name.
 
-    Example:
+    Examples:
       >>> make_heuristic("lru")
       Heuristic(cost='none', size=False, staleness=True, random=False)
     """

@@ -47,7 +47,7 @@ class OpLog:
       LogError: An instruction names a tensor that does not exist there, makes one twice, or has an
         index out of range.
 
-    Example:
+    Examples:
       >>> chain = DFGraph((checkmate.Op("a"), checkmate.Op("b", (0,))), outputs=(1,))
       >>> OpLog.from_graph(chain)
       OpLog('', calls=2, instructions=3)

@@ -26,7 +26,7 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 class DTRStatus(str, Enum):
     """How a run ended.
 
-    Example:
+    Examples:
       >>> DTRStatus("ok") is DTRStatus.OK
       True
     """
@@ -59,9 +59,9 @@ class DTRRun:
       message: Why it was given up, or "".
       plan: The run as a plan, when it is of a graph and ended well. `replay` confirms its peak.
 
-    Example:
-      >>> run = checkmate.simulate("resnet.log", "50%")  # doctest: +SKIP
-      >>> run.status, run.overhead, run.rematerializations  # doctest: +SKIP
+    Examples:
+      >>> run = checkmate.simulate("resnet.log", "50%")
+      >>> run.status, run.overhead, run.rematerializations
     """
 
     status: DTRStatus
@@ -132,7 +132,7 @@ def simulate(
       CheckmateError: There is no such heuristic or policy.
       BudgetError: The budget cannot be understood.
 
-    Example:
+    Examples:
       >>> from checkmate import DFGraph, Op, simulate
       >>> chain = DFGraph(
       ...     (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 4), Op("d", (0, 2), 1, 4)),
@@ -198,7 +198,7 @@ def as_program(log: OpLog | DFGraph | Program | str | os.PathLike) -> Program:
     Raises:
       CheckmateError: It is none of these.
 
-    Example:
+    Examples:
       >>> as_program(DFGraph((checkmate.Op("a", output_bytes=8),), outputs=(0,))).plain_peak_bytes
       8
     """

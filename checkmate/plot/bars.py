@@ -41,7 +41,7 @@ def layers(
       plain: The plan of the plain step; by default every op once, in the order of the graph.
       most: The most bars. All other layers are drawn as one more, so that bars sum to the step.
 
-    Example:
+    Examples:
       >>> checkmate.plot.layers(graph, result.plan, most=12).save("layers.svg")
     """
     rows = chosen(usage.layers(graph, plan, plain=plain), most)
@@ -128,7 +128,7 @@ def batch_sizes(
         methods.
       title: The title.
 
-    Example:
+    Examples:
       >>> largest = {"resnet50": {"plain": 32, "planned": 88}, "unet": {"plain": 6, "planned": 17}}
       >>> batch_sizes(largest).save("batches.png")
     """

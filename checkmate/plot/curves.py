@@ -29,7 +29,7 @@ class Point:
       bound: Lower bound on the cost of plans within the budget, divided by the plain step's cost.
       peak_bytes: Peak of the plan, which fits every budget from there on.
 
-    Example:
+    Examples:
       >>> Point(budget_bytes=2**30, overhead=1.05, bound=1.04, peak_bytes=2**30 - 512).overhead
       1.05
     """
@@ -73,7 +73,7 @@ def budget_curve(
       plain_bytes: Peak of the plain step.
       name: What is planned, for the title.
 
-    Example:
+    Examples:
       >>> curve = checkmate.solve_curve(graph, ["90%", "70%", "50%"])
       >>> checkmate.plot.budget_curve({"auto": curve.results}).save("curve.svg")
     """
@@ -172,7 +172,7 @@ def online_curve(
       best: Budget -> overhead of the best known plan, for comparison.
       name: What is run, for the title.
 
-    Example:
+    Examples:
       >>> runs = [checkmate.simulate(graph, budget) for budget in ("90%", "80%")]
       >>> picture = online_curve({"dtr": runs}, plain_bytes=runs[0].plain_peak_bytes)
     """
@@ -220,7 +220,7 @@ def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], *, name: st
       methods: Name of a method -> its (layers, overhead).
       name: The title.
 
-    Example:
+    Examples:
       >>> growth_curve({"dtr": [(16, 1.4), (64, 1.7)]}, name="chains").save("chains.png")
     """
     with drawing(3.2) as (figure, axis):

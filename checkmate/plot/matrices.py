@@ -26,7 +26,7 @@ def matrices(graph: DFGraph, plan: Plan) -> Picture:
       graph: The graph of the step.
       plan: The plan.
 
-    Example:
+    Examples:
       >>> checkmate.plot.matrices(graph, result.plan).save("matrices.svg")
 
     Source: Checkmate (Jain et al., MLSys 2020), section 4.2 and figure 7.

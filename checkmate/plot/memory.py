@@ -44,7 +44,7 @@ def memory(
       budget_bytes: Where to draw the budget line.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
 
-    Example:
+    Examples:
       >>> picture = checkmate.plot.memory(graph, result.plan)
       >>> picture.save("memory.svg")
     """
@@ -119,7 +119,7 @@ def measured(
       budget_bytes: Where to draw the budget line.
       name: What was trained, for the title.
 
-    Example:
+    Examples:
       >>> seen = {"plain": [(0.0, 900), (0.1, 1200)], "planned": [(0.0, 900), (0.1, 1000)]}
       >>> measured(seen, budget_bytes=1100, name="chain").save("measured.png")
     """

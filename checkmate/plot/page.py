@@ -41,7 +41,7 @@ def page(
       lead: A sentence below the title.
       facts: Rows of a table below it.
 
-    Example:
+    Examples:
       >>> with open("plan.html", "w", encoding="utf-8") as file:
       ...     print(page(graph, result.plan), file=file)
     """

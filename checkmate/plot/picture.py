@@ -74,7 +74,7 @@ class Picture:
     Attributes:
       figure: The `matplotlib.figure.Figure`, which the caller may change.
 
-    Example:
+    Examples:
       >>> picture = checkmate.plot.memory(graph)
       >>> picture.figure.set_facecolor("lightyellow")
       >>> picture.save("memory.pdf")

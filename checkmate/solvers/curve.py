@@ -39,9 +39,9 @@ class Curve:
       floor_bytes: Proven lower bound on the peak of plans in the graph's order of first
         evaluations.
 
-    Example:
-      >>> curve = checkmate.solve_curve(graph, ["90%", "60%"])  # doctest: +SKIP
-      >>> curve.at("75%").overhead, curve.smallest_bytes  # doctest: +SKIP
+    Examples:
+      >>> curve = checkmate.solve_curve(graph, ["90%", "60%"])
+      >>> curve.at("75%").overhead, curve.smallest_bytes
     """
 
     graph: DFGraph = field(repr=False)
@@ -115,7 +115,7 @@ def solve_curve(
       SolverUnavailableError, SolverFailedError: As in `solve`.
       KeyboardInterrupt: Ctrl-C before the first result.
 
-    Example:
+    Examples:
       >>> from checkmate import DFGraph, Op, solve_curve
       >>> ops = (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1))
       >>> graph = DFGraph(ops, outputs=(3,))  # in 8 bytes, a is freed before c and runs again for d

@@ -23,7 +23,7 @@ LEAST_SHOWN = 1e-4
 def gap_text(gap: float) -> str:
     """Returns a gap in percent, rounded up: text does not claim more than the bound proves.
 
-    Example:
+    Examples:
       >>> gap_text(0.03251)
       '3.26%'
     """
@@ -33,7 +33,7 @@ def gap_text(gap: float) -> str:
 class SolveStatus(Enum):
     """The end of a search. The value is a sentence for people.
 
-    Example:
+    Examples:
       >>> SolveStatus.INFEASIBLE.value, SolveStatus.INFEASIBLE.has_plan
       ('It is proven that no plan fits the budget.', False)
     """
@@ -66,9 +66,9 @@ class SolveStats:
         tried.
       history: (seconds, cost or None, bound) at each improvement of cost or bound.
 
-    Example:
-      >>> stats = checkmate.solve(graph, "60%").stats  # doctest: +SKIP
-      >>> stats.seconds, stats.found_by, stats.proven_by  # doctest: +SKIP
+    Examples:
+      >>> stats = checkmate.solve(graph, "60%").stats
+      >>> stats.seconds, stats.found_by, stats.proven_by
     """
 
     solver: str
@@ -97,10 +97,10 @@ class SolveResult:
         `solve(..., reorder=True)` it is "any order".
       given_order_bound: Lower bound on the cost of plans that keep the graph's order.
 
-    Example:
-      >>> result = checkmate.solve(graph, "60%")  # doctest: +SKIP
-      >>> print(result)  # doctest: +SKIP
-      >>> result.overhead, result.gap, result.plan.recomputed  # doctest: +SKIP
+    Examples:
+      >>> result = checkmate.solve(graph, "60%")
+      >>> print(result)
+      >>> result.overhead, result.gap, result.plan.recomputed
     """
 
     status: SolveStatus

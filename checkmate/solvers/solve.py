@@ -134,7 +134,7 @@ def solve(
       BudgetError: The budget or the time limit cannot be understood.
       GraphError: What was given is no graph.
 
-    Example:
+    Examples:
       >>> from checkmate import DFGraph, Op, solve
       >>> ops = (Op("a", (), 1, 4), Op("b", (0,), 1, 4), Op("c", (1,), 1, 1), Op("d", (0, 2), 1, 1))
       >>> result = solve(DFGraph(ops, outputs=(3,)), 8)  # the plain step needs 9 bytes

@@ -74,11 +74,11 @@ def compile(
       PlanFileError: The file of `plan` cannot be read, is for another step, or takes more than the
         budget.
 
-    Example:
-      >>> step = checkmate.tf2.compile(  # doctest: +SKIP
-      ...     model, "mse", "adam", x0, y0, budget="2GiB"
+    Examples:
+      >>> step = checkmate.tf2.compile(
+      ...     model, "mse", "adam", images, labels, budget="2GiB"
       ... )
-      >>> prediction, loss = step(x0, y0)  # doctest: +SKIP
+      >>> prediction, loss = step(images, labels)
     """
     asked = PlanOptions.of("compile", options, {"batch_size": "input_spec says it."})
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
@@ -97,10 +97,10 @@ class PlannedStep:
       specs: The nest of specs of its arguments.
       batch: Flattened values of these specs that are in memory, where there are any.
 
-    Example:
-      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="60%")  # doctest: +SKIP
-      >>> step.plan.recomputed, step.result.overhead, step.budget_bytes  # doctest: +SKIP
-      >>> print(step.report())  # doctest: +SKIP
+    Examples:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="60%")
+      >>> step.plan.recomputed, step.result.overhead, step.budget_bytes
+      >>> print(step.report())
     """
 
     def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):

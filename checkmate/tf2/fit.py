@@ -66,8 +66,8 @@ def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.
         train function itself, or is one of tf_keras in the scope of a strategy.
       BudgetError: A budget or a time limit that cannot be read.
 
-    Example:
-      >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)  # doctest: +SKIP
+    Examples:
+      >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)
     """
     asked = PlanOptions.of("rematerialize", options)
     trainer = _trainer_of(model)
@@ -92,8 +92,9 @@ def release(model: keras.Model) -> keras.Model:
     Raises:
       TraceError: The model is not under a budget.
 
-    Example:
-      >>> checkmate.tf2.release(model).fit(images, labels)  # doctest: +SKIP
+    Examples:
+      >>> model = checkmate.tf2.rematerialize(model, budget="6GiB")
+      >>> checkmate.tf2.release(model).fit(images, labels)
     """
     _training_of(model)
     delattr(model, ATTRIBUTE)
@@ -111,8 +112,9 @@ def planned(model: keras.Model) -> PlannedFunction:
     Raises:
       TraceError: The model is not under a budget.
 
-    Example:
-      >>> print(checkmate.tf2.planned(model).report())  # doctest: +SKIP
+    Examples:
+      >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)
+      >>> print(checkmate.tf2.planned(model).report())
     """
     return _training_of(model).step
 
@@ -126,9 +128,9 @@ class Rematerialize(EveryKerasCallback):
     Attributes:
       planned: The planned training step of the latest `fit`.
 
-    Example:
-      >>> budget = checkmate.tf2.Rematerialize(budget="6GiB")  # doctest: +SKIP
-      >>> model.fit(images, labels, callbacks=[budget])  # doctest: +SKIP
+    Examples:
+      >>> budget = checkmate.tf2.Rematerialize(budget="6GiB")
+      >>> model.fit(images, labels, callbacks=[budget])
     """
 
     def __init__(self, **options: Unpack[PlanKeywords]):

@@ -51,9 +51,15 @@ def function(
       TraceError: The step cannot be traced, or changes Python state while it is.
       BudgetError: A budget or a time limit that cannot be read.
 
-    Example:
-      >>> @checkmate.tf2.function(budget="2GiB")  # doctest: +SKIP
-      ... def train_step(images, labels): ...
+    Examples:
+      >>> @checkmate.tf2.function(budget="2GiB")
+      ... def train_step(images, labels):
+      ...     with tf.GradientTape() as tape:
+      ...         loss = tf.reduce_mean((model(images) - labels) ** 2)
+      ...     gradients = tape.gradient(loss, model.trainable_variables)
+      ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+      ...     return loss
+      >>> loss = train_step(images, labels)
     """
     asked = PlanOptions.of("function", options, _OF_THE_STEP)
     if step is None:

@@ -212,8 +212,11 @@ class MaxBatch:
       step: The planned step for `batch`, ready to train.
       tried: (batch, what was found) for each batch planned on the way.
 
-    Example:
-      >>> print(found.batch, found.plain_batch, found.binding_op)  # doctest: +SKIP
+    Examples:
+      >>> found = checkmate.tf2.max_batch(
+      ...     model, "mse", "adam", images, labels, budget="64MiB", largest=64
+      ... )
+      >>> print(found.batch, found.plain_batch, found.binding_op)
     """
 
     batch: int
@@ -276,9 +279,9 @@ def max_batch(
       BudgetError: A budget or limit that cannot be read.
       InfeasibleBudgetError: Not even a batch of 1 fits.
 
-    Example:
-      >>> found = checkmate.tf2.max_batch(  # doctest: +SKIP
-      ...     model, loss, "adam", images[:1], labels[:1], budget="6GiB", max_overhead=0.2
+    Examples:
+      >>> found = checkmate.tf2.max_batch(
+      ...     model, "mse", "adam", images, labels, budget="6GiB", max_overhead=0.2, largest=64
       ... )
     """
     asked = PlanOptions.of("max_batch", options, _REFUSED)

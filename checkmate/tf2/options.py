@@ -69,7 +69,7 @@ class PlanOptions:
         1.
       PlanFileError: There is no such plan file.
 
-    Example:
+    Examples:
       >>> PlanOptions(budget="6GiB", time_limit_s=10).solver
       'auto'
     """

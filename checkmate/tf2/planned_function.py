@@ -44,10 +44,10 @@ class PlannedFunction:
       on_lost: Is told of Python state that the step changed while it was traced.
       signature: The `input_signature` of a `tf.function`, to which arguments are converted.
 
-    Example:
-      >>> step = checkmate.tf2.function(train_step, budget="2GiB")  # doctest: +SKIP
-      >>> loss = step(images, labels)  # planned now  # doctest: +SKIP
-      >>> step.kinds, step.plan.recomputed  # doctest: +SKIP
+    Examples:
+      >>> step = checkmate.tf2.function(train_step, budget="2GiB")
+      >>> loss = step(images, labels)  # planned now
+      >>> step.kinds, step.plan.recomputed
     """
 
     def __init__(

@@ -88,10 +88,10 @@ class Report:
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
 
-    Example:
-      >>> report = step.report()  # doctest: +SKIP
-      >>> report.plain_peak_bytes, report.peak_bytes, report.predicted_slowdown  # doctest: +SKIP
-      >>> print(report)  # doctest: +SKIP
+    Examples:
+      >>> report = step.report()
+      >>> report.plain_peak_bytes, report.peak_bytes, report.predicted_slowdown
+      >>> print(report)
     """
 
     name: str

@@ -30,10 +30,10 @@ class TensorBoardScalars(EveryKerasCallback):
       log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
         The package tensorboard is only needed to show them.
 
-    Example:
-      >>> scalars = checkmate.tf2.TensorBoardScalars("logs")  # doctest: +SKIP
-      >>> board = keras.callbacks.TensorBoard("logs")  # doctest: +SKIP
-      >>> model.fit(x, y, callbacks=[board, scalars])  # doctest: +SKIP
+    Examples:
+      >>> scalars = checkmate.tf2.TensorBoardScalars("logs")
+      >>> board = keras.callbacks.TensorBoard("logs")
+      >>> model.fit(images, labels, callbacks=[board, scalars])
     """
 
     def __init__(self, log_dir: str | Path = "logs"):

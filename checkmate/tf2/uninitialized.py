@@ -46,7 +46,7 @@ def uninitialized_variables() -> Iterator[None]:
     or an array and not a function: that value is in memory already. A variable without a value can
     be traced and assigned. Reading it outside of a trace raises `NoValueError`.
 
-    Example:
+    Examples:
       >>> with uninitialized_variables():
       ...     layer = keras.layers.Dense(100_000)
       ...     layer.build((None, 100_000))  # 40 GB with its values

@@ -62,9 +62,9 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
       TraceError: The batch does not fit the step, or it is no planned step.
       CheckmateError: TensorFlow's profiler cannot be used.
 
-    Example:
-      >>> step = checkmate.tf2.compile(model, "mse", "adam", x0, y0, budget="60%")  # doctest: +SKIP
-      >>> assert checkmate.tf2.verify(step, (x0, y0)).ok  # doctest: +SKIP
+    Examples:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="60%")
+      >>> assert checkmate.tf2.verify(step, (images, labels)).ok
     """
     if not hasattr(step, "planned_for"):
         raise TraceError(

@@ -110,7 +110,7 @@ def batch_axes(
         folds constants up to a size, and may do so for a slice only; traces that leave it out, by
         `as_written`, then have the same ops. Or a slice has not fewer examples than the whole.
 
-    Example:
+    Examples:
       >>> from checkmate.tf2.graph.trace import trace
       >>> step = lambda x: tf.reduce_sum(tf.tanh(x @ tf.ones((8, 4))))
       >>> traced = [trace(step, tf.TensorSpec((size, 8))) for size in (6, 2)]

@@ -42,10 +42,10 @@ class DTRStats:
         by memory that was not an op's.
       demand_bytes: The most bytes that would have been in use without eviction.
 
-    Example:
-      >>> with checkmate.tf2.dtr("2GiB") as context:  # doctest: +SKIP
+    Examples:
+      >>> with checkmate.tf2.dtr("2GiB") as context:
       ...     train_step(images, labels)
-      >>> context.stats.evictions, context.stats.overhead  # doctest: +SKIP
+      >>> context.stats.evictions, context.stats.overhead
     """
 
     ops: int
@@ -110,12 +110,13 @@ class dtr:
         context; or a TensorFlow whose private parts are not those this was written against.
       BudgetError: The budget cannot be understood.
 
-    Example:
-      >>> with checkmate.tf2.dtr(budget="2GiB") as context:  # doctest: +SKIP
+    Examples:
+      >>> with checkmate.tf2.dtr(budget="2GiB") as context:
       ...     with tf.GradientTape() as tape:
-      ...         loss = model_of_any_shape(batch)
-      ...     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-      >>> print(context.stats)  # doctest: +SKIP
+      ...         loss = tf.reduce_mean((model(images) - labels) ** 2)
+      ...     gradients = tape.gradient(loss, model.trainable_variables)
+      ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+      >>> print(context.stats)
 
     Source: Kirisame et al., "Dynamic Tensor Rematerialization" (ICLR 2021).
 

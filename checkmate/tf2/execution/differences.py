@@ -39,10 +39,10 @@ class Verification:
       not_in_place: Evaluations that requested memory although the plan counts their value as
         written over an input.
 
-    Example:
-      >>> found = checkmate.tf2.verify(step, (images, labels))  # doctest: +SKIP
-      >>> print(found)  # doctest: +SKIP
-      >>> found.ok, found.measured_peak_bytes, found.budget_bytes  # doctest: +SKIP
+    Examples:
+      >>> found = checkmate.tf2.verify(step, (images, labels))
+      >>> print(found)
+      >>> found.ok, found.measured_peak_bytes, found.budget_bytes
     """
 
     differences: tuple[Difference, ...]

@@ -85,9 +85,9 @@ class TracedStep:
         step.
       notes: Sentences for the report about ops that could not be treated as usual.
 
-    Example:
-      >>> traced = checkmate.tf2.trace(train_step, images, labels)  # doctest: +SKIP
-      >>> len(traced.graph), [operation.name for operation in traced.groups[0]]  # doctest: +SKIP
+    Examples:
+      >>> traced = checkmate.tf2.trace(train_step, images, labels)
+      >>> len(traced.graph), [operation.name for operation in traced.groups[0]]
     """
 
     function: Any
@@ -171,7 +171,7 @@ def trace(
     Raises:
       TraceError: The step cannot be traced with these specs, or computes nothing.
 
-    Example:
+    Examples:
       >>> traced = trace(lambda x: tf.reduce_sum(x @ x), tf.TensorSpec((64, 64)), name="square")
       >>> traced.graph.name, traced.argument_tensors()[0].shape.as_list()
       ('square', [64, 64])

@@ -15,7 +15,7 @@ from checkmate.errors import TraceError
 class Slices:
     """The slices of a batch, of `size` examples each but for the last, which may be smaller.
 
-    Example:
+    Examples:
       >>> list(Slices(10, 4)), Slices.of(10, 3).sizes
       ([(0, 4), (4, 4), (8, 2)], {4: 2, 2: 1})
     """

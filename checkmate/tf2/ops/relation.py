@@ -43,7 +43,7 @@ class Relation:
       offset: The entries of slice s are those of the whole less s times this number: they count
         examples, and each slice counts its own.
 
-    Example:
+    Examples:
       >>> str(batched(1)), str(batched(0, 4)), str(SAME)
       ('batched along axis 1', 'batched along axis 0 in 4 blocks', 'same')
     """
