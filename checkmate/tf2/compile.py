@@ -61,7 +61,8 @@ def compile(
       label_spec: The same for labels.
       options: The fields of `PlanOptions`, but `batch_size`.
 
-    Returns: A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and
+    Returns:
+      A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and
       `report()`.
 
     Raises:

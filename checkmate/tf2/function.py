@@ -45,7 +45,8 @@ def function(
         part of the plan.
       options: The fields of `PlanOptions`.
 
-    Returns: A `PlannedFunction`, called like `step`.
+    Returns:
+      A `PlannedFunction`, called like `step`.
 
     Raises:
       TraceError: The step cannot be traced, or changes Python state while it is.
