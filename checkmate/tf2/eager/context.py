@@ -106,7 +106,7 @@ class dtr:
         before the program is done; it is above the one given and at most that within which nothing
         would have been recomputed so far (`enough_bytes`).
       UnsupportedError: Something that would silently be wrong: ForwardAccumulator, jacobian,
-        gradients from another thread or inside of tf.function, distribution strategies, a second
+        gradients from another thread, distribution strategies, a second
         context; or a TensorFlow whose private parts are not those this was written against.
       BudgetError: The budget cannot be understood.
 

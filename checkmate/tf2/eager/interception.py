@@ -42,7 +42,7 @@ class Interception:
                 fast=self._fast,
                 slow=self._slow,
                 cancellable=self._cancellable,
-                must_record=lambda: self._elsewhere() and private_api.real_must_record(),
+                must_record=self._must_record,
                 shape_slice=_shape_slice,
                 gradients=gradients_through(runtime),
                 vector_space=vector_space(runtime),
@@ -126,6 +126,12 @@ class Interception:
         if self._runtime.recorder and kind.reads_variable:
             self._runtime.recorder.read(args[0], result)
         return result
+
+    def _must_record(self) -> bool:
+        """Eager ops of this thread are recorded as they run, those of a graph as TensorFlow does
+        it."""
+        graph = not private_api.executing_eagerly()
+        return (self._elsewhere() or graph) and private_api.real_must_record()
 
     def _elsewhere(self) -> bool:
         """Whether this is another thread, where input pipelines may run and training is refused."""

@@ -24,7 +24,10 @@ from checkmate import simulate, tf2
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-def test_fit_run_eagerly_trains_the_same():
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_fit_trains_the_same(eagerly):
+    """A `tf.function` that is first traced within the context has a tape of its own."""
+
     def trained(context):
         keras.utils.set_random_seed(3)
         layers = keras.layers
@@ -39,7 +42,7 @@ def test_fit_run_eagerly_trains_the_same():
             ]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], run_eagerly=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], run_eagerly=eagerly)
         x = np.random.RandomState(0).randn(512, 32).astype("float32")
         with context() as entered:
             history = model.fit(
@@ -48,11 +51,11 @@ def test_fit_run_eagerly_trains_the_same():
         return history, model.get_weights(), entered
 
     plain = trained(contextlib.nullcontext)
-    found = trained(lambda: above(2.9 * MIB))
+    found = trained(lambda: above((2.9 if eagerly else 64) * MIB))
     assert found[0] == plain[0]
     same(found[1], plain[1])
     stats = found[2].stats
-    assert stats.rematerializations and stats.peak_bytes <= stats.budget_bytes, str(stats)
+    assert bool(stats.rematerializations) == eagerly and stats.peak_bytes <= stats.budget_bytes, str(stats)
 
 
 def test_a_recorded_log_is_a_program():
