@@ -205,7 +205,8 @@ class ReplicatedFit(ReplicatedFunction):
     """The training step of a Keras model: Keras runs it on the replicas and reduces the logs."""
 
     def __init__(self, model: keras.Model, options: PlanOptions):
-        if not model.optimizer.built:
+        # Keras builds a model without an input shape, and its optimizer, when data come.
+        if model.built and not model.optimizer.built:
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
         super().__init__(

@@ -77,6 +77,8 @@ class ReplicatedPart:
 class OnReplica:
     """The part on one replica, traced once."""
 
+    _autograph = False  # a `tf.function`'s: this is none, and is not converted
+
     def __init__(
         self, part: ReplicatedPart, number: int, specs: Sequence[tf.TensorSpec], concrete: Any
     ):
