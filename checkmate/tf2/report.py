@@ -298,7 +298,7 @@ class Report:
         rows = self.facts()
         width = max(len(key) for key, _ in rows)
         lines = [self.sentence(), *(f"  {key:<{width}}  {value}" for key, value in rows)]
-        paying = self.layers()[:LAYERS_SHOWN]
+        paying = [row for row in self.layers() if row.saved_bytes > 0][:LAYERS_SHOWN]
         if paying:
             name = max(len(row.name) for row in paying)
             lines.append("  layers that pay, by what they do not keep for the backward pass:")

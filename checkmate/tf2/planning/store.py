@@ -268,11 +268,12 @@ def prepare(named: str | os.PathLike) -> None:
         ) from error
 
 
-def _refuse_above(stored: StoredPlan, budget_bytes: int) -> None:
-    peak = stored.peak_bytes
+def _refuse_above(stored: StoredPlan, budget_bytes: int, other_bytes: int) -> None:
+    peak = stored.peak_bytes + other_bytes
     if peak > budget_bytes:
         raise PlanFileError(
-            f"The plan of {stored.path} takes {format_bytes(peak)},"
+            f"The plan of {stored.path} takes {format_bytes(peak)} with the"
+            f" {format_bytes(other_bytes)} that others have in use,"
             f" {format_bytes(peak - budget_bytes)} more than the budget of"
             f" {format_bytes(budget_bytes)}. Make a plan for that budget."
         )
@@ -343,7 +344,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
             budget = stored.budget_bytes + other
         else:
             budget = request.resolve(stored.plain_bytes + other, other)
-        _refuse_above(stored, budget - other)  # the file counts the bytes of the step alone
+        _refuse_above(stored, budget, other)
     except (PlanFileError, PlanError) as error:
         if path is None:
             raise
