@@ -53,7 +53,7 @@ def weighted(model):
 def batch_by_batch(model):
     x, y = data()
     found = []
-    for k in (0, BATCH, 2 * BATCH):
+    for k in (0, 2 * BATCH):
         batch = x[k : k + BATCH], y[k : k + BATCH]
         weight = np.linspace(0.5, 1.5, len(batch[1]))
         found.append(model.train_on_batch(*batch, return_dict=True))
@@ -154,7 +154,7 @@ def test_data_of_unknown_length():
     for planned in (False, True):
         keras.utils.set_random_seed(3)
         model = under_budget(small()) if planned else small()
-        losses = history(model, found, batch_size=None, epochs=2, validation_data=data(1, 100))
+        losses = history(model, found, batch_size=None, epochs=2)
         seen.append((losses, model.get_weights()))
     assert_equal(*(tf.nest.map_structure(np.asarray, each) for each in seen))
     assert int(model.optimizer.iterations) == 6
