@@ -16,7 +16,6 @@ from checkmate import (
     BudgetError,
     DFGraph,
     GraphError,
-    InfeasibleBudgetError,
     NoPlanFoundError,
     Op,
     Plan,
@@ -117,21 +116,6 @@ def test_values_without_bytes_and_ops_without_cost(name):
     nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 0.0, 0) for i in range(5)), (4,))
     assert ask(nothing, 1, name).status is SolveStatus.OPTIMAL
     assert ask(nothing, "60%", name).status is SolveStatus.OPTIMAL
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_budgets_at_the_edges(name):
-    graph = training_chain(6, sizes=(4, 9, 2), fixed_bytes=11)
-    lowest, peak = floor(graph).bytes, replay(graph, Plan.keep_all(graph)).peak_bytes
-    for budget_bytes in (peak, peak + 1, 10 * peak):
-        result = ask(graph, budget_bytes, name)
-        assert (result.status, result.cost) == (SolveStatus.OPTIMAL, graph.total_cost)
-    at_the_floor = ask(graph, lowest, name)
-    assert at_the_floor.status is not SolveStatus.INFEASIBLE
-    assert at_the_floor.plan is not None or name not in ("auto", "local_search")
-    assert at_the_floor.plan is None or at_the_floor.peak_bytes <= lowest
-    with pytest.raises(InfeasibleBudgetError):
-        solve(graph, lowest - 1, solver=name)
 
 
 def test_a_curve_of_a_graph_that_needs_no_memory():
