@@ -91,11 +91,15 @@ def test_ctrl_c_is_status_130(processes, error):
 
 
 def test_ctrl_c_ends_the_program_with_status_130(tmp_path):
-    """While it searches for the plan of a large graph."""
+    """While it searches for the plan of a large graph, which a log is told of at once here."""
     layered(1000).save(tmp_path / "large.graph.json")
+    script = (
+        "from checkmate import progress; from checkmate.cli import main\n"
+        "progress.LOG_AFTER_S = progress.LOG_EVERY_S = 0; main()"
+    )
     arguments = ["solve", str(tmp_path / "large.graph.json"), "-b", "50%"]
     running = subprocess.Popen(
-        [sys.executable, "-m", "checkmate", *arguments],
+        [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

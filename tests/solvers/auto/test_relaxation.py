@@ -40,12 +40,6 @@ def test_never_above_the_cheapest_plan(problem, data):
 
 
 @settings(max_examples=150, deadline=None)
-@given(strategies.problems(strategies.training_chains()), st.data())
-def test_never_above_the_cheapest_plan_of_training_graphs(problem, data):
-    _check_bound(problem, data)
-
-
-@settings(max_examples=150, deadline=None)
 @given(strategies.problems(strategies.training_chains_in_place()), st.data())
 def test_never_above_the_cheapest_plan_of_training_graphs_in_place(problem, data):
     _check_bound(problem, data)

@@ -237,7 +237,7 @@ def test_any_solver_can_be_asked():
     graph = strategies.tangled(40)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     for solver in (Auto(), LocalSearch(), "chen_greedy"):
-        result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=2)
+        result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=1)
         assert result.peak_bytes <= budget
     assert Reorder(Auto()).name == "auto"
 

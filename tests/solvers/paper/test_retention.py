@@ -18,7 +18,7 @@ from checkmate.solvers.paper.retention import (
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(problems(graphs(max_ops=5)))
 def test_the_optimum_in_stages(problem):
     graph, budget_bytes = problem
