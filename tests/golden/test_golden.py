@@ -1,5 +1,5 @@
-"""Steps that TensorFlow traced and ran once (`make.py`): the models of its memory, the judge and the
-solvers are held to what was recorded, without TensorFlow."""
+"""Steps that TensorFlow traced and ran once (`make.py`): the models of its memory, the judge and
+the solvers are held to what was recorded, without TensorFlow."""
 
 from __future__ import annotations
 

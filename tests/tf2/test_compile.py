@@ -55,24 +55,6 @@ def test_three_steps_are_bit_equal_to_the_plain_step(name):
     assert len(set(losses)) == 3, "nothing is trained"
 
 
-@pytest.mark.slow  # test_loops_over_datasets asks for as much
-@pytest.mark.own_process
-@pytest.mark.parametrize(("name", "batch"), [("mlp", 2048), ("cnn", 64)])
-def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
-    """Each batch is made while the one before and its results are there, as in a loop over a
-    dataset."""
-    case = keras_models.ALL[name](batch)
-    step = tightest(case, keras.optimizers.Adam(1e-2))
-    assert step.plan.recomputed
-    tensorflow.config.experimental.reset_memory_stats("CPU:0")
-    for _ in range(12):
-        inputs, labels = tensorflow.constant(case.inputs), tensorflow.constant(case.labels)
-        results = step(inputs, labels)
-    del results
-    peak = tensorflow.config.experimental.get_memory_info("CPU:0")["peak"]
-    assert step.graph.fixed_bytes < peak <= step.budget_bytes
-
-
 def test_loops_of_the_forward_pass_may_run_again():
     case = keras_models.lstm()
     step, specs = training_step(case.model, case.loss, "adam", case.inputs, case.labels)
