@@ -15,7 +15,6 @@ from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.formulation import formulate, relax
 
-
 FEW = 8
 """Each problem starts an engine, which has a process of its own where TensorFlow is loaded."""
 

@@ -27,7 +27,6 @@ from eager_programs import (
 from checkmate import BudgetError, CheckmateError, EvictionError
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
 from checkmate.errors import ThrashingError
-from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.budget import Tuning
 from checkmate.tf2.eager.storage import EagerCall, EagerStorage
 
@@ -501,21 +500,3 @@ def test_nothing_goes_above_the_budget_unseen(how):
             with dtr(budget, strict=False) as context:
                 made_by(how, at_end)
             assert context.stats.overshoots == 1 and context.stats.peak_bytes > budget
-
-
-def test_labels_and_seeds_are_no_shapes(monkeypatch):
-    """Small inputs that decide about no size are not looked at: each new value would be sized
-    anew."""
-    asked, real = [], private_api.apply_op  # which puts an op into a scratch graph
-    monkeypatch.setattr(
-        private_api, "apply_op", lambda name, **inputs: asked.append(name) or real(name, **inputs)
-    )
-    table = weights(64, 64)
-    with dtr(memory()["current"] + 64 * MIB):
-        for word in range(5):
-            if word == 1:
-                asked.clear()
-            tf.gather(table, tf.constant(word)) + tf.cast(tf.constant([word]), tf.float32)
-            tf.random.stateless_normal([64, 64], [word, 7])
-            tf.fill(tf.constant([word + 1]), 1.0)
-    assert asked == ["Fill"] * 4
