@@ -2,12 +2,14 @@
 
 `python tests/golden/make.py [NAME ...]` writes NAME.json beside this file for each of `STEPS`: the
 step's graph and plan in the formats of the library, the nodes of both programs, what each kernel
-asks for, the peaks that are predicted, and the allocator's own log of one step under the plan.
-Write them anew where tracing, planned functions or the model of the allocator changed on purpose.
+asks for, the peaks that are predicted, and the allocator's own log of one step under the plan. For
+each of `MLPS`, of which nothing is run, it writes the graph alone, as NAME.json.gz. Write them anew
+where tracing, planned functions or the model of the allocator changed on purpose.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -125,6 +127,39 @@ STEPS = {
 }
 BATCH = {"dense_chain": 256, "residual_chain": 256, "embedding": 16, "transformer": 8}
 """Examples in a batch; 16 where nothing is said, and 128 for layers of plain vectors."""
+
+
+MLPS = {
+    "mlp_8x256": {"layers": 8, "width": 256, "batch": 8192, "fused": False},
+    "mlp_12x512": {"layers": 12, "width": 512, "batch": 8192, "fused": True},
+    "mlp_12x512_small_batch": {"layers": 12, "width": 512, "batch": 1024, "fused": True},
+    "mlp_6x64_dropout": {"layers": 6, "width": 64, "batch": 256, "fused": False, "dropout": 0.1},
+}
+"""Hidden layers, their width, examples in a batch, share that dropout takes out, and whether
+TensorFlow's graph optimizer fuses ops."""
+
+
+def mlp(layers, width, batch, fused, dropout=0.0):
+    """The graph of a step: dense layers with ReLU, ten classes, cross-entropy, Adam."""
+    import keras
+    import tensorflow as tf
+
+    from checkmate.tf2 import trace
+    from checkmate.tf2.compile import training_step
+    from checkmate.tf2.costs.measured import with_costs
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not fused})
+    keras.backend.clear_session()
+    hidden = []
+    for _ in range(layers):
+        hidden.append(keras.layers.Dense(width, activation="relu"))
+        hidden += [keras.layers.Dropout(dropout)] if dropout else []
+    head = keras.layers.Dense(10, activation="softmax")
+    model = keras.Sequential([keras.Input((width,)), *hidden, head])
+    specs = tf.TensorSpec((batch, width)), tf.TensorSpec((batch,), tf.int32)
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    step, arguments = training_step(model, loss, "adam", *specs)
+    return with_costs(trace(step, *arguments), "roofline")
 
 
 def step_of(name):
@@ -292,7 +327,14 @@ if __name__ == "__main__":
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.experimental.enable_op_determinism()
-    for name in sys.argv[1:] or STEPS:
-        text = text_of(golden(name))
-        (FOLDER / f"{name}.json").write_text(text)
-        print(f"{name}: {len(text):,} bytes", flush=True)
+    for name in sys.argv[1:] or [*STEPS, *MLPS]:
+        if name in MLPS:
+            text = json.dumps(
+                saved(replace(mlp(**MLPS[name]), name=name).save), separators=(",", ":")
+            )
+            content = gzip.compress(text.encode(), 9, mtime=0)
+            (FOLDER / f"{name}.json.gz").write_bytes(content)
+        else:
+            content = text_of(golden(name)).encode()
+            (FOLDER / f"{name}.json").write_bytes(content)
+        print(f"{name}: {len(content):,} bytes", flush=True)
