@@ -127,30 +127,15 @@ def test_the_footprint_of_an_evaluation_goes_before_that_of_its_op():
         "op/1": Footprint((Request(2), Request(100, output=0))),
     }
     assert program(first, again).events(seen).steps == (
-        (0, 1),
-        (1, 100),
-        (0, 0),
-        (1, 0),
-        (2, 2),
-        (3, 100),
-        (2, 0),
-        (3, 0),
+        *((0, 1), (1, 100), (0, 0), (1, 0), (2, 2), (3, 100), (2, 0), (3, 0)),
     )
 
 
 def test_a_log_is_told_apart_by_who_asked():
     log = [
-        ("a", 1, 100, True),
-        ("a", 2, 7, False),
-        (None, 2, 0, False),
-        ("a", 2, 8, False),
-        (None, 2, 0, False),
-        ("b", 3, 50, True),
-        (None, 1, 0, False),
-        ("", 4, 5, False),
-        (None, 4, 0, False),
-        (None, 77, 0, False),
-        ("c", 1, 9, True),
+        *(("a", 1, 100, True), ("a", 2, 7, False), (None, 2, 0, False), ("a", 2, 8, False)),
+        *((None, 2, 0, False), ("b", 3, 50, True), (None, 1, 0, False), ("", 4, 5, False)),
+        *((None, 4, 0, False), (None, 77, 0, False), ("c", 1, 9, True)),
     ]
     assert requests_by_node(log) == {
         "a": [

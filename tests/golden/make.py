@@ -111,18 +111,8 @@ def branches(keras, layers):
 STEPS = {
     each.__name__: each
     for each in (
-        dense_chain,
-        convolutions,
-        unet,
-        residual_chain,
-        transformer,
-        embedding,
-        recurrent,
-        mixed_precision,
-        two_outputs,
-        depthwise,
-        shared_layer,
-        branches,
+        *(dense_chain, convolutions, unet, residual_chain, transformer, embedding, recurrent),
+        *(mixed_precision, two_outputs, depthwise, shared_layer, branches),
     )
 }
 BATCH = {"dense_chain": 256, "residual_chain": 256, "embedding": 16, "transformer": 8}

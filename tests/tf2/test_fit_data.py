@@ -52,14 +52,12 @@ def weighted(model):
 
 def batch_by_batch(model):
     x, y = data()
-    found = []
-    for k in (0, 2 * BATCH):
-        batch = x[k : k + BATCH], y[k : k + BATCH]
-        weight = np.linspace(0.5, 1.5, len(batch[1]))
-        found.append(model.train_on_batch(*batch, return_dict=True))
-        found.append(model.train_on_batch(*batch, sample_weight=weight, return_dict=True))
-        found.append(model.train_on_batch(*batch, class_weight={0: 1.0, 1: 2.0, 2: 3.0, 3: 0.5}))
-    return found
+    first, last, weight = (x[:BATCH], y[:BATCH]), (x[2 * BATCH :], y[2 * BATCH :]), np.ones(BATCH)
+    return [
+        *(model.train_on_batch(*batch, return_dict=True) for batch in (first, last)),
+        model.train_on_batch(*first, sample_weight=weight / 2, return_dict=True),
+        model.train_on_batch(*first, class_weight={0: 1.0, 1: 2.0, 2: 3.0, 3: 0.5}),
+    ]
 
 
 def shuffled(model):

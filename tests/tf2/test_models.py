@@ -227,17 +227,8 @@ def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     arguments = [
-        "zoo",
-        "mine:make",
-        "--batch",
-        "512",
-        "--budget",
-        "75%",
-        "--for",
-        "both",
-        "-o",
-        "plans",
-        "--json",
+        *("zoo", "mine:make", "--batch", "512", "--budget", "75%", "--for", "both", "-o"),
+        *("plans", "--json"),
     ]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output

@@ -52,7 +52,7 @@ def two_pairs() -> DFGraph:
     return DFGraph(ops, outputs=(2, 3))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(tight_problems())
 def test_bounds_and_plans_against_brute_force_in_any_order(problem):
     graph, budget = problem
@@ -301,7 +301,7 @@ def test_without_the_annealer_the_solver_is_called_in_both_orders(monkeypatch):
     assert called[0] != called[1]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(strategies.graphs(max_ops=9) | strategies.training_chains(max_layers=3))
 # Raises where an op comes before one it must follow.
 def test_greedy_order_is_legal(graph):

@@ -65,6 +65,7 @@ def test_what_a_step_needs_is_there(tensorflow, step_bytes):
     assert probe(step_bytes).free_chunks == pool.free_chunks
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_a_chunk_about_as_large_as_a_step_is_known(tensorflow):
     """Just as large, one unit more, one that is not split, and smaller ones with it that are full
