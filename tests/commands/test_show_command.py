@@ -4,7 +4,6 @@ import pytest
 from calling import GRAPH, PLAIN, invoke, lines_of_json
 from strategies import training_chain
 
-import checkmate
 from checkmate import floor, replay, solve
 from checkmate.commands.output import KEYS
 from checkmate.core.files import load_plan, save_plan
@@ -61,16 +60,18 @@ def test_show_draws(plan_files, picture, tmp_path):
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
 
 
-def test_show_draws_what_goes_with_the_files(plan_files, graph_file, monkeypatch, tmp_path):
-    from checkmate.commands import show
+def test_show_draws_what_goes_with_the_files(plan_files, graph_file, tmp_path):
+    def drawn(files, *options):
+        path = tmp_path / "a.svg"
+        assert invoke("show", *files, "--svg", path, *options).exit_code == 0
+        return path.read_bytes()
 
-    drawn = []
-    monkeypatch.setattr(
-        show, "draw", lambda *given: drawn.append(given[-1]) or checkmate.plot.memory(GRAPH)
-    )
-    for files in ([graph_file], plan_files[:1], plan_files):
-        assert invoke("show", *files, "--png", tmp_path / "a.png").exit_code == 0
-    assert drawn == ["memory", "memory", "curve"]
+    for files, kind in (
+        ([graph_file], "memory"),
+        (plan_files[:1], "memory"),
+        (plan_files, "curve"),
+    ):
+        assert drawn(files) == drawn(files, "--picture", kind)
 
 
 def test_show_writes_a_page(plan_files, graph_file, tmp_path):

@@ -1,8 +1,6 @@
 """The model of the allocator: each rule by example, then all of them against a second
 implementation that searches lists from end to end."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,27 +21,11 @@ def cut(pool, *sizes):
 # The rules
 
 
-@pytest.mark.parametrize(
-    ("size", "chunk"),
-    [(1, 256), (255, 256), (256, 256), (257, 512), (1000, 1024), (MIB + 1, MIB + 256)],
-)
-def test_requests_are_rounded_up(size, chunk):
-    pool = one_piece()
-    address = pool.request(size)
-    assert pool.chunk_bytes(address) == pool.in_use_bytes == chunk
-
-
 @pytest.mark.parametrize("size", [0, -1])
 @pytest.mark.parametrize("smallest_bytes", [1, 1024])
 def test_a_request_has_a_size(size, smallest_bytes):
     with pytest.raises(ValueError, match="at least one byte"):
         Pool(smallest_bytes=smallest_bytes).request(size)
-
-
-def test_the_smallest_chunk_that_fits_is_taken_and_of_those_the_lowest():
-    pool = Pool.of_free_chunks([(0, 2048), (4096, 512), (8192, 512), (16384, 768)])
-    assert cut(pool, 400, 512, 300, 600) == [4096, 8192, 16384, 0]
-    assert not pool.fetched_bytes
 
 
 @pytest.mark.parametrize(
@@ -60,33 +42,6 @@ def test_a_chunk_is_split_where_enough_is_left(free, need, chunk):
     pool = one_piece(free)
     assert pool.chunk_bytes(pool.request(need)) == chunk
     assert pool.largest_hole_bytes == free - chunk
-
-
-def test_how_much_is_enough_can_be_set():
-    for split_bytes, chunk in ((256, 768), (512, 1024)):
-        pool = one_piece(1024, split_bytes=split_bytes)
-        assert pool.chunk_bytes(pool.request(768)) == chunk
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
-def test_free_neighbours_join(order):
-    pool = one_piece(4096)
-    addresses = cut(pool, 1024, 1024, 1024, 1024)
-    assert pool.largest_hole_bytes == 0
-    for k in order:
-        pool.release(addresses[k])
-    assert pool.free_chunks == ((0, 3072),)
-    pool.release(addresses[3])
-    assert pool.free_chunks == ((0, 4096),)
-
-
-def test_chunks_of_different_regions_never_join():
-    pool = Pool.of_free_chunks([(0, 1024), (1024, 1024)], more=False)
-    for address in cut(pool, 1024, 1024):
-        pool.release(address)
-    assert pool.free_chunks == ((0, 1024), (1024, 1024))
-    with pytest.raises(PoolExhausted):
-        pool.request(2048)
 
 
 def test_regions_double():
@@ -128,14 +83,6 @@ def test_a_limit_cuts_the_last_region():
         pool.request(1)
 
 
-def test_a_refused_request_does_not_change_the_next_region():
-    pool = Pool(limit_bytes=64 * MIB)
-    with pytest.raises(PoolExhausted):
-        pool.request(100 * MIB)
-    pool.request(1)
-    assert pool.fetched_bytes == 2 * MIB
-
-
 def test_another_allocator_serves_small_requests():
     pool = Pool(smallest_bytes=ONEDNN_SMALLEST_BYTES)
     assert pool.request(ONEDNN_SMALLEST_BYTES - 1) is None
@@ -163,13 +110,6 @@ def test_bytes_in_use_count_and_more_can_be_fetched():
     assert (pool.in_use_bytes, pool.peak_bytes, pool.largest_hole_bytes) == (5000, 5000, 1024)
     assert pool.run([("a", 1024), ("b", 2**40)]) == 5000 + 1024 + 2**40
     assert pool.fetched_bytes > 2**40
-
-
-def test_without_more_what_is_free_is_all():
-    pool = Pool.of_free_chunks([(512, 1024)], in_use_bytes=5000, more=False)
-    with pytest.raises(PoolExhausted):
-        pool.request(1025)
-    assert pool.request(1024) == 512
 
 
 def test_a_limit_counts_what_is_in_use():
@@ -405,33 +345,6 @@ def test_a_second_implementation_gives_the_same_chunks(sizes, options, moves):
         assert pool.largest_hole_bytes == max(
             (size for size, _, used, _ in naive.chunks() if not used), default=0
         )
-
-
-@given(REGIONS.filter(bool), OPTIONS, MOVES)
-def test_chunks_tile_their_regions(sizes, options, moves):
-    pool, starts = pool_of(sizes, options | {"limit": 0})
-    ends = [start + size for start, size in zip(starts.values(), sizes, strict=True)]
-    whole, held = pool.free_chunks, []
-    for move in moves:
-        if move <= 0 and held:
-            pool.release(held.pop(move % len(held)))
-        elif move > 0 and pool.largest_hole_bytes >= move + -move % 256:
-            held.append(pool.request(move))
-        used = [(address, pool.chunk_bytes(address)) for address in held]
-        assert pool.in_use_bytes == sum(size for _, size in used)
-        pieces = sorted(
-            [(*each, True) for each in used] + [(*each, False) for each in pool.free_chunks]
-        )
-        assert pieces[0][0] == 0
-        assert pieces[-1][0] + pieces[-1][1] == ends[-1]
-        for (start, size, busy, *_), (following, _, busy_too, *_) in pairwise(pieces):
-            assert start + size == following
-            assert busy or busy_too or following in ends, "free neighbours join"
-        assert {start + size for start, size, _ in pieces} >= set(ends), "no chunk crosses a border"
-        assert pool.largest_hole_bytes == max((size for _, size in pool.free_chunks), default=0)
-    for address in held:
-        pool.release(address)
-    assert (pool.free_chunks, pool.in_use_bytes, pool.fetched_bytes) == (whole, 0, 0)
 
 
 @given(REGIONS, OPTIONS, MOVES)

@@ -84,13 +84,6 @@ def test_repr_and_counts():
     assert Plan.from_order(graph, [0, 1, 2, 3, 1, 4]).recomputed == {}  # nobody reads f1 any more
 
 
-def test_keep_all_runs_every_op_once():
-    graph = training_chain(5, skip=2)
-    plan = Plan.keep_all(graph)
-    assert plan.computed == tuple(range(len(graph)))
-    assert plan.recomputed == {}
-
-
 def test_lower_refuses_what_is_not_there():
     graph = DFGraph((Op("a"), Op("b", (0,))))
     nothing = [[False, False], [False, False]]

@@ -98,45 +98,6 @@ def test_in_place_takes_over_one_input():
         )
 
 
-def test_in_place_counts_the_workspace():
-    timeline = replay(
-        leaky_relu_grad(in_place=(0,), workspace_bytes=5), Plan.keep_all(leaky_relu_grad())
-    )
-    assert (timeline.peak_bytes, timeline.peak_step) == (32 + 5, 2)
-
-
-def test_a_smaller_value_leaves_the_rest_of_the_memory():
-    graph = DFGraph((Op("a", output_bytes=10), Op("b", (0,), output_bytes=4, in_place=(0,))), (1,))
-    timeline = replay(graph, Plan.keep_all(graph))
-    assert timeline.peak_bytes == 10
-    assert timeline.bytes_after_step.tolist() == [10, 10, 4]
-
-
-@pytest.mark.parametrize(
-    ("steps", "peak"),
-    [
-        ((Compute(0), Compute(1), Compute(2), Free(0), Free(1), Compute(3)), 32),
-        (
-            (Compute(0), Compute(1), Compute(2), Compute(3), Free(0), Free(1)),
-            49,
-        ),  # freed, but not directly after
-        ((Compute(0), Compute(1), Compute(2), Compute(3)), 49),  # never freed
-    ],
-)
-def test_only_what_is_freed_directly_after_is_taken_over(steps, peak):
-    graph = leaky_relu_grad(in_place=(0, 1))
-    graph = DFGraph((*graph.ops, Op("next", (2,), output_bytes=1)), (2,))
-    assert replay(graph, Plan(steps)).peak_bytes == peak
-
-
-def test_a_value_that_is_freed_before_the_input_it_lies_in():
-    graph = DFGraph((Op("a", output_bytes=10), Op("b", (0,), output_bytes=4, in_place=(0,))))
-    for frees in ((Free(1), Free(0)), (Free(0), Free(1))):
-        timeline = replay(graph, Plan((Compute(0), Compute(1), *frees)))
-        assert timeline.peak_bytes == 10
-        assert timeline.bytes_after_step[[0, 1, 3]].tolist() == [10, 10, 0]
-
-
 def test_the_floor_of_ops_in_place():
     not_in_place = floor(leaky_relu_grad(in_place=()))
     assert (not_in_place.bytes, not_in_place.live) == (48, (0, 1, 2))

@@ -1,76 +1,88 @@
-"""`checkmate demo --picture`: both trainings are watched, and what was seen is drawn."""
+"""`checkmate demo`: its judgement of two trainings, and `--picture`, for which both are watched."""
 
 import pytest
-from click.testing import CliRunner
+from calling import invoke
 
-from checkmate.cli import main
 from checkmate.demo import demo
 
 MIB = 2**20
+GIB = 2**30
+
+
+def trained(peak_bytes, losses, budget_bytes=None):
+    """What the process of one training prints."""
+    facts = {"device": "CPU:0", "budget_bytes": budget_bytes, "report": "what it reports"}
+    seen = [(0.0, MIB), (0.5, peak_bytes), (1.0, MIB)]
+    step_s = 1.25 if budget_bytes else 1.0
+    return {**facts, "peak_bytes": peak_bytes, "step_s": step_s, "losses": losses, "in_use": seen}
 
 
 @pytest.fixture
-def losses():
-    """Of each kind of training."""
-    return {"plain": 1.0, "planned": 1.0, "moved": 1.0}
+def trainings(monkeypatch):
+    """Sets what the trainings say: the plain one, that within the budget, and one that starts a bit
+    off; returns how they were called."""
+    calls = []
+
+    def of(plain, planned, moved=None):
+        def fresh_process(module, arguments):
+            assert module == "checkmate.demo.demo"
+            calls.append(list(arguments))
+            found = planned if arguments[-1].endswith("%") else plain
+            found = moved if "--moved" in arguments else found
+            return found if "--watch" in arguments else {**found, "in_use": []}
+
+        monkeypatch.setattr(demo, "fresh_process", fresh_process)
+        return calls
+
+    return of
 
 
-@pytest.fixture
-def calls(monkeypatch, losses):
-    called = []
-
-    def fresh_process(module, arguments):
-        called.append(arguments)
-        planned = arguments[-1] == "50%"
-        loss = losses["moved" if "--moved" in arguments else "planned" if planned else "plain"]
-        seen = (
-            [(0.0, MIB), (0.5, (4 if planned else 9) * MIB), (1.0, MIB)]
-            if "--watch" in arguments
-            else []
-        )
-        budget = 5 * MIB if planned else None
-        return {
-            "device": "CPU:0",
-            "budget_bytes": budget,
-            "peak_bytes": 4 * MIB,
-            "step_s": 1.0,
-            "losses": [loss],
-            "in_use": seen,
-        }
-
-    monkeypatch.setattr(demo, "fresh_process", fresh_process)
-    return called
+def test_within_the_budget(trainings):
+    """Losses that agree need no third training, and without a picture nobody watches."""
+    within = trained(GIB, [2.0, 1.5 + 1e-6], int(1.5 * GIB))
+    calls = trainings(trained(3 * GIB, [2.0, 1.5]), within)
+    found = invoke("demo", "--model", "unet", "--budget", "50%", "--steps", "2")
+    assert found.exit_code == 0
+    assert calls == [["unet", "2", "50%"], ["unet", "2"]]
+    said = " ".join(found.output.split())
+    assert (
+        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (33%), at 1.25"
+        " times the step time, with the same losses." in said
+    )
+    assert "what it reports" not in said
+    assert "what it reports" in invoke("demo", "--report").output
 
 
-def test_a_picture_of_both_trainings(calls, tmp_path):
+def test_above_the_budget(trainings):
+    trainings(trained(3 * GIB, [2.0]), trained(GIB, [2.0], GIB))
+    assert invoke("demo", "--steps", "1").exit_code == 0, "exactly at the budget"
+    trainings(trained(3 * GIB, [2.0, 1.5]), trained(GIB + 1, [2.0, 1.5], GIB))
+    found = invoke("demo", "--steps", "2")
+    assert found.exit_code == 1
+    assert "above the budget" in found.output
+    assert "losses differ" not in found.output
+
+
+@pytest.mark.parametrize("losses", [[2.0, 1.6], [2.01, 1.5], [2.0, float("nan")]])
+def test_other_losses(trainings, losses):
+    """Beside the difference stands what a last bit makes of them."""
+    plain, moved = trained(3 * GIB, [2.0, 1.5]), trained(3 * GIB, [2.0, 1.485])
+    calls = trainings(plain, trained(GIB, losses, 2 * GIB), moved)
+    found = invoke("demo", "--budget", "50%", "--steps", "2")
+    assert found.exit_code == 1
+    assert "losses differ" in found.output
+    assert "DIFFERENT losses: by up to" in found.output
+    assert "differ by up to 1.0e-02 if each weight starts one bit off" in found.output
+    assert calls[2:] == [["--moved", "mobilenet", "2"]]
+
+
+def test_a_picture_of_both_trainings(trainings, tmp_path):
+    calls = trainings(trained(9 * MIB, [1.0]), trained(4 * MIB, [1.0], 5 * MIB))
     path = tmp_path / "seen.svg"
-    found = CliRunner().invoke(main, ["demo", "--budget", "50%", "--picture", str(path)])
+    found = invoke("demo", "--budget", "50%", "--picture", path)
     assert found.exit_code == 0, found.output
     assert path.read_bytes().startswith(b"<?xml")
-    assert all("--watch" in arguments for arguments in calls)
-
-
-def test_without_a_picture_nobody_watches(calls):
-    assert CliRunner().invoke(main, ["demo", "--budget", "50%"]).exit_code == 0
-    assert not any("--watch" in arguments for arguments in calls)
-
-
-def test_beside_losses_that_differ_stands_what_a_last_bit_makes_of_them(calls, losses):
-    losses["planned"], losses["moved"] = 1.02, 1.01
-    found = CliRunner().invoke(main, ["demo", "--budget", "50%"])
-    assert found.exit_code == 1
-    assert (
-        "DIFFERENT losses: by up to 2.0e-02; the plain step's own differ by up to 1.0e-02 if each"
-        " weight starts one bit off" in found.output
-    )
-    assert [arguments for arguments in calls if "--moved" in arguments] == [
-        ["--moved", "mobilenet", "4"]
-    ]
-
-
-def test_losses_that_agree_need_no_third_training(calls):
-    CliRunner().invoke(main, ["demo", "--budget", "50%"])
-    assert len(calls) == 2
+    assert len(calls) == 2 and all("--watch" in arguments for arguments in calls)
 
 
 @pytest.mark.slow

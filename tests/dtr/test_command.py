@@ -37,12 +37,7 @@ def test_json(log):
     assert {
         key: facts[key]
         for key in (
-            "status",
-            "overhead",
-            "evictions",
-            "rematerializations",
-            "peak_bytes",
-            "cost",
+            *("status", "overhead", "evictions", "rematerializations", "peak_bytes", "cost"),
             "budget_bytes",
         )
     } == {
@@ -58,17 +53,8 @@ def test_json(log):
 
 def test_a_line_for_each_budget_and_heuristic(log):
     found = invoke(
-        "simulate",
-        log,
-        "-b",
-        "70%,60%",
-        "-b",
-        "90%",
-        "-e",
-        "dtr,LRU",
-        "--overhead-limit",
-        "9",
-        "--json",
+        *("simulate", log, "-b", "70%,60%", "-b", "90%", "-e", "dtr,LRU", "--overhead-limit"),
+        *("9", "--json"),
     )
     lines = [json.loads(line) for line in found.output.splitlines()]
     assert [(line["heuristic"], line["status"]) for line in lines] == [("dtr", "ok")] * 3 + [

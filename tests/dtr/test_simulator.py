@@ -9,7 +9,6 @@ from logs import chain, op_logs
 from oracles import run_plan
 from strategies import graphs, training_chain
 
-import checkmate
 from checkmate import (
     BudgetError,
     CheckmateError,
@@ -214,11 +213,6 @@ def test_files_of_both_kinds(tmp_path):
     assert dataclasses.replace(simulate(tmp_path / "graph.json", "80%"), plan=None) == simulate(
         str(tmp_path / "program.log"), "80%"
     )
-
-
-def test_the_name_at_the_top():
-    assert checkmate.simulate is simulate
-    assert "simulate" in checkmate.__all__
 
 
 def test_a_log_of_constants_costs_nothing():

@@ -62,10 +62,7 @@ def test_a_layer_whose_forward_ops_are_named_after_the_next_one():
 
 def test_a_sum_of_gradients_belongs_to_the_layer_of_the_last():
     names = [
-        "net_1/a_1/MatMul",
-        "net_1/b_1/Relu",
-        "gradient_tape/net_1/a_1/MatMul",
-        "AddN_7",
+        *("net_1/a_1/MatMul", "net_1/b_1/Relu", "gradient_tape/net_1/a_1/MatMul", "AddN_7"),
         "AddN_8/add_2",
     ]
     assert layers(*names)[2:] == ["a", "a", "a"]
@@ -77,10 +74,7 @@ def test_without_scopes_every_op_is_a_layer():
 
 def test_loss_and_optimizer_are_named_by_their_scope():
     names = [
-        "net_1/a_1/MatMul",
-        "net_1/b_1/Relu",
-        "mse/sub",
-        "adam/truediv_6",
+        *("net_1/a_1/MatMul", "net_1/b_1/Relu", "mse/sub", "adam/truediv_6"),
         "adam/AssignAddVariableOp_3",
     ]
     assert layers(*names)[2:] == ["mse", "adam", "adam"]
@@ -100,9 +94,5 @@ def test_layers_of_real_models(graph, count):
     assert len(set(names)) == count
     if graph.startswith("resnet50"):
         assert {
-            "conv1_conv",
-            "conv2_block1_1_bn",
-            "conv5_block3_out",
-            "avg_pool",
-            "predictions",
+            *("conv1_conv", "conv2_block1_1_bn", "conv5_block3_out", "avg_pool", "predictions"),
         } <= set(names)

@@ -88,7 +88,7 @@ def graphs() -> dict[str, DFGraph]:
         "large_series_parallel": series_parallel(50, seed=1),
         "series_parallel_forward": series_parallel(60, seed=3, backward=False),
     }
-    for path in sorted((TESTS / "graphs").glob("*.json.gz")):
+    for path in sorted((TESTS / "golden").glob("*.json.gz")):
         made[path.name.removesuffix(".json.gz")] = DFGraph.load(path)
     return made
 

@@ -8,6 +8,7 @@ the tests' process.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 from unhurried import UNHURRIED
 
 import checkmate
+from checkmate.tf2 import device as devices
 
 WIDTH = 32
 FAST = {"cost_model": "roofline", "solver": UNHURRIED}
@@ -91,8 +93,60 @@ def loop(strategy, budget, x, y, batch, epochs):
     return model, losses, planned
 
 
+def losses_of(strategy, budget, batch):
+    """The losses of a few steps of a wide model, the step, and the model's weights in bytes."""
+    keras.utils.set_random_seed(3)
+    width = batch[0].shape[1]
+    with strategy.scope():
+        layers = [keras.layers.Dense(width, activation="gelu") for _ in range(3)]
+        model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(4)])
+        optimizer = keras.optimizers.Adam()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            loss = tf.reduce_mean(losses) / 2
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    if budget:
+        run = checkmate.tf2.function(
+            step, budget=budget, strategy=strategy, optimizer=optimizer, **FAST
+        )
+    else:
+        with strategy.scope():
+            optimizer.build(model.trainable_variables)
+        run = tf.function(lambda *args: strategy.run(step, args=args))
+    losses = [
+        strategy.reduce("SUM", run(*batch), axis=None).numpy().tobytes().hex() for _ in range(4)
+    ]
+    return losses, run, 4 * model.count_params()
+
+
+def memory(strategy, batch):
+    """What is in use, what was counted, and whether losses are the same."""
+    plain, *_ = losses_of(strategy, None, batch)
+    said: list[str] = []
+    logging.getLogger("checkmate").addFilter(lambda each: said.append(each.getMessage()) or True)
+    before = devices.bytes_in_use("CPU:0")
+    losses, step, weights = losses_of(strategy, "85%", batch)
+    report = step.report()
+    return {
+        "same": losses == plain,
+        "changes": len(set(losses)),
+        "recomputed": len(step.plan.recomputed),
+        "counted": report.memory.start_bytes - before,
+        "in_use": devices.bytes_in_use("CPU:0") - before,
+        "weights": weights,
+        "notes": report.notes,
+        "said": said,
+    }
+
+
 def main(kind: str, batch: int, examples: int, epochs: int) -> None:
-    if kind == "mirrored":
+    if kind != "workers":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * 2
@@ -102,10 +156,14 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     strategy = (
         tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        if kind == "mirrored"
+        if kind != "workers"
         else tf.distribute.MultiWorkerMirroredStrategy()
     )
     chance = np.random.default_rng(0)
+    if kind == "memory":
+        x, y = chance.normal(size=(batch, 512)).astype("float32"), chance.integers(0, 4, batch)
+        print("FOUND " + json.dumps(memory(strategy, (tf.constant(x), tf.constant(y)))), flush=True)
+        return
     x, y = chance.normal(size=(examples, WIDTH)).astype("float32"), chance.integers(0, 4, examples)
     found = {}
     for budget in (None, "85%"):

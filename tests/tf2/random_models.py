@@ -76,15 +76,8 @@ def _rows(draw, x):
 
 
 BLOCKS = [
-    _convolution,
-    _convolution,
-    _normalization,
-    _dropout,
-    _residual,
-    _branches,
-    _attention,
-    _excitation,
-    _rows,
+    *(_convolution, _convolution, _normalization, _dropout, _residual, _branches, _attention),
+    *(_excitation, _rows),
 ]
 
 

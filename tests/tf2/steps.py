@@ -220,19 +220,9 @@ def normalized_volumes():
 
 
 STEPS = (
-    nests,
-    inner_functions,
-    loops,
-    branches,
-    writes,
-    writes_in_an_inner_function,
-    captures,
-    gradients_of_an_embedding,
-    seeded_dropout,
-    states_drawn_in_the_step,
-    convolutions,
-    recurrent_layers,
-    normalized_volumes,
+    *(nests, inner_functions, loops, branches, writes, writes_in_an_inner_function, captures),
+    *(gradients_of_an_embedding, seeded_dropout, states_drawn_in_the_step, convolutions),
+    *(recurrent_layers, normalized_volumes),
 )
 
 

@@ -16,19 +16,19 @@ MODELS = ("cnn", "unet", "transformer", "lstm", "two_inputs", "subclassed")
 LARGER = ("unet", "transformer", "lstm", "subclassed")
 
 
-def five_steps(name, make):
-    """(results of five steps, what they leave behind, the step) from the same start."""
+def three_steps(name, make):
+    """(results of three steps, what they leave behind, the step) from the same start."""
     keras.utils.set_random_seed(7)
     case = keras_models.ALL[name]()
     optimizer = keras.optimizers.Adam(1e-2)
     step = make(case, optimizer)
-    results = [step(case.inputs, case.labels) for _ in range(5)]
+    results = [step(case.inputs, case.labels) for _ in range(3)]
     return results, state(case.model, optimizer), step
 
 
 @functools.cache
 def plain(name):
-    return five_steps(name, lambda case, optimizer: plain_step(case.model, case.loss, optimizer))
+    return three_steps(name, lambda case, optimizer: plain_step(case.model, case.loss, optimizer))
 
 
 @functools.cache
@@ -38,13 +38,13 @@ def tight(name):
         assert step.report().predicted_peak_bytes <= step.budget_bytes
         return step
 
-    return five_steps(name, planned)
+    return three_steps(name, planned)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in MODELS]
 )
-def test_five_steps_are_bit_equal_to_the_plain_step(name):
+def test_three_steps_are_bit_equal_to_the_plain_step(name):
     expected, expected_state, _ = plain(name)
     results, ours, step = tight(name)
     assert step.plan.recomputed
@@ -52,25 +52,7 @@ def test_five_steps_are_bit_equal_to_the_plain_step(name):
     assert_equal(results, expected)
     assert_equal(ours, expected_state)
     losses = [float(loss) for _, loss in results]
-    assert len(set(losses)) == 5, "nothing is trained"
-
-
-@pytest.mark.slow  # test_loops_over_datasets asks for as much
-@pytest.mark.own_process
-@pytest.mark.parametrize(("name", "batch"), [("mlp", 2048), ("cnn", 64)])
-def test_training_stays_within_the_budget_by_the_allocators_count(tensorflow, name, batch):
-    """Each batch is made while the one before and its results are there, as in a loop over a
-    dataset."""
-    case = keras_models.ALL[name](batch)
-    step = tightest(case, keras.optimizers.Adam(1e-2))
-    assert step.plan.recomputed
-    tensorflow.config.experimental.reset_memory_stats("CPU:0")
-    for _ in range(12):
-        inputs, labels = tensorflow.constant(case.inputs), tensorflow.constant(case.labels)
-        results = step(inputs, labels)
-    del results
-    peak = tensorflow.config.experimental.get_memory_info("CPU:0")["peak"]
-    assert step.graph.fixed_bytes < peak <= step.budget_bytes
+    assert len(set(losses)) == 3, "nothing is trained"
 
 
 def test_loops_of_the_forward_pass_may_run_again():
@@ -83,7 +65,7 @@ def test_loops_of_the_forward_pass_may_run_again():
 
 def test_with_measured_costs_and_the_default_solver():
     expected, expected_state, _ = plain("mlp")
-    results, ours, step = five_steps(
+    results, ours, step = three_steps(
         "mlp",
         lambda case, optimizer: tightest(case, optimizer, cost_model="profile", solver="auto"),
     )

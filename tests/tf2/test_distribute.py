@@ -13,7 +13,6 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.replicas import WholeStep, exchange_bytes
 
 PROGRAM = Path(__file__).with_name("distributed.py")
-MEMORY_PROGRAM = Path(__file__).with_name("replica_memory.py")
 MIB = 2**20
 
 
@@ -41,7 +40,7 @@ def test_two_mirrored_devices():
 def test_all_that_replicas_keep_is_counted_before_the_first_step():
     """Weights and both slots of Adam, of both replicas: on CPUs they have one allocator. Losses are
     those of plain replicas to the bit."""
-    result = found(started(MEMORY_PROGRAM, "adam", "85%", 1024))
+    result = found(started(PROGRAM, "memory", 1024, 1024, 1))
     batch = 1024 * (512 * 4 + 8)
     # The allocator gives out chunks of up to twice of what a weight takes: by how much more differs
     # from process to process, not within one.

@@ -159,28 +159,6 @@ def test_two_networks_against_each_other():
     same(make, lambda step: [step(batch(seed=seed)[0]) for seed in range(3)], budget="3.25MiB")
 
 
-def test_a_penalty_on_the_gradient():
-    def make():
-        net = network()
-
-        def step(x):
-            with tf.GradientTape() as outer:
-                with tf.GradientTape() as inner:
-                    inner.watch(x)
-                    score = tf.reduce_sum(net(x))
-                norm = tf.sqrt(tf.reduce_sum(inner.gradient(score, x) ** 2, -1))
-                loss = score + tf.reduce_mean((norm - 1) ** 2)
-            for weight, gradient in zip(
-                net.weights, outer.gradient(loss, net.weights), strict=True
-            ):
-                weight.assign_sub(1e-3 * gradient)
-            return loss
-
-        return step, lambda: net.weights
-
-    same(make, lambda step: [step(batch(256, seed)[0]) for seed in range(2)])
-
-
 @pytest.mark.parametrize("budget", ["80%", "64GiB"])
 def test_what_tensorflow_draws_goes_on_as_if_nothing_was_measured(budget):
     def make():
@@ -218,27 +196,6 @@ def test_conditions_on_tensors_are_converted():
         budget="1000%",
         recomputes=False,
     )
-
-
-def test_a_step_that_calls_python_is_not_run_before_training():
-    calls = []
-
-    def make():
-        net = network()
-
-        def seen(value):
-            calls.append(float(value))
-
-        def step(x):
-            loss = tf.reduce_sum(net(x))
-            tf.py_function(seen, [loss], [])
-            return tf.gradients(loss, net.weights[0])
-
-        return step, lambda: net.weights
-
-    same(make, lambda step: [step(batch()[0])])
-    assert len(calls) == 2
-    assert calls[0] == calls[1]
 
 
 def test_parts_that_recompute_by_themselves():

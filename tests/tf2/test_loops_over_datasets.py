@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from checkmate.tf2 import compile, function
 
-pytestmark = [pytest.mark.usefixtures("tensorflow"), pytest.mark.own_process]
+pytestmark = [
+    pytest.mark.usefixtures("tensorflow"),
+    pytest.mark.own_process,
+    pytest.mark.slow,  # test_fit_loop asks for as much
+]
 
 BATCH, LENGTH = 16, 72
 
@@ -44,7 +48,7 @@ def decorated(model, loss, dataset):
     return step, None
 
 
-@pytest.mark.parametrize("make", [compiled, pytest.param(decorated, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [compiled, decorated])
 def test_a_loop_over_a_dataset_stays_within_the_budget(make):
     keras.utils.set_random_seed(0)
     values = inputs = keras.Input((LENGTH, LENGTH, 3))

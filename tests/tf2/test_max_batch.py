@@ -7,7 +7,7 @@ from dataclasses import replace
 import keras
 import pytest
 import tensorflow as tf
-from keras_models import cnn
+from keras_models import cnn, mlp
 from training import compiled
 
 import checkmate
@@ -108,7 +108,7 @@ def test_growth_goes_through_the_batch_that_was_measured(tensorflow):
 
 def test_a_budget_that_holds_not_even_one():
     with pytest.raises(InfeasibleBudgetError, match="batch of 1"):
-        search(cnn(batch=2), budget="100KiB")
+        search(mlp(batch=2), budget="100KiB")
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 98, 99, 100])

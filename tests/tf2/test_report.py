@@ -57,24 +57,12 @@ def test_the_printed_report():
     assert lines[0] == found.sentence()
     shown = rows(str(found))
     keys = [
-        "budget",
-        "resident",
-        "fixed, of the step",
-        "activations",
-        "allocator overhead",
-        "unused",
-        "peak, this step",
-        "peak, plain step",
+        *("budget", "resident", "fixed, of the step", "activations", "allocator overhead"),
+        *("unused", "peak, this step", "peak, plain step"),
     ]
     assert list(shown)[:15] == [
         *keys,
-        "plan",
-        "predicted cost",
-        "predicted time",
-        "step",
-        "proven",
-        "solver",
-        "time",
+        *("plan", "predicted cost", "predicted time", "step", "proven", "solver", "time"),
     ]
     again = found.result.plan.recomputed
     assert again
@@ -113,12 +101,8 @@ def test_every_byte_of_the_budget_is_told_once():
     assert shown["allocator overhead"].startswith("4.00 MiB, predicted")
     assert shown["unused"] == "3.00 MiB"
     kinds = (
-        "resident",
-        "for next batches",
-        "fixed, of the step",
-        "activations",
-        "allocator overhead",
-        "unused",
+        *("resident", "for next batches", "fixed, of the step", "activations"),
+        *("allocator overhead", "unused"),
     )
     told = sum(
         parse_bytes(re.match(r"[\d.]+ \w+", shown[key])[0].replace(" ", ""), percent_of=1)

@@ -33,7 +33,7 @@ def decoder():
     tokens = keras.Input((16,), dtype="int32")
     embedding = keras.layers.ReversibleEmbedding(64, 32, tie_weights=True)
     x = embedding(tokens)
-    for k in range(2):
+    for k in range(1):
         y = layers.LayerNormalization()(x)
         query = layers.EinsumDense("bsd,dhk->bshk", output_shape=(None, 4, 8), name=f"query_{k}")
         x = x + layers.MultiHeadAttention(4, 8)(y, y, use_causal_mask=True)
@@ -95,15 +95,6 @@ def models(tmp_path, monkeypatch):
     sys.modules.pop("paper_models", None)
 
 
-@pytest.fixture(params=[True, False], ids=["optimized", "as traced"])
-def graph_optimizer(tensorflow, request):
-    """TensorFlow's graph optimizer is on, as it is for users, or off, as in the other tests."""
-    options, name = tensorflow.config.optimizer, "disable_meta_optimizer"
-    options.set_experimental_options({name: not request.param})
-    yield
-    options.set_experimental_options({name: True})
-
-
 @pytest.fixture
 def made(monkeypatch):
     """The variables of the steps that are traced in a test, each as (name, bytes, has a value)."""
@@ -128,7 +119,7 @@ def made(monkeypatch):
     ("model", "optimizer"),
     [("decoder", "adam"), ("images", "sgd"), ("recurrent", "lion"), ("subclassed", "adam")],
 )
-def test_the_step_is_the_ordinary_one(models, graph_optimizer, monkeypatch, model, optimizer):
+def test_the_step_is_the_ordinary_one(models, optimizer_on, monkeypatch, model, optimizer):
     found = traced(f"{models}:{model}", optimizer)
     monkeypatch.setattr(module, "uninitialized_variables", nullcontext)
     expected = traced(f"{models}:{model}", optimizer)
@@ -145,7 +136,7 @@ def test_no_weight_and_no_slot_of_the_optimizer_has_a_value(models, made):
     assert all(any(kind in path for path in empty) for kind in kinds)
 
 
-def test_a_model_is_planned_whose_weights_fit_no_machine(models, graph_optimizer):
+def test_a_model_is_planned_whose_weights_fit_no_machine(models):
     step = traced(f"{models}:enormous")
     graph = with_costs(step, "roofline")
     assert graph.fixed_bytes > 3 * 4e12  # the weights and Adam's two slots

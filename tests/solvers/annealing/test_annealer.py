@@ -50,7 +50,7 @@ def _check_counts(graph: DFGraph, budget: int, annealer: Annealer) -> None:
         assert best.cost <= annealer.best_cost + 1e-9
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(
     strategies.graphs(max_ops=10),
     st.integers(0, 99),
@@ -85,7 +85,7 @@ def test_larger_graphs_too(placement, hot):
         _check_counts(graph, budget, annealer)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(strategies.problems(strategies.graphs(max_ops=7)), st.integers(0, 1000))
 def test_given_order_against_brute_force(problem, seed):
     """What it finds is within the budget, in stage form and no cheaper than the cheapest plan."""

@@ -48,7 +48,7 @@ def _observed(stage_plan: StagePlan, snapshots: list[int]) -> tuple[np.ndarray, 
     return P, R
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
 def test_no_plan_violates_a_row(graph, data):
     stage_plan = StagePlan(graph)
@@ -63,7 +63,7 @@ def test_no_plan_violates_a_row(graph, data):
     assert violated_chains(graph, snapshots, P, R, limit=1000) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(strategies.graphs(max_ops=7, min_ops=2), st.data())
 def test_the_most_violated_row_is_found(graph, data):
     n = len(graph)

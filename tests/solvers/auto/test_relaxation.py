@@ -33,19 +33,13 @@ def _check_bound(problem, data):
         assert graph.total_cost <= solve_linear(model, seconds=10).bound <= bound.bound + 1e-3
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(strategies.problems(), st.data())
 def test_never_above_the_cheapest_plan(problem, data):
     _check_bound(problem, data)
 
 
-@settings(max_examples=150, deadline=None)
-@given(strategies.problems(strategies.training_chains()), st.data())
-def test_never_above_the_cheapest_plan_of_training_graphs(problem, data):
-    _check_bound(problem, data)
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(strategies.problems(strategies.training_chains_in_place()), st.data())
 def test_never_above_the_cheapest_plan_of_training_graphs_in_place(problem, data):
     _check_bound(problem, data)
@@ -127,7 +121,7 @@ def _optimum(graph: DFGraph, budget: int, snapshots: list[int]) -> float:
     return float("inf") if found.fun is None else found.fun
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     strategies.problems(strategies.training_chains_in_place(max_layers=4)) | strategies.problems(),
     st.data(),

@@ -70,7 +70,7 @@ def test_deep_graph_is_nearly_proven(share):
 
 def test_tight_budget_of_a_deep_graph():
     graph = _resnet_like(16)
-    result = solve(graph, budget_at(graph, 0.08), time_limit_s=5)
+    result = solve(graph, budget_at(graph, 0.08), time_limit_s=2)
     assert result.peak_bytes <= result.budget_bytes
     assert result.overhead < 1.5
 
@@ -131,19 +131,6 @@ def test_interruption_passes_through():
     assert result.plan is not None
 
 
-def test_what_may_not_run_again_is_held():
-    # c needs a and b; holding both beside the large middle op is the only way, and too much.
-    ops = (
-        Op("a", (), 1, 4, recomputable=False),
-        Op("b", (0,), 1, 4, recomputable=False),
-        Op("big", (1,), 1, 8),
-        Op("c", (0, 1, 2), 1, 1),
-    )
-    graph = DFGraph(ops, outputs=(3,))
-    with pytest.raises(InfeasibleBudgetError, match="No plan fits"):
-        solve(graph, 15)
-
-
 def test_relaxation_proves_what_the_floor_does_not():
     # Running `a` again needs `state`, which runs once: at `big`, either of the two must be held.
     ops = (
@@ -172,13 +159,6 @@ def test_repair_and_trim_keep_what_they_promise():
     trim(stage_plan, budget)
     assert stage_plan.peak_bytes <= budget
     assert stage_plan.cost <= repaired
-
-
-@pytest.mark.parametrize("budget", range(24, 40, 2))
-def test_few_ops_are_solved_exactly(budget):
-    graph = strategies.training_chain(3, costs=(3, 2, 1), sizes=(7, 10, 3))
-    result = solve(graph, budget, throw=False)
-    assert result.cost == oracles.cheapest(graph, budget)
 
 
 @pytest.mark.parametrize(
@@ -267,41 +247,26 @@ def test_ctrl_c_arrives_while_highs_works(highs):
     assert result.peak_bytes <= result.budget_bytes
 
 
-@pytest.fixture
-def relaxations(monkeypatch):
-    """How many relaxations are made, one entry each."""
-    from checkmate.solvers.auto import solver
-
-    made, relaxation = [], solver.Relaxation
-
-    def counted(*arguments):
-        made.append(arguments)
-        return relaxation(*arguments)
-
-    monkeypatch.setattr(solver, "Relaxation", counted)
-    return made
-
-
-def test_a_search_ends_where_it_no_longer_pays(relaxations):
+def test_a_search_ends_where_it_no_longer_pays():
     """Greedy repair has a plan at once. In no step at all nothing better pays for more; in very
     many steps everything does."""
     graph = _resnet_like(8)
     first = solve(graph, budget_at(graph, 0.3), solver=Auto(steps=0))
-    assert first.stats.found_by == "greedy" and not relaxations
+    assert first.stats.found_by == "greedy" and first.bound == graph.total_cost
     for steps in (1e9, float("inf")):
         best = solve(graph, budget_at(graph, 0.3), solver=Auto(steps=steps), time_limit_s=5)
-        assert relaxations and best.cost <= first.cost
-        relaxations.clear()
+        assert best.bound > graph.total_cost and best.cost <= first.cost
 
 
-def test_without_a_plan_a_search_goes_on(relaxations):
+def test_without_a_plan_a_search_goes_on():
     graph = _resnet_like(8)
     budget = floor(graph).bytes
-    solve(graph, budget, solver=Auto(steps=0), time_limit_s=1, throw=False)
-    assert relaxations
+    result = solve(graph, budget, solver=Auto(steps=0), time_limit_s=1, throw=False)
+    assert result.bound > graph.total_cost
 
 
-def test_a_deterministic_search_does_not_look_at_the_clock_for_what_pays(relaxations):
+def test_a_deterministic_search_does_not_look_at_the_clock_for_what_pays():
     graph = _resnet_like(3)
-    solve(graph, budget_at(graph, 0.3), solver=Auto(steps=0, rounds=1), deterministic=True)
-    assert relaxations
+    quick = Auto(steps=0, rounds=1)
+    result = solve(graph, budget_at(graph, 0.3), solver=quick, deterministic=True)
+    assert result.bound > graph.total_cost

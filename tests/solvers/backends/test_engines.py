@@ -3,7 +3,6 @@ time-out and Ctrl-C."""
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -210,9 +209,3 @@ def test_violation_looks_at_bounds_and_rows():
     assert problem.violation(np.array([0.0, 0.0, 0.0])) == 3  # worth 3 too little
     assert problem.violation(np.array([1.0, 1.0, 0.0])) == 1  # weighs 7
     assert problem.violation(np.array([0.0, 0.0, 1.5])) == 0.5
-
-
-def test_signals_of_this_process_are_left_alone():
-    before = signal.getsignal(signal.SIGINT)
-    solve_matrices(knapsack(), engine="cbc", time_limit_s=5)
-    assert signal.getsignal(signal.SIGINT) is before

@@ -29,7 +29,7 @@ def _check(search, expected):
 @pytest.mark.parametrize(
     ("reorder", "most_ops", "expected"), [(False, 7, cheapest), (True, 6, cheapest_in_any_order)]
 )
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(data=st.data())
 def test_the_cheapest_plan_or_none(reorder, most_ops, expected, data):
     graph, budget_bytes = data.draw(problems(graphs(max_ops=most_ops)))
@@ -38,7 +38,7 @@ def test_the_cheapest_plan_or_none(reorder, most_ops, expected, data):
     _check(search, expected(graph, budget_bytes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(problems(graphs(max_ops=7)))
 def test_states_that_were_not_looked_at_are_in_the_bound(problem):
     graph, budget_bytes = problem

@@ -26,7 +26,7 @@ def _random_moves(stage_plan: StagePlan, data: st.DataObject, count: int = 12) -
             stage_plan.remove([(i, t)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(strategies.graphs(max_ops=9), st.data())
 def test_cost_and_peak_are_the_judges(graph, data):
     stage_plan = StagePlan(graph)

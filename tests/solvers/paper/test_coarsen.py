@@ -27,7 +27,7 @@ def coarse_plans(draw):
     return fine, coarse, lower(coarse.graph, complete(coarse.graph, S))
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(coarse_plans())
 def test_expanded_plans_need_and_cost_no_more(example):
     fine, coarse, plan = example

@@ -15,6 +15,9 @@ from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.formulation import formulate, relax
 
+FEW = 8
+"""Each problem starts an engine, which has a process of its own where TensorFlow is loaded."""
+
 
 def optimum(formulation, engine="scip"):
     return solve_matrices(formulation.problem, engine=engine, time_limit_s=60)
@@ -33,7 +36,7 @@ def assert_optimum(program, expected: float | None, budget_bytes: int) -> None:
         assert timeline.cost == pytest.approx(expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=FEW)
 @given(problems(graphs(max_ops=5)))
 def test_optimum_is_the_cheapest_plan_in_stages(problem):
     graph, budget_bytes = problem
@@ -42,7 +45,7 @@ def test_optimum_is_the_cheapest_plan_in_stages(problem):
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=FEW)
 @given(problems(graphs(max_ops=7)))
 def test_relaxation_bounds_every_plan(problem):
     graph, budget_bytes = problem
@@ -261,7 +264,7 @@ def loose_plans(graph: DFGraph):
                 continue
 
 
-@settings(max_examples=15)
+@settings(max_examples=FEW)
 @given(problems(graphs(min_ops=2, max_ops=3)))
 def test_unpartitioned_optimum_is_the_cheapest_plan_of_any_stages(problem):
     graph, budget_bytes = problem
@@ -272,7 +275,7 @@ def test_unpartitioned_optimum_is_the_cheapest_plan_of_any_stages(problem):
     assert_optimum(formulate(graph, budget_bytes, partitioned=False), expected, budget_bytes)
 
 
-@settings(max_examples=15)
+@settings(max_examples=FEW)
 @given(problems(graphs(min_ops=4, max_ops=5)))
 def test_unpartitioned_optimum_lies_between_any_plan_and_the_partitioned_one(problem):
     graph, budget_bytes = problem

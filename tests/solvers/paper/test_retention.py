@@ -6,7 +6,6 @@ from oracles import cheapest_in_stages
 from strategies import graphs, problems, training_chain
 
 from checkmate import DFGraph, Op, Schedule, replay, solve
-from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.backends.engines import solve_intervals
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.paper.retention import (
@@ -18,7 +17,7 @@ from checkmate.solvers.paper.retention import (
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(problems(graphs(max_ops=5)))
 def test_the_optimum_in_stages(problem):
     graph, budget_bytes = problem
@@ -78,18 +77,3 @@ def test_without_a_start_it_finds_the_same_optimum():
         for share in (0, 0.3)
     ]
     assert found[0] == pytest.approx(found[1])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_what_it_starts_from_reads_a_clock_only_where_it_does(monkeypatch, deterministic):
-    asked = []
-    monkeypatch.setattr(Auto, "run", lambda self, search: asked.append(search.deterministic))
-    solve(
-        training_chain(4),
-        "80%",
-        solver="retention",
-        deterministic=deterministic,
-        time_limit_s=2,
-        throw=False,
-    )
-    assert asked == [deterministic]

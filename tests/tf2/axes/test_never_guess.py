@@ -52,7 +52,7 @@ NAMES += ("cycle", "end of cycle", "nth", "top", "buckets", "roll", "divided", "
 
 @pytest.mark.parametrize("name", [*NAMES, "none"])
 def test_a_value_for_each_number_of_examples_is_split_exactly_or_not_at_all(name):
-    weights = [numbers(tf, WIDTH, WIDTH) for _ in range(6)]
+    weights = [numbers(tf, WIDTH, WIDTH) for _ in range(2)]
     start = [weight / 16 for weight in weights]
     scale = scalings(tf)[name]
 
@@ -75,7 +75,7 @@ def test_a_value_for_each_number_of_examples_is_split_exactly_or_not_at_all(name
         if planned:
             try:
                 run = checkmate.tf2.function(
-                    step, budget="70%", micro_batches="auto", verbose=False, cost_model="roofline"
+                    step, budget="1GiB", micro_batches=4, verbose=False, cost_model="roofline"
                 )
                 run(x)
             except checkmate.CheckmateError as refused:
@@ -83,7 +83,7 @@ def test_a_value_for_each_number_of_examples_is_split_exactly_or_not_at_all(name
                 return
             for weight, value in zip(weights, start, strict=True):
                 weight.assign(value)
-        losses.append([float(run(x)) for _ in range(3)])
+        losses.append([float(run(x)) for _ in range(2)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
@@ -98,9 +98,9 @@ def test_a_map_over_the_batch_is_split_or_refused():
         return loss
 
     x = tf.random.stateless_normal((12, 64), (5, 6))
-    for micro_batches, budget in ((3, "1GiB"), ("auto", "60%"), ("auto", "1GiB")):
+    for micro_batches, budget in ((3, "1GiB"), ("auto", "60%")):
         run = checkmate.tf2.function(
-            step, budget=budget, micro_batches=micro_batches, verbose=False
+            step, budget=budget, micro_batches=micro_batches, verbose=False, cost_model="roofline"
         )
         try:
             assert np.isfinite(float(run(x)))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -233,29 +232,19 @@ def test_a_damaged_file_is_written_anew(step, folder, measured, damage):
     assert json.loads(path.read_text())["entries"].keys() == json.loads(whole)["entries"].keys()
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured, full, monkeypatch):
-    if full:
-        error = OSError(28, "No space left on device")
-        monkeypatch.setattr("checkmate.core.json_files.tempfile.mkstemp", Mock(side_effect=error))
-    else:
-        folder.write_text("a file where the folder should be")
+def test_a_folder_that_cannot_be_written_is_no_failure(step, folder, measured):
+    folder.write_text("a file where the folder should be")
     assert all(op.cost > 0 for op in with_costs(step, "profile").ops)
     assert measured
 
 
-def test_what_is_measured_before_an_interruption_is_kept(step, folder, measured, monkeypatch):
-    counting = chain.measured
+def test_what_is_measured_before_an_interruption_is_kept(step, folder):
+    def interrupted(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
 
-    def interrupted(*arguments):
-        for each in counting(*arguments):
-            if len(measured) == 3:
-                raise KeyboardInterrupt
-            yield each
-
-    monkeypatch.setattr(chain, "measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        with_costs(step, "profile")
+        with_costs(step, "profile", on_progress=interrupted)
     (path,) = folder.iterdir()
     assert len(json.loads(path.read_text())["entries"]) == 2
 
@@ -353,14 +342,8 @@ def test_on_a_gpu_the_clock_is_read_when_its_kernels_have_run(tensorflow, machin
     assert ran.count("SyncDevice") == 4, "before and after the op, and before and after nothing"
 
 
-def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch):
+def test_what_ops_ask_for_is_seen(tensorflow, folder):
     """In place where nothing else holds the input; a product asks for its value."""
-    from tracing import VALUE_BYTES, op_of, traced
-
-    sessions = []
-    monkeypatch.setattr(chain, "LENGTH", 2)
-    observe = chain.observe
-    monkeypatch.setattr(chain, "observe", lambda call: sessions.append(call) or observe(call))
 
     def step(x):
         a = x @ x
@@ -369,7 +352,6 @@ def test_what_ops_ask_for_is_seen_in_one_session(tensorflow, folder, monkeypatch
 
     found = traced(step)
     costs = costs_of(found)
-    assert len(sessions) == 1
     footprints = {
         operation.type: costs.footprints[operation.name]
         for group in found.groups

@@ -11,7 +11,7 @@ from tracing import training
 import checkmate
 from checkmate.tf2.execution.replay import Replayed
 
-DROPOUTS = 24
+DROPOUTS = 8
 
 
 def dropouts():

@@ -83,6 +83,7 @@ def test_layers_that_are_functions_are_recomputed_within():
     assert np.isfinite(small)
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_functions_in_functions_with_loops_and_what_tensorflow_draws():
     def make():

@@ -31,7 +31,7 @@ def test_numbers_that_an_optimizer_computes_for_each_variable_are_computed_once(
     assert after["Pow"] == 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(ACTIONS, min_size=1, max_size=12))
 def test_numbers_read_before_and_after_a_write_stay_apart(tensorflow, actions):
     variables = {name: tf.Variable(float(k + 2)) for k, name in enumerate(NAMES)}

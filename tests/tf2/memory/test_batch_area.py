@@ -22,6 +22,7 @@ def chunks():
     return sorted(((size, address) for address, size in probe(400 << 20).free_chunks), reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_batches_do_not_cut_the_large_chunk(tensorflow):
     devices.fetch_region("CPU:0", 600 << 20)
