@@ -130,7 +130,7 @@ class StoredPlan:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a solver has proven of a plan, as in `SolveResult`."""
+    """The proof of a solver for a plan, as in `SolveResult`."""
 
     status: SolveStatus = SolveStatus.FEASIBLE
     bound: float = 0.0
