@@ -94,7 +94,9 @@ def parameters(each):
     """The names of the parameters that a caller gives; errors are raised by the library."""
     if inspect.isclass(each) and issubclass(each, Exception | Enum):
         return set()
-    return set(inspect.signature(each).parameters) - {"self", "cls"}
+    found = inspect.signature(each).parameters.values()
+    # Options that `PlanOptions` describes.
+    return {one.name for one in found if one.kind is not one.VAR_KEYWORD} - {"self", "cls"}
 
 
 @pytest.mark.usefixtures("tensorflow")

@@ -120,10 +120,8 @@ def planned(model: keras.Model) -> PlannedFunction:
 
 
 class Rematerialize(EveryKerasCallback):
-    """`rematerialize` as a callback: the model is under a budget while `fit` runs.
-
-    Args:
-      options: The fields of `PlanOptions`.
+    """`rematerialize` as a callback, with the same options: the model is under a budget while `fit`
+    runs.
 
     Attributes:
       planned: The planned training step of the latest `fit`.
