@@ -20,7 +20,7 @@ from checkmate.tf2.call import Call, converted, python_state, tell_changes
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.planning.request import PlanRequest
+from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.report import Report
 
 log = logging.getLogger("checkmate")
@@ -103,6 +103,11 @@ class PlannedFunction:
           kwargs: Its keyword arguments.
         """
         return self._planned(self._call(args, kwargs))
+
+    def planned_for(self, *args: Any, **kwargs: Any) -> tuple[Planned, list[tf.Tensor]]:
+        """As `PlannedStep.planned_for`, for this kind of call."""
+        call = self._call(args, kwargs)
+        return self._planned(call).planned_for(*call.tensors)
 
     @property
     def plan(self) -> Plan:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
+from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.distribute import ReplicatedFunction
 from checkmate.tf2.execution.differences import (
     Difference,
     Verification,
@@ -24,6 +26,7 @@ from checkmate.tf2.execution.undo import kept_state
 from checkmate.tf2.graph.operations import draws
 from checkmate.tf2.memory.profiler import Observation, observe
 from checkmate.tf2.micro_batches.sliced_run import SlicedRun
+from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.request import Planned
 
 MORE_STEPS = 4
@@ -52,8 +55,9 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
     optimizer's slots.
 
     Args:
-      step: What `compile` returned.
-      batch: The arguments of one call, (inputs, labels).
+      step: What `compile` or `function` returned; for `fit` and under a strategy, one of
+        `checkmate.tf2.planned(model).steps`.
+      batch: The arguments of one call: (inputs, labels) for `compile`.
 
     Returns:
       What was found; its attribute `ok` sums it up.
@@ -66,11 +70,12 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
       >>> step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="60%")
       >>> assert checkmate.tf2.verify(step, (images, labels)).ok
     """
-    if not hasattr(step, "planned_for"):
+    known = isinstance(step, (PlannedStep, PlannedFunction))
+    if not known or isinstance(step, ReplicatedFunction):
         raise TraceError(
             f"verify takes a planned step; got {type(step).__name__}. One is what"
-            " checkmate.tf2.compile returns; for `fit` and `function` there are"
-            " checkmate.tf2.planned(model).steps and planned_function.steps."
+            " checkmate.tf2.compile and checkmate.tf2.function return; for `fit`, and under a"
+            " strategy, there is checkmate.tf2.planned(model).steps."
         )
     planned, flat = step.planned_for(*batch)
     return _Verifier(planned, flat, step.budget_bytes).run()

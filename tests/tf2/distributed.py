@@ -93,6 +93,28 @@ def loop(strategy, budget, x, y, batch, epochs):
     return model, losses, planned
 
 
+def unbuilt(strategy, budget, x, y):
+    """The losses of a model whose input shape comes with the data."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    if budget:
+        checkmate.tf2.rematerialize(model, budget=budget, **FAST)
+    return model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).history["loss"]
+
+
+def refused_in_slices(strategy, x, y):
+    """The refusal of slices that would be batches of their own."""
+    model = model_of(strategy)
+    checkmate.tf2.rematerialize(model, budget="1GiB", micro_batches=2, **FAST)
+    try:
+        model.fit(x, y, batch_size=512, verbose=0)
+    except checkmate.errors.TraceError as error:
+        return str(error)
+    return ""
+
+
 def losses_of(strategy, budget, batch):
     """The losses of a few steps of a wide model, the step, and the model's weights in bytes."""
     keras.utils.set_random_seed(3)
@@ -172,6 +194,10 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
         )
         weights = float(sum(np.abs(weight).sum(dtype=np.float64) for weight in model.get_weights()))
         found["planned" if budget else "plain"] = {"losses": losses, "weights": weights}
+    if kind == "mirrored":
+        found["unbuilt"] = [unbuilt(strategy, budget, x, y) for budget in (None, "1GiB")]
+        found["refused"] = refused_in_slices(strategy, x, y)
+        found["ran"] = step.report().steps, step.report().measured_peak_bytes
     found["recomputed"] = len(step.plan.recomputed)
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]
     found["notes"] = step.report().notes

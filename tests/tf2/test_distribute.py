@@ -34,6 +34,10 @@ def test_two_mirrored_devices():
     result = found(started(PROGRAM, "mirrored", 1024, 2 * 1024 + 200, 2))
     check(result)
     assert result["planned"] == result["plain"], "to the bit"
+    plain, planned = result["unbuilt"]
+    assert planned == plain and len(set(plain)) == 2
+    assert "a batch is split exactly or not at all" in result["refused"]
+    assert result["ran"] == [6, None], "two replicas have one allocator"
 
 
 @pytest.mark.slow

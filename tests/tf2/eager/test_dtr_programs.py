@@ -55,7 +55,9 @@ def test_fit_trains_the_same(eagerly):
     assert found[0] == plain[0]
     same(found[1], plain[1])
     stats = found[2].stats
-    assert bool(stats.rematerializations) == eagerly and stats.peak_bytes <= stats.budget_bytes, str(stats)
+    assert bool(stats.rematerializations) == eagerly and stats.peak_bytes <= stats.budget_bytes, (
+        str(stats)
+    )
 
 
 def test_a_recorded_log_is_a_program():
