@@ -15,7 +15,7 @@ from checkmate.plot.usage import LayerUse, layers
 from checkmate.printable import printable
 from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.tf2.memory.budget import MemoryBudget
-from checkmate.units import format_bytes
+from checkmate.units import Bytes, format_bytes, is_share
 
 LAYERS_SHOWN = 6
 """How many of the layers that pay are named in the printed report."""
@@ -87,6 +87,7 @@ class Report:
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
+      asked: The budget as it was asked for.
 
     Examples:
       >>> report = step.report()
@@ -111,6 +112,7 @@ class Report:
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
+    asked: Bytes = ""
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -353,6 +355,10 @@ class Report:
         budget, resident = format_bytes(self.budget_bytes), format_bytes(memory.resident_bytes)
         if memory.device_limit_bytes:
             budget += f" of the {format_bytes(memory.device_limit_bytes)} that the device has"
+        if is_share(self.asked):
+            own = format_bytes(self.plain_peak_bytes - memory.other_bytes)
+            budget += f": {self.asked} of the plain step's own {own}, and"
+            budget += f" {format_bytes(memory.other_bytes)} for next batches and others"
         resident += f": variables, optimizer, batch, and {others} of others"
         rows = [("budget", budget), ("resident", resident)]
         if memory.next_batch_bytes:

@@ -51,6 +51,14 @@ def rows(text):
     )
 
 
+def test_a_share_says_of_what_it_is_one():
+    found = report(asked="60%", start_bytes=2**20, next_batch_bytes=2**10)
+    other = found.memory.other_bytes
+    own = format_bytes(PLAIN - other)
+    assert f"60% of the plain step's own {own}, and {format_bytes(other)}" in str(found)
+    assert "of the plain step's own" not in str(report(asked="6GiB"))
+
+
 def test_the_printed_report():
     found = report(measured_peak_bytes=2**22, steps=3, step_seconds=1.25)
     lines = str(found).splitlines()

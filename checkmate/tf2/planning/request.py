@@ -190,6 +190,7 @@ class PlanTask:
             "predicted_peak_bytes": plain_peak_bytes,
             "graph": graph,
             "plain_plan": self.traced.plain_plan(),
+            "asked": self.request.options.budget,
         }
         return Report(**fields | more)
 
