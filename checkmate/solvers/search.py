@@ -96,7 +96,7 @@ class Search:
         self.best_peak_bytes: int | None = None
         self.history: list[tuple[float, float | None, float]] = []
         self._started = time.monotonic()
-        self._deadline = self._started + self.time_limit_s
+        self._deadline, self._stopped = self._started + self.time_limit_s, False
         self._on_progress = on_progress
 
     def part(
@@ -127,7 +127,13 @@ class Search:
     def remaining_s(self) -> float:
         """Seconds until solvers should stop; never below zero. The same at all times when
         deterministic."""
+        if self._stopped:
+            return 0.0
         return FOREVER if self.deterministic else max(0.0, self._deadline - time.monotonic())
+
+    def stop(self) -> None:
+        """Ends the search with what was found."""
+        self._stopped = True
 
     def out_of_time(self) -> bool:
         """Whether solvers should stop."""

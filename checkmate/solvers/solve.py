@@ -121,7 +121,7 @@ def solve(
         dependencies, control dependencies and overwritten variables allow. Such a plan can be
         cheaper; it has no R and S. The bound of the result then covers any order.
       throw: False returns the two refusals as a result without a plan instead of raising them.
-      on_progress: Called with the `Search` each time plan or bound improves.
+      on_progress: Called with the `Search` each time plan or bound improves; its `stop()` ends it.
 
     Returns:
       The judged plan with cost and bound in the graph's cost unit.

@@ -18,6 +18,7 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.result import SolveResult
+from checkmate.solvers.search import Search
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep
@@ -406,11 +407,17 @@ class _BatchSearch:
         options = self._request.options
         limit = time_limit(options.time_limit_s, graph)
         try:
-            result = solve(graph, max(1, target), solver=options.solver, time_limit_s=limit)
+            result = solve(
+                graph,
+                max(1, target),
+                solver=options.solver,
+                time_limit_s=limit,
+                on_progress=_any_plan if self._max_overhead is None else None,
+            )
         except (InfeasibleBudgetError, NoPlanFoundError) as error:
             self.tried.append((batch, type(error).__name__))
             return False
-        self.tried.append((batch, f"cost {_overhead(result)}"))
+        self.tried.append((batch, f"fits, at a cost of {_overhead(result)} or less"))
         return self._allowed(graph, result.overhead)
 
     def _planned(self, specs: Any, batch: int) -> tuple[PlannedStep | None, int]:
@@ -453,6 +460,12 @@ class _BatchSearch:
             op=lowest.op,
             op_name=name,
         )
+
+
+def _any_plan(search: Search) -> None:
+    """Ends a search that asks whether there is a plan."""
+    if search.plan is not None:
+        search.stop()
 
 
 def _overhead(result: SolveResult) -> str:

@@ -131,6 +131,21 @@ def test_interruption_passes_through():
     assert result.plan is not None
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_search_that_is_stopped_ends_with_its_plan(deterministic):
+    found = []
+
+    def stop(search):
+        if search.plan is not None:
+            found.append(search.elapsed_s)
+            search.stop()
+
+    graph = _resnet_like(8)
+    result = solve(graph, budget_at(graph, 0.5), deterministic=deterministic, on_progress=stop)
+    assert result.plan is not None and result.status is SolveStatus.FEASIBLE
+    assert len(found) <= 2, "the plan that was found, and what was offered beside it"
+
+
 def test_relaxation_proves_what_the_floor_does_not():
     # Running `a` again needs `state`, which runs once: at `big`, either of the two must be held.
     ops = (
