@@ -12,7 +12,7 @@ from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
 
-SHARES = (0.7, 0.75, 0.8, 0.85, 0.9)
+SHARES = (0.8, 0.85, 0.9)
 """Of the plain step's peak above what is resident, so that what other tests left in the process
 does not count. How low a plan can get is the business of the solvers' tests."""
 
