@@ -105,7 +105,13 @@ class PlannedFunction:
         return self._planned(self._call(args, kwargs))
 
     def planned_for(self, *args: Any, **kwargs: Any) -> tuple[Planned, list[tf.Tensor]]:
-        """As `PlannedStep.planned_for`, for this kind of call."""
+        """Returns the plan that this kind of call runs under, made now if it is the first, and the
+        tensors of the call.
+
+        Args:
+          args: The arguments of a call.
+          kwargs: Its keyword arguments.
+        """
         call = self._call(args, kwargs)
         return self._planned(call).planned_for(*call.tensors)
 
