@@ -29,8 +29,9 @@ of_each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in 
 MACHINE = re.compile(r"(?<![\w.])/(opt|tmp|work|root|home|usr|var|Users)/")
 DRAWS = re.compile(r"^checkmate\.plot\.\w+\(", re.MULTILINE)
 LARGEST_BYTES = 600_000
-SLOW = "times was predicted"
-"""In the warning of a step that was slower than predicted when it was timed."""
+CHANCE = ("times was predicted", "The next step runs under a lower plan")
+"""In the warnings of a step that was slower than predicted when it was timed, and of one that took
+some KiB more than its budget: in nets as small as these one run of six has holes of that size."""
 
 
 def cells(path, kind):
@@ -38,12 +39,12 @@ def cells(path, kind):
 
 
 def kinds(cell):
-    """What a cell shows, in order: streams by name, all else by the types it comes in. Left out is
-    that a step is slow on a busy machine, and the line of text that shows progress."""
+    """What a cell shows, in order: streams by name, all else by the types it comes in. Left out are
+    warnings that come by chance, and the line of text that shows progress."""
     outputs = [
         each
         for each in cell.outputs
-        if SLOW not in each.get("text", "")
+        if not any(text in each.get("text", "") for text in CHANCE)
         and not (each.output_type == "display_data" and set(each.data) == {"text/plain"})
     ]
     shown = [
@@ -128,7 +129,7 @@ def test_a_fresh_run(path, tmp_path, monkeypatch):
     folder.mkdir()
     fresh = [cell for cell in run(path, folder).cells if cell.cell_type == "code"]
     for stored, cell in zip(cells(path, "code"), fresh, strict=True):
-        assert kinds(cell) == kinds(stored), cell.source
+        assert kinds(cell) == kinds(stored), f"{cell.source}\n{cell.outputs}"
     assert not list(folder.iterdir()), "leaves files behind"
 
 
