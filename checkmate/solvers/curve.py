@@ -23,8 +23,9 @@ from checkmate.units import Bytes, parse_bytes
 CLOSE = 0.005
 """The search for the smallest budget ends when it is known to this share of itself."""
 
-CALLS = 8
-"""The share of its time that the search for the smallest budget gives to each first try."""
+FIRST_TRY, SECOND_TRY = 1 / 8, 1 / 2
+"""The shares of its time that the search for the smallest budget gives to a budget: the second
+where nothing was found, as no smaller budget is tried then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +210,8 @@ def _bisect(
     while lowest - hopeless > CLOSE * lowest and time.monotonic() < ends:
         middle = (lowest + hopeless) // 2
         try:
-            # No smaller budget is tried after "not found", so that takes more time.
-            for seconds in (time_limit_s / CALLS, time_limit_s / 2):
-                seconds = max(0.0, min(seconds, ends - time.monotonic()))
+            for share in (FIRST_TRY, SECOND_TRY):
+                seconds = max(0.0, min(share * time_limit_s, ends - time.monotonic()))
                 result = solve(graph, middle, solver=solver, time_limit_s=seconds, throw=False)
                 if result.status is not SolveStatus.NOT_FOUND:
                     break

@@ -88,13 +88,8 @@ class ReplicatedFunction(PlannedFunction):
         report = super().report()
         runs = self._runs.values()
         notes = dict.fromkeys(note for run in runs for note in (run.shared, *run.notes) if note)
-        measured = max((run.peak_bytes or 0 for run in runs), default=0) or None
-        return replace(
-            report,
-            notes=(*report.notes, *notes),
-            steps=sum(run.calls for run in runs),
-            measured_peak_bytes=measured,
-        )
+        steps = sum(run.calls for run in runs)
+        return replace(report, notes=(*report.notes, *notes), steps=steps)
 
     def _run(self, on_replica: Callable) -> Callable:
         return tf.function(lambda *args: self._strategy.run(on_replica, args=args), autograph=False)

@@ -203,7 +203,6 @@ class WholeStep:
 
     Attributes:
       calls: The steps that ran.
-      peak_bytes: Of the second step, where one replica has the allocator to itself; else None.
       notes: A sentence where the step is above the budget.
       shared: The budget of all replicas that share a device, as a sentence; "" for one.
     """
@@ -217,8 +216,7 @@ class WholeStep:
         reports = devices.allocator_reports(devices.training_device())
         start = planned.report.memory.start_bytes if reports else 0
         self._limit = start + replicas * (budget_bytes - start)
-        self.calls, self._counts, self._replicas = 0, reports, replicas
-        self.peak_bytes: int | None = None
+        self.calls, self._counts = 0, reports
         self.shared = ""
         if replicas > 1 and reports:
             together = f"together they may take {format_bytes(self._limit)}."
@@ -231,8 +229,6 @@ class WholeStep:
         if self.calls != 2 or not self._counts:
             return self._run(*args)
         result, _, peak = devices.peak_above(devices.training_device(), lambda: self._run(*args))
-        if self._replicas == 1:
-            self.peak_bytes = peak
         self._compare(peak, "took")
         return result
 

@@ -377,9 +377,9 @@ class Report:
 
     def _peaks(self) -> list[tuple[str, str]]:
         predicted = format_bytes(self.predicted_peak_bytes or self.peak_bytes)
-        measured = f"not measured in {self.steps} steps" if self.steps else "no step ran yet"
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        measured = f"{steps} ran" if self.steps else "no step ran yet"
         if self.measured_peak_bytes:
-            steps = f"{self.steps} step{'s' * (self.steps != 1)}"
             measured = f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
         share = self.expected_peak_bytes / self.plain_peak_bytes
         return [

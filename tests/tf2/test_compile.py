@@ -1,13 +1,15 @@
 """compile(): the model's own numbers, within the budget, for models of many kinds."""
 
 import functools
+import re
 
 import keras
 import keras_models
 import pytest
-from training import assert_equal, plain_step, state, tightest
+import tensorflow as tf
+from training import assert_equal, compiled, plain_step, state, tightest
 
-from checkmate import replay, tf2
+from checkmate import PlanFileError, replay, tf2
 from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
@@ -61,6 +63,18 @@ def test_loops_of_the_forward_pass_may_run_again():
     loops = [op for op in tf2.trace(step, *specs).graph.ops if "While" in op.kind]
     assert len(loops) == 4  # two layers, forward and backward
     assert [op.recomputable for op in loops] == [not op.is_backward for op in loops]
+
+
+def test_a_plan_above_its_budget_is_told_with_what_others_take(tmp_path):
+    case, path = keras_models.ALL["mlp"](), tmp_path / "plan.json"
+    compiled(case, keras.optimizers.Adam(), "1GiB").save(path)
+    others = tf.zeros([2**26])
+    with pytest.raises(PlanFileError) as refusal:
+        compiled(case, keras.optimizers.Adam(), "200MiB", plan=path)
+    del others
+    said = str(refusal.value)
+    assert "more than the budget of 200.00 MiB" in said and "-" not in said.split(" takes ")[1]
+    assert float(re.search(r"with the ([\d.]+) MiB for", said)[1]) >= 256
 
 
 def test_with_measured_costs_and_the_default_solver():

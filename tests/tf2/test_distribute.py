@@ -37,7 +37,7 @@ def test_two_mirrored_devices():
     plain, planned = result["unbuilt"]
     assert planned == plain and len(set(plain)) == 2
     assert "a batch is split exactly or not at all" in result["refused"]
-    assert result["ran"] == [6, None], "two replicas have one allocator"
+    assert result["ran"] == [6, None], "the allocator counts a whole step, not a replica's"
 
 
 @pytest.mark.slow

@@ -59,6 +59,13 @@ def test_a_share_says_of_what_it_is_one():
     assert "of the plain step's own" not in str(report(asked="6GiB"))
 
 
+def test_layers_that_save_nothing_do_not_pay():
+    title = "layers that pay"
+    assert title in str(report())
+    same = report()
+    assert title not in str(replace(same, plain_plan=same.result.plan))
+
+
 def test_the_printed_report():
     found = report(measured_peak_bytes=2**22, steps=3, step_seconds=1.25)
     lines = str(found).splitlines()

@@ -273,7 +273,7 @@ def _refuse_above(stored: StoredPlan, budget_bytes: int, other_bytes: int) -> No
     if peak > budget_bytes:
         raise PlanFileError(
             f"The plan of {stored.path} takes {format_bytes(peak)} with the"
-            f" {format_bytes(other_bytes)} that others have in use,"
+            f" {format_bytes(other_bytes)} for next batches and others,"
             f" {format_bytes(peak - budget_bytes)} more than the budget of"
             f" {format_bytes(budget_bytes)}. Make a plan for that budget."
         )
