@@ -12,10 +12,6 @@ from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
 
-SHARES = (0.8, 0.85, 0.9)
-"""Of the plain step's peak above what is resident, so that what other tests left in the process
-does not count. How low a plan can get is the business of the solvers' tests."""
-
 
 def plain_step(model, loss, optimizer):
     """The training step as a user would write it."""
@@ -63,16 +59,16 @@ def planned_function(step, *batch, budget):
 
 
 def tightest(case, optimizer, **options):
-    """The planned step at the lowest of a few budgets that are feasible."""
+    """The planned step at half of what the step itself needs, or at the budget that refusals name:
+    the second may name a little more, as it knows what the first try left in memory."""
     plain = compiled(case, optimizer, **options).report()
-    resident = plain.fixed_bytes + plain.outside_bytes
-    for share in SHARES:
-        budget = resident + int(share * (plain.plain_peak_bytes - resident))
+    budget = (plain.fixed_bytes + plain.outside_bytes + plain.plain_peak_bytes) // 2
+    for _ in range(3):
         try:
             return compiled(case, optimizer, budget, **options)
-        except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError):
-            continue
-    raise AssertionError("no budget below the plain step's is feasible")
+        except (checkmate.InfeasibleBudgetError, checkmate.NoPlanFoundError) as refusal:
+            budget = int(1.01 * refusal.smallest_budget_bytes)
+    return compiled(case, optimizer, budget, **options)
 
 
 def state(model, optimizer):
