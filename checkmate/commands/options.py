@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import math
@@ -109,22 +110,41 @@ reorder_option = click.option(
 )
 
 
+def _layers_option(name: str, text: str) -> Decorator:
+    more = " Several by repeating the option, or with * as in names of files."
+    return click.option(f"--{name}", multiple=True, metavar="LAYER", help=text + more)
+
+
+keep_option = _layers_option("keep", "A layer whose forward ops run once.")
+recompute_option = _layers_option(
+    "recompute", "A layer whose values are computed again for the backward pass."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     solver: str
     time_limit_s: float
     reorder: bool
+    keep: tuple[str, ...]
+    recompute: tuple[str, ...]
 
 
 def search_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds --solver, --time-limit and --reorder to a command, which is given them as `search`."""
+    """Adds --solver, --time-limit, --reorder, --keep and --recompute to a command, which is given
+    them as `search`."""
 
     @solver_option
     @time_limit_option
     @reorder_option
+    @keep_option
+    @recompute_option
     @functools.wraps(command)
-    def with_search(*, solver: str, time_limit: float, reorder: bool, **others: Any) -> None:
-        command(search=SearchOptions(solver, time_limit, reorder), **others)
+    def with_search(*, time_limit: float, **options: Any) -> None:
+        own = {each.name for each in dataclasses.fields(SearchOptions)}
+        asked = {key: value for key, value in options.items() if key in own}
+        others = {key: value for key, value in options.items() if key not in own}
+        command(search=SearchOptions(time_limit_s=time_limit, **asked), **others)
 
     return with_search
 

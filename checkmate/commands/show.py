@@ -15,10 +15,10 @@ from checkmate.commands.table import console, print_json, print_table, say
 from checkmate.core.files import PLAN_FORMAT, load_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.json_files import read_json
+from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import PlanFileError
-from checkmate.plot.layer_names import layer_names
 from checkmate.plot.usage import layers
 from checkmate.printable import printable
 from checkmate.units import format_bytes

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
-from checkmate.plot.layer_names import layer_names
 from checkmate.plot.picture import COLOURS, LABELS
 from checkmate.plot.usage import PARTS, Stages, Usage, backward_start, layers, stages, usage
 from checkmate.printable import printable

@@ -15,10 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.layer_names import layer_names
 from checkmate.core.op import Op
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import BytesInUse, MemoryTimeline, replay
-from checkmate.plot.layer_names import layer_names
 
 PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
 """Kinds of bytes: always in memory; values of forward ops; such values recomputed; values of the

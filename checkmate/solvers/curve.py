@@ -8,17 +8,22 @@ if single searches end with a gap.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError
+from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import OPTIMALITY_TOLERANCE, Solver, check_graph
 from checkmate.solvers.solve import solve
 from checkmate.units import Bytes, parse_bytes
+
+SolveAt = Callable[..., SolveResult]
+"""`solve` of one graph; called with a budget."""
 
 CLOSE = 0.005
 """The search for the smallest budget ends when it is known to this share of itself."""
@@ -97,6 +102,8 @@ def solve_curve(
     solver: str | Solver = "auto",
     time_limit_s: float = 10,
     find_smallest: bool = False,
+    keep: Patterns = (),
+    recompute: Patterns = (),
 ) -> Curve:
     """Solves one graph for several budgets, so that a larger budget never costs more.
 
@@ -106,6 +113,8 @@ def solve_curve(
       solver: As in `solve`.
       time_limit_s: Wall-clock seconds for each budget, and for the search for the smallest.
       find_smallest: Also search for the smallest budget that has a plan, by bisection.
+      keep: As in `solve`, as is `recompute`.
+      recompute: As in `solve`.
 
     Returns:
       A result for each budget. Without a plan its status is INFEASIBLE (proven) or NOT_FOUND. After
@@ -128,21 +137,23 @@ def solve_curve(
     asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
     if not asked:
         raise BudgetError("A curve needs at least one budget; none was given.")
-    results = _searched(graph, sorted(asked, reverse=True), solver, time_limit_s)
+    solve_at = partial(solve, graph, keep=as_patterns(keep), recompute=as_patterns(recompute))
+    results = _searched(solve_at, sorted(asked, reverse=True), solver, time_limit_s)
     impossible = [r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE]
     proven = max([floor(graph).bytes, *impossible])
-    plain = solve(graph, max(1, plain_peak), solver="checkpoint_all", time_limit_s=0)
+    # What is recomputed by rule may take more than the plain step.
+    plain = solve_at(2 * plain_peak + 1, solver="checkpoint_all", time_limit_s=0)
     found = [*(result for result in results if result.plan), plain]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
         lowest = min(result.timeline.peak_bytes for result in found if result.timeline)
-        more, proven = _bisect(graph, lowest, proven, solver, time_limit_s)
+        more, proven = _bisect(solve_at, lowest, proven, solver, time_limit_s)
         found += more
     peak, _, k = min((t.peak_bytes, t.cost, k) for k, r in enumerate(found) if (t := r.timeline))
     return Curve(graph, tuple(reversed(_shared(results, found))), found[k], min(proven, peak))
 
 
 def _searched(
-    graph: DFGraph, amounts: list[int], solver: str | Solver, time_limit_s: float
+    solve_at: SolveAt, amounts: list[int], solver: str | Solver, time_limit_s: float
 ) -> list[SolveResult]:
     """A result for each budget. After Ctrl-C there is no further search: the other budgets get the
     plain step, or no plan."""
@@ -151,7 +162,7 @@ def _searched(
     for each in amounts:
         if not interrupted:
             try:
-                found = solve(graph, each, solver=solver, time_limit_s=time_limit_s, throw=False)
+                found = solve_at(each, solver=solver, time_limit_s=time_limit_s, throw=False)
                 results.append(found)
                 interrupted = found.status is SolveStatus.INTERRUPTED
                 continue
@@ -159,7 +170,7 @@ def _searched(
                 if not results:
                     raise
                 interrupted = True
-        plain = solve(graph, each, solver="checkpoint_all", time_limit_s=0, throw=False)
+        plain = solve_at(each, solver="checkpoint_all", time_limit_s=0, throw=False)
         if plain.status is not SolveStatus.INFEASIBLE:
             plain = replace(plain, status=SolveStatus.INTERRUPTED)
         results.append(plain)
@@ -202,7 +213,7 @@ def _found_elsewhere(result: SolveResult) -> SolveStats:
 
 
 def _bisect(
-    graph: DFGraph, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
+    solve_at: SolveAt, lowest: int, proven: int, solver: str | Solver, time_limit_s: float
 ) -> tuple[list[SolveResult], int]:
     """Plans of lower and lower peaks, and the smallest budget not proven to have none; in
     `time_limit_s` in all, or little more."""
@@ -212,7 +223,7 @@ def _bisect(
         try:
             for share in (FIRST_TRY, SECOND_TRY):
                 seconds = max(0.0, min(share * time_limit_s, ends - time.monotonic()))
-                result = solve(graph, middle, solver=solver, time_limit_s=seconds, throw=False)
+                result = solve_at(middle, solver=solver, time_limit_s=seconds, throw=False)
                 if result.status is not SolveStatus.NOT_FOUND:
                     break
         except KeyboardInterrupt:

@@ -96,6 +96,8 @@ class SolveResult:
         the graph's order; a plan in another order can then be cheaper than an optimal one. With
         `solve(..., reorder=True)` it is "any order".
       given_order_bound: Lower bound on the cost of plans that keep the graph's order.
+      rules: What was asked of layers by `keep` and `recompute`, in words; bounds and refusals are
+        those of plans that hold to it.
 
     Examples:
       >>> result = checkmate.solve(graph, "60%")
@@ -112,6 +114,7 @@ class SolveResult:
     stats: SolveStats
     bound_covers: OrderSpace = "given order"
     given_order_bound: float | None = None
+    rules: str = ""
 
     @property
     def cost(self) -> float | None:
@@ -174,6 +177,7 @@ class SolveResult:
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
         space = "any order" if self.bound_covers == "any order" else "the graph's order"
+        space += f" with {self.rules}" if self.rules else ""
         sentence = (
             f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of"
             f" {format_bytes(self.budget_bytes)}, cost {100 * (self.overhead - 1):.2f} % over the"

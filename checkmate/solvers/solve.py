@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import Floor, floor
+from checkmate.core.replay import Floor, floor, replay
 from checkmate.errors import (
     InfeasibleBudgetError,
     NoPlanFoundError,
@@ -18,6 +18,7 @@ from checkmate.errors import (
     SolverFailedError,
     SolverUnavailableError,
 )
+from checkmate.solvers.layer_rules import LayerRules, Patterns
 from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
@@ -97,6 +98,8 @@ def solve(
     time_limit_s: float = 60,
     deterministic: bool = False,
     reorder: bool = False,
+    keep: Patterns = (),
+    recompute: Patterns = (),
     throw: bool = True,
     on_progress: Callable[[Search], None] | None = None,
 ) -> SolveResult:
@@ -120,6 +123,10 @@ def solve(
       reorder: Also look for plans that run ops in another order than the graph's, as far as
         dependencies, control dependencies and overwritten variables allow. Such a plan can be
         cheaper; it has no R and S. The bound of the result then covers any order.
+      keep: Names of layers, with `*` as in names of files: their forward ops run once.
+      recompute: Names of layers whose values are not kept for the backward pass: it reads values
+        computed again, as far as ops may run again. Bound, gap and refusals are then those of plans
+        that hold to both.
       throw: False returns the two refusals as a result without a plan instead of raising them.
       on_progress: Called with the `Search` each time plan or bound improves; its `stop()` ends it.
 
@@ -132,7 +139,7 @@ def solve(
       SolverUnavailableError: The solver is not known.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
-      GraphError: What was given is no graph.
+      GraphError: What was given is no graph, or `keep` or `recompute` names no layer of it.
 
     Examples:
       >>> from checkmate import DFGraph, Op, solve
@@ -148,23 +155,23 @@ def solve(
         check_time_limit(time_limit_s)
     engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)
     name = solver if isinstance(solver, str) else getattr(solver, "name", type(solver).__name__)
-    keep_all = Plan.keep_all(graph)
-    plain = Search(graph, 2**63 - 1, time_limit_s=0).offer(keep_all, by="")
-    budget_bytes = parse_bytes(budget, percent_of=plain.peak_bytes)
+    plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+    budget_bytes = parse_bytes(budget, percent_of=plain_peak)
+    rules = LayerRules.of(graph, keep, recompute)
     search = Search(
-        graph,
+        rules.graph,
         budget_bytes,
         time_limit_s=time_limit_s,
         deterministic=deterministic,
         reorder=reorder,
         on_progress=on_progress,
     )
-    search.offer(keep_all, by="checkpoint-all")
+    search.offer(Plan.keep_all(rules.graph), by="checkpoint-all")
     interrupted = False
     if search.plan is None:
-        lowest = floor(graph)
+        lowest = floor(rules.graph)
         if budget_bytes < lowest.bytes:
-            return _refuse(_below_floor(graph, budget_bytes, lowest), search, name, throw)
+            return _refuse(_below_floor(rules, budget_bytes, lowest), search, name, throw, rules)
         try:
             engine.run(search)
         except KeyboardInterrupt:
@@ -184,22 +191,21 @@ def solve(
     if search.plan is None:
         if search.infeasible:
             refusal: InfeasibleBudgetError | NoPlanFoundError = InfeasibleBudgetError(
-                f"No plan fits {format_bytes(budget_bytes)}: {search.infeasible} Raise the budget"
-                " or use a smaller batch.",
+                f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: {search.infeasible}"
+                " Raise the budget or use a smaller batch.",
                 budget_bytes=budget_bytes,
                 floor_bytes=budget_bytes + 1,
             )
         elif getattr(engine, "makes_plans", True):
-            refusal = _not_found(search, name, plain.peak_bytes)
+            refusal = _not_found(search, name, plain_peak, rules)
         else:
             refusal = _only_bounds(search, name)
-        return _refuse(refusal, search, name, throw)
-    if search.optimal:
-        return _result(SolveStatus.OPTIMAL, search, name)
-    return _result(SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE, search, name)
+        return _refuse(refusal, search, name, throw, rules)
+    status = SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
+    return _result(SolveStatus.OPTIMAL if search.optimal else status, search, name, rules)
 
 
-def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
+def _result(status: SolveStatus, search: Search, name: str, rules: LayerRules) -> SolveResult:
     stats = SolveStats(
         name,
         search.elapsed_s,
@@ -208,36 +214,58 @@ def _result(status: SolveStatus, search: Search, name: str) -> SolveResult:
         search.best_peak_bytes,
         tuple(search.history),
     )
-    bound = min(search.bound, search.timeline.cost) if search.timeline else search.bound
+    plan = search.plan and rules.plan(search.plan)
+    timeline = replay(rules.given, plan) if plan else None
+    bound = min(search.bound, timeline.cost) if timeline else search.bound
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
-    problem, plan = (search.graph, search.budget_bytes), (search.plan, search.timeline)
-    return SolveResult(status, *problem, *plan, bound, stats, covers, search.given_order_bound)
+    return SolveResult(
+        status,
+        rules.given,
+        search.budget_bytes,
+        plan,
+        timeline,
+        bound,
+        stats,
+        covers,
+        search.given_order_bound,
+        rules.text,
+    )
 
 
 def _refuse(
-    error: InfeasibleBudgetError | NoPlanFoundError, search: Search, name: str, throw: bool
+    error: InfeasibleBudgetError | NoPlanFoundError,
+    search: Search,
+    name: str,
+    throw: bool,
+    rules: LayerRules,
 ) -> SolveResult:
     if throw:
         raise error
     proven = isinstance(error, InfeasibleBudgetError)
-    return _result(SolveStatus.INFEASIBLE if proven else SolveStatus.NOT_FOUND, search, name)
+    return _result(SolveStatus.INFEASIBLE if proven else SolveStatus.NOT_FOUND, search, name, rules)
 
 
-def _below_floor(graph: DFGraph, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
-    name = graph.ops[lowest.op].name
+def _with(rules: LayerRules) -> str:
+    return f" with {rules.text}" if rules.text else ""
+
+
+def _below_floor(rules: LayerRules, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
+    op = rules.original[lowest.op]
+    name, without = rules.given.ops[op].name, floor(rules.given).bytes
+    asked = f" Without what is asked of layers, {format_bytes(without)}." if rules.text else ""
     return InfeasibleBudgetError(
-        f"No plan fits {format_bytes(budget_bytes)}: op {lowest.op} {name!r} with its inputs and"
-        f" what must stay in memory needs {format_bytes(lowest.bytes)},"
-        f" {format_bytes(lowest.bytes - budget_bytes)} too much. Raise the budget or use a smaller"
-        " batch.",
+        f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: op {op} {name!r} with its inputs"
+        f" and what must stay in memory needs {format_bytes(lowest.bytes)},"
+        f" {format_bytes(lowest.bytes - budget_bytes)} too much.{asked} Raise the budget or use a"
+        " smaller batch.",
         budget_bytes=budget_bytes,
         floor_bytes=lowest.bytes,
-        op=lowest.op,
+        op=op,
         op_name=name,
     )
 
 
-def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
+def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) -> NoPlanFoundError:
     best, total = search.best_peak_bytes or plain_peak, search.graph.total_cost
     proven = (
         f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the"
@@ -249,9 +277,10 @@ def _not_found(search: Search, name: str, plain_peak: int) -> NoPlanFoundError:
     if name.lower() != "auto":
         advice += " Or try solver='auto'."
     message = (
-        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)} in"
-        f" {search.elapsed_s:.1f} s; the lowest peak it reached is {format_bytes(best)},"
-        f" {format_bytes(best - search.budget_bytes)} too much.{proven} {advice}"
+        f"Solver {name!r} found no plan within {format_bytes(search.budget_bytes)}"
+        f"{_with(rules)} in {search.elapsed_s:.1f} s; the lowest peak it reached is"
+        f" {format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven}"
+        f" {advice}"
     )
     return NoPlanFoundError(message, best_peak_bytes=best, bound=search.bound)
 

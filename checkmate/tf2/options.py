@@ -12,6 +12,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from checkmate.errors import PlanFileError, TraceError
+from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
@@ -29,6 +30,8 @@ class PlanKeywords(TypedDict, total=False):
     verbose: bool
     plan: str | os.PathLike | None
     micro_batches: int | str
+    keep: Patterns
+    recompute: Patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,12 @@ class PlanOptions:
         together with the plan, where the step's values on slices make those on the whole batch
         (BatchNormalization binds examples together, for one), and else does not split. The page
         on batches in slices says more.
+      keep: Names of layers, one or several, with `*` as in names of files ("block3*"): their
+        forward ops run once. A layer within another is named by either's name, or by both with a
+        slash between.
+      recompute: Names of layers whose values are not kept for the backward pass, whatever the
+        budget: it reads values computed again, as far as ops may run again. The plan is the
+        cheapest one, within the proven gap, of those that hold to both.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
@@ -68,6 +77,7 @@ class PlanOptions:
       TraceError: A batch size or a number of micro-batches that is not a whole number of at least
         1.
       PlanFileError: There is no such plan file.
+      GraphError: `keep` or `recompute` is no text.
 
     Examples:
       >>> PlanOptions(budget="6GiB", time_limit_s=10).solver
@@ -82,9 +92,13 @@ class PlanOptions:
     verbose: bool = True
     plan: str | os.PathLike | None = None
     micro_batches: int | str = 1
+    keep: Patterns = ()
+    recompute: Patterns = ()
 
     def __post_init__(self) -> None:
         make_solver(self.solver)
+        object.__setattr__(self, "keep", as_patterns(self.keep))
+        object.__setattr__(self, "recompute", as_patterns(self.recompute))
         if self.budget != "auto":
             check_budget(self.budget)
         if self.time_limit_s is not None:
@@ -136,7 +150,8 @@ class PlanOptions:
         solver = self.solver if isinstance(self.solver, str) else self.solver.name
         cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
         micro_batches = () if self.micro_batches == 1 else (self.micro_batches,)
-        return self.budget, solver, cost_model, self.time_limit_s, *micro_batches
+        rules = (self.keep, self.recompute) if self.keep or self.recompute else ()
+        return self.budget, solver, cost_model, self.time_limit_s, *micro_batches, *rules
 
 
 def _is_count(value: object) -> bool:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor
-from checkmate.plot.layer_names import layer_names
 from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import LayerUse, layers
@@ -339,6 +339,8 @@ class Report:
         if self.result or micro:
             rows.append(("proven", self._proof()))
         if self.result:
+            if self.result.rules:
+                rows.append(("layers", self.result.rules))
             rows.append(("solver", _solver(self.result)))
         times = (f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
         return [*rows, ("time", ", ".join(times))]
@@ -435,6 +437,8 @@ class Report:
             gap = 0.0 if is_optimal else result.gap or 0.0
             any_order = result.bound_covers == "any order"
             space = "in any order of ops" if any_order else "in this order of ops"
+        if result and result.rules:
+            space += f", with {result.rules},"
         if gap <= 0:
             return f"no plan {space} is faster"
         return f"at most {gap_text(gap)} slower than the best possible plan {space}"

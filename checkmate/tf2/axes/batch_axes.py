@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.layer_names import layer_names
 from checkmate.errors import TraceError
-from checkmate.plot.layer_names import layer_names
 from checkmate.tf2.axes.keeping import Keeping, Rows
 from checkmate.tf2.axes.pairing import arguments_of, paired
 from checkmate.tf2.axes.phases import Handed, Phase, Phases

@@ -17,6 +17,7 @@ import tensorflow as tf
 from checkmate.core.replay import replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
 from checkmate.progress import Progress
+from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
@@ -183,14 +184,15 @@ def _new_plan(task: PlanTask) -> Planned:
     Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
     piece = task.fetch_region()
     costs, plain_peak = measured(task)
-    task = with_budget(task, plain_peak)
+    task, asked = with_budget(task, plain_peak), task.request.options
+    LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
     memory, report = task.memory, task.report(costs.graph, plain_peak)
     plain_rise = plain_peak - memory.fixed_bytes
     corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
     largest = max(op.output_bytes for op in costs.graph.ops)
     spread = max(int(TUNING.plain_spread * plain_rise), TUNING.plain_values * largest)
     reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
-    if corrected + max(spread, reserve) <= memory.limit_bytes:
+    if corrected + max(spread, reserve) <= memory.limit_bytes and not asked.recompute:
         return _unchanged(task, costs, report)
     search = PlanSearch(task, costs.graph, memory, piece, costs.footprints)
     return _searched(task, search, costs, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -9,6 +10,8 @@ import tensorflow as tf
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import Floor, floor, op_floors
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.solvers.layer_rules import LayerRules
+from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import function_names
@@ -118,7 +121,8 @@ class Refusal:
         proven = lowest.bytes + memory.other_bytes
         proven -= search.task.traced.small_bytes + memory.next_batch_bytes
         needed = max(counted, self.smallest_bytes or 0)
-        binds, advice = self._binds(lowest) + self._of_loops(), self._advice(needed)
+        binds = self._binds(lowest) + self._of_loops() + self._of_rules()
+        advice = self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
         if proven > budget:
             return InfeasibleBudgetError(
@@ -196,6 +200,23 @@ class Refusal:
             f" Most of the step runs within op {name}, a loop that a plan takes as one op: have one"
             " iteration be the step, and loop over calls of it in Python."
         )
+
+    def _of_rules(self) -> str:
+        """What is asked of layers, and whether a plan is found without it."""
+        search, options = self.search, self.search.task.request.options
+        rules = LayerRules.of(search.graph, options.keep, options.recompute).text
+        if not rules:
+            return ""
+        budget_bytes = search.limit_bytes - search.memory.other_bytes
+        limit_s, found = TUNING.lowest_plan_s, None
+        with (
+            search.task.clock.phase("solving", limit_s=limit_s),
+            contextlib.suppress(CheckmateError),
+        ):
+            found = solve(search.graph, max(1, budget_bytes), time_limit_s=limit_s)
+        if found is None or found.overhead is None:
+            return f" This is with {rules}; no plan was found without, either."
+        return f" This is with {rules}: without, a plan fits for {found.overhead - 1:+.2%} time."
 
     def _of_algorithms(self, lowest: Need) -> str:
         """The limit of convolutions' workspaces on a GPU, where one binds."""

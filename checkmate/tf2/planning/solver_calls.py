@@ -65,6 +65,8 @@ class SolverCalls:
                     budget_bytes,
                     solver=self._solver,
                     time_limit_s=limit_s,
+                    keep=self.options.keep,
+                    recompute=self.options.recompute,
                     on_progress=self.clock.progress.improved,
                 )
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
@@ -85,5 +87,7 @@ class SolverCalls:
                     solver=self.options.solver,
                     time_limit_s=limit_s,
                     find_smallest=True,
+                    keep=self.options.keep,
+                    recompute=self.options.recompute,
                 )
         return self._curve

@@ -25,6 +25,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError
+from checkmate.solvers.layer_rules import LayerRules
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
@@ -33,6 +34,7 @@ from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.ops.rule import Shares
 from checkmate.tf2.ops.table import rule_of
+from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask, unchanged
 from checkmate.units import format_bytes
 from checkmate.version import __version__
@@ -125,6 +127,7 @@ class StoredPlan:
             max(proof.bound, self.graph.total_cost),
             SolveStats(proof.solver, proof.seconds, found_by=self.path.name),
             proof.bound_covers,
+            rules=self.proof.rules,
         )
 
 
@@ -137,11 +140,12 @@ class Proof:
     bound_covers: OrderSpace = "given order"
     solver: str = "a file"
     seconds: float = 0.0
+    rules: str = ""
 
     @classmethod
     def of(cls, result: SolveResult) -> Proof:
-        stats = result.stats
-        return cls(result.status, result.bound, result.bound_covers, stats.solver, stats.seconds)
+        stats, proven = result.stats, (result.status, result.bound, result.bound_covers)
+        return cls(*proven, stats.solver, stats.seconds, result.rules)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Proof:
@@ -279,6 +283,15 @@ def _refuse_above(stored: StoredPlan, budget_bytes: int, other_bytes: int) -> No
         )
 
 
+def _refuse_other_rules(stored: StoredPlan, asked: PlanOptions) -> None:
+    rules = LayerRules.of(stored.graph, asked.keep, asked.recompute).text
+    if rules and rules != stored.proof.rules:
+        raise PlanFileError(
+            f"The plan of {stored.path} was made with {stored.proof.rules or 'nothing'} asked of"
+            f" layers, and here it is {rules}. Make a plan with that."
+        )
+
+
 _NAMES = {"arguments": "its arguments are", "ops": "its ops are", "device_kind": "its device is"}
 
 
@@ -345,6 +358,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
         else:
             budget = request.resolve(stored.plain_bytes + other, other)
         _refuse_above(stored, budget, other)
+        _refuse_other_rules(stored, request.options)
     except (PlanFileError, PlanError) as error:
         if path is None:
             raise

@@ -12,7 +12,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tracing import training
 
 import checkmate
-from checkmate.plot.layer_names import layer_names
+from checkmate.core.layer_names import layer_names
 from checkmate.tf2.graph.operations import is_stateful
 from checkmate.tf2.memory.profiler import observe
 

@@ -9,7 +9,7 @@ from training import assert_equal
 from unhurried import UNHURRIED
 
 import checkmate
-from checkmate.plot.layer_names import layer_names
+from checkmate.core.layer_names import layer_names
 from checkmate.tf2 import device as devices
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.problems import load
 from checkmate import DFGraph, Op
-from checkmate.plot.layer_names import layer_names
+from checkmate.core.layer_names import layer_names
 
 
 def layers(*names):

@@ -1,0 +1,92 @@
+"""`keep` and `recompute`: layers named by the user, at every door."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from training import assert_equal, plain_step, state
+
+import checkmate
+from checkmate import tf2
+from checkmate.core.layer_names import layer_names
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+INPUTS, LABELS = np.ones([1024, 128], np.float32), np.ones([1024, 1], np.float32)
+
+
+def net():
+    keras.utils.set_random_seed(3)
+    hidden = [keras.layers.Dense(256, "gelu", name=f"hidden_{k}") for k in range(4)]
+    return keras.Sequential([keras.Input([128]), *hidden, keras.layers.Dense(1, name="head")])
+
+
+def mse(labels, prediction):
+    return tf.reduce_mean((labels - prediction) ** 2)
+
+
+def again(step):
+    """The layers of the ops that run again."""
+    names = layer_names(step.graph)
+    return {names[i] for i in step.plan.recomputed}
+
+
+def planned(**options):
+    optimizer = keras.optimizers.SGD(0.1)
+    model = net()
+    step = tf2.compile(
+        model, mse, optimizer, INPUTS, LABELS, cost_model="roofline", verbose=False, **options
+    )
+    return step, model, optimizer
+
+
+def test_recomputed_whatever_the_budget_with_the_model_s_own_numbers():
+    step, model, optimizer = planned(budget="1GiB", recompute=["hidden_1", "hidden_2"])
+    assert again(step) == {"hidden_1", "hidden_2"}
+    report = str(step.report())
+    assert "recompute hidden_1, hidden_2" in report and "optimal" in repr(step)
+    results = [step(INPUTS, LABELS) for _ in range(2)]
+    other, plain = net(), keras.optimizers.SGD(0.1)
+    expected = plain_step(other, mse, plain)
+    assert_equal(results, [expected(INPUTS, LABELS) for _ in range(2)])
+    assert_equal(state(model, optimizer), state(other, plain))
+
+
+def test_kept_and_the_rest_pays():
+    free, *_ = planned(budget="80%")
+    (layer, *_) = again(free)
+    step, *_ = planned(budget="80%", keep=layer)
+    assert layer not in again(step) and again(step)
+    assert step.result.cost >= free.result.cost
+
+
+def test_every_door(tmp_path):
+    step, *_ = planned(budget="1GiB", recompute="hidden_2", plan=tmp_path)
+    assert again(step) == {"hidden_2"}
+    same, *_ = planned(budget="1GiB", recompute="hidden_2", plan=tmp_path)
+    assert same.result.rules == "recompute hidden_2" and "is from" in str(same.report())
+    other, *_ = planned(budget="1GiB", plan=tmp_path)
+    assert not other.plan.recomputed
+    step.save(tmp_path / "plan.json")
+    with pytest.raises(checkmate.PlanFileError, match=r"recompute hidden_2 asked .* keep hidden_1"):
+        planned(budget="1GiB", keep="hidden_1", plan=tmp_path / "plan.json")
+
+    model = net()
+    model.compile("sgd", "mse")
+    tf2.rematerialize(
+        model, budget="1GiB", recompute="hidden_?", cost_model="roofline", verbose=False
+    )
+    model.fit(INPUTS, LABELS, verbose=0)
+    assert again(tf2.planned(model)) == {"hidden_0", "hidden_1", "hidden_2", "hidden_3"}
+
+
+def test_a_name_of_no_layer():
+    with pytest.raises(checkmate.GraphError, match=r"keep='hiden_1' .* such as 'hidden_1'"):
+        planned(budget="80%", keep="hiden_1")
+
+
+def test_a_refusal_says_what_keeping_costs():
+    free, *_ = planned(budget="80%")
+    with pytest.raises(checkmate.CheckmateError) as refusal:
+        planned(budget="80%", keep="hidden_*")
+    assert "keep hidden_*: without, a plan fits for +" in str(refusal.value), free
