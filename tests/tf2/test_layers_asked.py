@@ -57,7 +57,6 @@ def test_kept_and_the_rest_pays():
     (layer, *_) = again(free)
     step, *_ = planned(budget="80%", keep=layer)
     assert layer not in again(step) and again(step)
-    assert step.result.cost >= free.result.cost
 
 
 def test_every_door(tmp_path):
