@@ -17,6 +17,7 @@ from checkmate.commands.completion import completion_command
 from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
 from checkmate.commands.plan import plan_command
+from checkmate.commands.profile import profile_command
 from checkmate.commands.quiet import QUIET
 from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
@@ -133,6 +134,7 @@ for command in (
     demo_command,
     doctor_command,
     plan_command,
+    profile_command,
     show_command,
     solve_command,
     zoo_command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from checkmate.commands.options import (
 )
 from checkmate.commands.output import Found, print_found, status_of, written
 from checkmate.commands.quiet import quietly
+from checkmate.commands.table import print_json, print_table
 from checkmate.progress import Progress
 
 
@@ -41,6 +43,14 @@ from checkmate.progress import Progress
     type=click.Choice(["profile", "roofline", "unit"]),
     help="Costs of ops: measured here, estimated from sizes and arithmetic, or all equal.",
 )
+@click.option(
+    "--device",
+    metavar="NAME|AMOUNT|FILE",
+    help=(
+        "Also say whether the step fits this device, and which batch would: a GPU such as"
+        " A100-80GB, an amount of memory, or a file of `checkmate profile`. Costs are then of it."
+    ),
+)
 @micro_batches_option
 @search_options
 @output_option("Folder for the files.", default=".")
@@ -49,6 +59,7 @@ def plan_command(
     model: str,
     budgets: tuple[str, ...],
     costs: str,
+    device: str | None,
     micro_batches: int | str,
     search: SearchOptions,
     output: Path,
@@ -67,6 +78,8 @@ def plan_command(
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
     slice does, without the update of the optimizer; give the same to `compile`.
 
+    With --device nothing is measured here, and one budget is that of the device.
+
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
     not valid, 130 after Ctrl-C, which keeps the best plan so far.
 
@@ -79,12 +92,16 @@ def plan_command(
     with Progress(name, phases) as progress:
         with progress.phase("loading TensorFlow"), quietly():
             from checkmate.commands.plan_slices import SliceGraphs
+            from checkmate.tf2.costs.device_profile import DeviceProfile
             from checkmate.tf2.models import step_on_paper
+        profile = DeviceProfile.of(device) if device else None
         with progress.phase("tracing"):
             step = step_on_paper(model, **training)
         with progress.phase("measuring ops"):
-            graphs = SliceGraphs(step, costs, progress.advance)
+            graphs = SliceGraphs(step, profile.cost_model if profile else costs, progress.advance)
     status = 0
+    if profile:
+        status = _on_device(step, profile, search, as_json=as_json)
     for sliced, found in graphs.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{sliced.suffix}.graph.json"
         sliced.graph.save(graph_file)
@@ -93,6 +110,20 @@ def plan_command(
         print_found(sliced.graph, done, as_json=as_json, graph_file=str(graph_file), more=more)
         status = max(status, status_of(done))
     sys.exit(status)
+
+
+def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> int:
+    from checkmate.tf2.options import PlanOptions
+
+    asked = PlanOptions(
+        solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
+    )
+    answer = step.fits(profile, asked)
+    if as_json:
+        print_json(dataclasses.asdict(answer))
+    else:
+        print_table(f"{answer.name} on {answer.device}", ("", ""), answer.facts())
+    return int(not answer)
 
 
 def _next(found: list[Found], micro_batches: Any) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import TraceError
-from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.costs.measured import CostModel, with_costs
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.on_paper import StepOnPaper
 from checkmate.tf2.micro_batches.slices import Slices
@@ -43,7 +43,9 @@ class SliceGraph:
 
 
 class SliceGraphs:
-    def __init__(self, step: StepOnPaper, costs: str, on_progress: Callable[[int, int], None]):
+    def __init__(
+        self, step: StepOnPaper, costs: str | CostModel, on_progress: Callable[[int, int], None]
+    ):
         self._step, self._costs = step, costs
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.execution.differences import Verification
 from checkmate.tf2.fit import Rematerialize, planned, release, rematerialize
+from checkmate.tf2.fits import Fits, fits
 from checkmate.tf2.function import function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.max_batch import MaxBatch, max_batch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from checkmate.tf2.eager.context import dtr
 
 __all__ = [
+    "Fits",
     "MaxBatch",
     "PlanOptions",
     "PlannedFunction",
@@ -27,6 +29,7 @@ __all__ = [
     "Verification",
     "compile",
     "dtr",
+    "fits",
     "function",
     "max_batch",
     "planned",

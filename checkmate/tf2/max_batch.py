@@ -96,8 +96,15 @@ class GraphGrowth:
 
     @classmethod
     def of(
-        cls, function: Callable, specs: Any, name: str, cost_model: str | CostModel
+        cls,
+        function: Callable,
+        specs: Any,
+        name: str,
+        cost_model: str | CostModel,
+        *,
+        on_paper: bool = False,
     ) -> GraphGrowth:
+        """With `on_paper` nothing else is in use on the device."""
         once, large_batch = tf.function(function), 2 * SMALL_BATCH
         # TensorFlow's graph optimizer may treat the two batches differently.
         for as_written in (False, True):
@@ -117,7 +124,7 @@ class GraphGrowth:
             with_costs(large, cost_model),
             large_batch,
             small.plain_order,
-            other_bytes_in_use(small),
+            0 if on_paper else other_bytes_in_use(small),
             lambda batch: with_costs(at_batch(once, *sized(specs, batch)), cost_model),
         )
 
@@ -290,7 +297,7 @@ def max_batch(
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
     function, specs = training_step(model, loss, optimizer, *specs)
     growth = GraphGrowth.of(function, specs, model.name, asked.cost_model)
-    search = _BatchSearch(PlanRequest(function, model.name, asked), growth, max_overhead)
+    search = BatchSearch(PlanRequest(function, model.name, asked), growth, max_overhead)
     return search.found(specs, largest)
 
 
@@ -313,7 +320,7 @@ def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
         )
 
 
-class _BatchSearch:
+class BatchSearch:
     """The search for the largest batch, on paper first. `tried` has (batch, plan) of each one
     planned."""
 
@@ -328,7 +335,7 @@ class _BatchSearch:
         self.tried: list[tuple[int, str]] = []
 
     def found(self, specs: Any, largest: int) -> MaxBatch:
-        plain, batch = self._on_paper(largest)
+        plain, batch = self.on_paper(largest)
         count = self._request.options.micro_batches
         if count != 1:
             batch = self._in_slices(specs, batch, largest)
@@ -345,7 +352,7 @@ class _BatchSearch:
                 break
         raise self._refusal()
 
-    def _on_paper(self, largest: int) -> tuple[int, int]:
+    def on_paper(self, largest: int) -> tuple[int, int]:
         """The largest batches whose plain step, and whose planned step, are predicted to fit, from
         measurements repeated at the batch found."""
         plain = largest_fitting(self._plain_fits, largest)

@@ -67,7 +67,7 @@ class CostCache:
     def __exit__(self, *exception: Any) -> None:
         if len(self.entries) == self._count:
             return
-        rows = {key: _row(found) for key, found in (self._read() | self.entries).items() if found}
+        rows = {key: row(found) for key, found in (self._read() | self.entries).items() if found}
         data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
         write_cached(self._path, data)
 
@@ -77,15 +77,15 @@ class CostCache:
     def _parsed(self, data: dict[str, Any]) -> Entries:
         if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
             return {}
-        return {str(key): _measurement(row) for key, row in data["entries"].items()}
+        return {str(key): measurement(each) for key, each in data["entries"].items()}
 
 
-def _row(found: Measurement) -> list[Any]:
+def row(found: Measurement) -> list[Any]:
     footprints = [each and each.row() for each in found.footprints]
     return [found.seconds, found.workspace_bytes, found.in_place, footprints]
 
 
-def _measurement(row: list[Any]) -> Measurement:
+def measurement(row: list[Any]) -> Measurement:
     seconds, space, over, footprints = row
     seen = tuple(None if each is None else Footprint.of_row(each) for each in footprints)
     return Measurement(float(seconds), int(space), tuple(map(int, over)), seen)

@@ -91,18 +91,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     version."""
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
-    least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
-    large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
-    parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
-    isolated = [
-        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
-        for group, values, taken, estimate in parts
-    ]
-    keys = []
-    for each, estimate in zip(isolated, estimates, strict=True):
-        decides = estimate.seconds >= least or each.touched_bytes >= large
-        decides |= any(map(called, each.group))  # types and shapes say little about those
-        keys.append(each.signature() if decides and each.runs else None)
+    isolated, keys = to_measure(traced, estimates)
     with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
         missing = {
             key: (estimate.seconds, each)
@@ -122,10 +111,29 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
             on_progress(done, len(missing))
         entries = cache.entries | not_seen
         found = [entries.get(key) if key is not None else None for key in keys]
-    return _completed(traced, isolated, found, estimates)
+    return completed(traced, isolated, found, estimates)
 
 
-def _completed(
+def to_measure(
+    traced: TracedStep, estimates: Sequence[Measurement]
+) -> tuple[list[IsolatedOps], list[str | None]]:
+    """The ops of each group, and the signature of those that are measured; None for the others."""
+    least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
+    large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
+    parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
+    isolated = [
+        IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
+        for group, values, taken, estimate in parts
+    ]
+    keys = []
+    for each, estimate in zip(isolated, estimates, strict=True):
+        decides = estimate.seconds >= least or each.touched_bytes >= large
+        decides |= any(map(called, each.group))  # types and shapes say little about those
+        keys.append(each.signature() if decides and each.runs else None)
+    return isolated, keys
+
+
+def completed(
     traced: TracedStep,
     isolated: Sequence[IsolatedOps],
     found: Sequence[Measurement | None],

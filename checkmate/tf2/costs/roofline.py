@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -26,16 +27,52 @@ class Rates(NamedTuple):
 
 
 CPU = Rates(5e10, 8e9)
-GPUS = {
-    (7, 0): (Rates(15.7e12, 0.9e12),) * 2,  # V100 SXM2
-    (7, 5): (Rates(8.1e12, 0.32e12),) * 2,  # T4
-    (8, 0): (Rates(156e12, 1.555e12), Rates(19.5e12, 1.555e12)),  # A100 40GB
-    (9, 0): (Rates(494e12, 3.35e12), Rates(67e12, 3.35e12)),  # H100 SXM, without sparsity
-}
-"""By compute capability what NVIDIA's data sheets say of the product of float32 matrices, in TF32,
-which is TensorFlow's default from 8.0 on, and without."""
 
-OTHER = (8, 0)
+
+class GPU(NamedTuple):
+    """What NVIDIA's data sheet says of a GPU: its memory, and its rates for the product of float32
+    matrices, without sparsity: in TF32, which is TensorFlow's default from 8.0 on, and without."""
+
+    memory_gb: int
+    with_tf32: Rates
+    without_tf32: Rates
+
+
+def _gpu(memory_gb: int, bandwidth_gb_s: float, float32: float, tf32: float = 0) -> GPU:
+    of = partial(Rates, bytes_per_s=bandwidth_gb_s * 1e9)
+    return GPU(memory_gb, of(1e12 * (tf32 or float32)), of(1e12 * float32))
+
+
+NAMED = {
+    "P100": _gpu(16, 732, 9.3),
+    "V100": _gpu(16, 900, 15.7),
+    "V100-32GB": _gpu(32, 900, 15.7),
+    "T4": _gpu(16, 320, 8.1),
+    "A100": _gpu(40, 1555, 19.5, 156),
+    "A100-80GB": _gpu(80, 2039, 19.5, 156),
+    "A10": _gpu(24, 600, 31.2, 62.5),
+    "RTX3090": _gpu(24, 936, 35.6, 35.6),
+    "RTX4090": _gpu(24, 1008, 82.6, 82.6),
+    "L4": _gpu(24, 300, 30.3, 60),
+    "H100": _gpu(80, 3350, 67, 494),
+    "H200": _gpu(141, 4800, 67, 494),
+}
+
+GPUS = {
+    capability: NAMED[name][1:]
+    for capability, name in {
+        (6, 0): "P100",
+        (7, 0): "V100",
+        (7, 5): "T4",
+        (8, 0): "A100",
+        (8, 6): "A10",
+        (8, 9): "L4",
+        (9, 0): "H100",
+    }.items()
+}
+"""Rates by compute capability."""
+
+OTHER, OTHER_NAME = (8, 0), "A100"
 """Stands for a GPU whose figures are not here: in TF32, 100 FLOP per byte of bandwidth. Of the GPUs
 above, those without TF32 have 17 and 25, the newest has 147."""
 
@@ -56,10 +93,12 @@ def unit(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Me
     return _per_op(traced, lambda operation: 1.0)
 
 
-def roofline(traced: TracedStep, on_progress: Callable[[int, int], None]) -> list[Measurement]:
-    """`roofline_s` of each TensorFlow op. A loop costs as much as the ops of its body, times the
-    number of iterations if that is known."""
-    rates = rates_of(devices.training_device())
+def roofline(
+    traced: TracedStep, on_progress: Callable[[int, int], None], rates: Rates | None = None
+) -> list[Measurement]:
+    """`roofline_s` of each TensorFlow op, on the device that trains where no rates are given. A
+    loop costs as much as the ops of its body, times the number of iterations if that is known."""
+    rates = rates or rates_of(devices.training_device())
     graph = traced.function.graph
     loops = LoopSizes(graph, tensor_bytes)
 

@@ -215,6 +215,10 @@ class Predictor:
             log.info("The allocator's state is not known: %s", error)
             self.why_not = str(error)
 
+    def empty(self, pool_bytes: int) -> None:
+        """Predicts for an empty pool of this size."""
+        self.pool = Pool.of_free_chunks([(_EMPTY_POOL_BYTES, pool_bytes)], more=False)
+
     def write(self, plan: Plan) -> PlanOnPaper:
         """The plan's ops and nodes; no TensorFlow op is made yet."""
         if self._programs is None:

@@ -6,21 +6,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import keras
+
 from checkmate.core.graph import DFGraph
 from checkmate.errors import TraceError
+from checkmate.tf2.costs.device_profile import DeviceProfile
+from checkmate.tf2.fits import Fits, step_fits
 from checkmate.tf2.graph.trace import AlreadyTraced, TracedStep, trace
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.uninitialized import uninitialized_variables
 
 
 class StepOnPaper:
-    """A traced step, and the function that runs for a slice of its batch."""
+    """A traced step of a model, and the function that runs for a slice of its batch."""
 
-    def __init__(self, step: Callable[..., Any], specs: Any, name: str):
-        self._step, self._specs, self._name = step, specs, name
+    def __init__(self, step: Callable[..., Any], specs: Any, model: keras.Model):
+        self._step, self._specs, self._name = step, specs, model.name
+        self._model, name = model, model.name
         self.traced = trace(step, *specs, name=name)
         self.examples = examples_of(specs)
         self._sliced: SlicedStep | None = None
+
+    def fits(self, profile: DeviceProfile, options: PlanOptions) -> Fits:
+        """Whether the whole batch fits a device, and which batch would."""
+        with uninitialized_variables():
+            return step_fits(self._step, self._specs, self._model, profile, options, largest=True)
 
     def slice(self, slices: Slices) -> TracedStep:
         """Traces the function of a slice. Raises `TraceError`, which names the op, where the

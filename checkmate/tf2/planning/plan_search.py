@@ -22,6 +22,7 @@ from checkmate.core.replay import replay
 from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Written
+from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
@@ -108,11 +109,15 @@ class PlanSearch:
 
     def _made_predictor(self) -> Predictor:
         task = self.task
-        buffers = None
-        if task.request.has_output_buffers and task.is_main:
+        buffers: OutputBuffers | None = None
+        if task.paper_bytes:
+            buffers = OutputBuffers(task.traced)
+        elif task.request.has_output_buffers and task.is_main:
             buffers = make_output_buffers(task.traced)
         found = Predictor(task.traced, self.graph, task.batch or (), self.footprints, buffers)
-        if task.reports:
+        if task.paper_bytes:
+            found.empty(task.paper_bytes - self.memory.counted_bytes)
+        elif task.reports:
             activations = max(0, self.memory.activation_budget_bytes) + devices.UNSPLIT_BYTES
             found.refresh(min(activations, self.piece_bytes))
             if found.why_not:

@@ -88,7 +88,7 @@ class Planner:
             )
             try:
                 stored = store.stored_plan(task)
-                planned = stored or _new_plan(task)
+                planned = stored or new_plan(task)
                 progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
@@ -179,7 +179,7 @@ def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
     return task.within(known)
 
 
-def _new_plan(task: PlanTask) -> Planned:
+def new_plan(task: PlanTask) -> Planned:
     """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
     Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
     piece = task.fetch_region()

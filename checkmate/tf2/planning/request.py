@@ -126,6 +126,8 @@ class PlanTask:
       batch: The arguments of the coming call, if they are in the memory that steps train in.
       is_main: The step of the largest batch, not of a smaller one.
       budget_bytes: 0 until the plain step's peak is known.
+      paper_bytes: The memory of the device that the step is planned for on paper, whose pool is
+        taken to be empty; 0 where it is this one, with all that is in use on it.
     """
 
     request: PlanRequest
@@ -137,6 +139,7 @@ class PlanTask:
     released_bytes: int = 0
     is_main: bool = True
     budget_bytes: int = 0
+    paper_bytes: int = 0
 
     @classmethod
     def of(
@@ -160,6 +163,15 @@ class PlanTask:
         start = MemoryBudget.of(traced, 0, state, next_batches=request.next_batches)
         return cls(request, traced, specs, clock, start, batch, released_bytes, **more)
 
+    @classmethod
+    def on_paper(
+        cls, request: PlanRequest, traced: TracedStep, specs: tuple[Any, ...], paper_bytes: int
+    ) -> PlanTask:
+        """The task of a step for another device, in which nothing else is in use."""
+        start = MemoryBudget.of(traced, 0, StartState(0), next_batches=request.next_batches)
+        start = replace(start, device_limit_bytes=paper_bytes)
+        return cls(request, traced, specs, Clock(), start, paper_bytes=paper_bytes)
+
     def within(self, budget_bytes: int) -> PlanTask:
         return replace(self, budget_bytes=budget_bytes)
 
@@ -174,7 +186,7 @@ class PlanTask:
 
     @property
     def reports(self) -> bool:
-        return devices.allocator_reports(devices.training_device())
+        return bool(self.paper_bytes) or devices.allocator_reports(devices.training_device())
 
     def report(self, graph: DFGraph, plain_peak_bytes: int, **more: Any) -> Report:
         """The report of a step that runs unchanged, before steps ran, with more or other fields."""
@@ -206,7 +218,7 @@ class PlanTask:
         """Has the allocator fetch the step's memory in one piece, before the ops that are measured
         cut its pool. Returns the largest piece of a step: half of the region where the allocator
         has a limit of its own, and so fetches no other; else `ANY_SIZE`."""
-        if not self.reports:
+        if not self.reports or self.paper_bytes:
             return ANY_SIZE
         device, other = devices.training_device(), self.other_bytes
         plain = replay(self.traced.graph, self.traced.plain_plan()).peak_bytes + other

@@ -1,0 +1,316 @@
+"""fits(): whether a training step fits a device, and what would, on paper: nothing is run, the
+device need not be here, and the model needs no weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+from typing_extensions import Unpack
+
+from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.solvers.result import SolveStatus
+from checkmate.tf2.costs.device_profile import DeviceProfile
+from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.max_batch import BatchSearch, GraphGrowth, largest_fitting, sized
+from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.planning.planner import measured, new_plan
+from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.training_step import training_step
+from checkmate.tf2.uninitialized import uninitialized_variables
+from checkmate.units import format_bytes, is_share, parse_bytes
+
+LARGEST, LENGTH_SHARE = 1 << 16, 0.05
+"""No batch above this is looked at; how closely the largest length is found, for each of which the
+step is traced anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The answer of `fits`; true if the step fits, as it is or planned.
+
+    Attributes:
+      name: The model's.
+      device: The device.
+      costs: Where the costs of ops come from.
+      budget_bytes: The limit that was planned for.
+      batch: The batch that was asked about.
+      plain_peak_bytes: Predicted peak of the step as it was written.
+      peak_bytes: Predicted peak of the planned step, the plain one's where it needs no plan; None
+        where no plan was found.
+      slowdown: Predicted time of the planned step over the plain one's; None without a plan.
+      is_optimal: Whether the plan is proven to be the cheapest one in its order of ops.
+      refusal: Why no plan was found, "" where one was.
+      smallest_budget_bytes: Where none was found, the smallest budget for which one was.
+      plain_batch: The largest batch whose plain step fits; None where it was not looked for.
+      largest_batch: The same of a planned step.
+      plain_length: The largest size of the dimensions that the model leaves open (pixels of a side,
+        tokens) whose plain step fits; None where there are none.
+      largest_length: The same of a planned step.
+
+    Examples:
+      >>> answer = checkmate.tf2.fits(model, "mse", "adam", images, labels, device="T4")
+      >>> bool(answer), answer.plain_peak_bytes, answer.largest_batch
+      >>> print(answer)
+    """
+
+    name: str
+    device: str
+    costs: str
+    budget_bytes: int
+    batch: int
+    plain_peak_bytes: int
+    peak_bytes: int | None = None
+    slowdown: float | None = None
+    is_optimal: bool = False
+    refusal: str = field(default="", repr=False)
+    smallest_budget_bytes: int | None = None
+    plain_batch: int | None = None
+    largest_batch: int | None = None
+    plain_length: int | None = None
+    largest_length: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.peak_bytes is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the step fits as it was written."""
+        return self.peak_bytes is not None and self.slowdown is None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The printed rows, as (name, value) in order."""
+        plain, budget = format_bytes(self.plain_peak_bytes), format_bytes(self.budget_bytes)
+        if self.is_plain:
+            answer = "fits as it is, without a plan"
+        elif self.peak_bytes is not None and self.slowdown is not None:
+            proof = ", and no plan in this order of ops is faster" if self.is_optimal else ""
+            answer = (
+                f"fits in {format_bytes(self.peak_bytes)}, {self.slowdown - 1:+.2%} time{proof}"
+            )
+        else:
+            answer = f"does not fit: {self.refusal}"
+        rows = [
+            ("device", self.device),
+            ("budget", budget),
+            ("costs", self.costs),
+            ("peak, plain step", f"{plain} predicted for a batch of {self.batch}"),
+            ("planned", answer),
+        ]
+        if self.largest_batch is not None:
+            rows.append(
+                ("largest batch", f"about {self.plain_batch} plain, {self.largest_batch} planned")
+            )
+        if self.largest_length is not None:
+            rows.append(
+                (
+                    "largest size",
+                    f"about {self.plain_length} plain, {self.largest_length}"
+                    " planned, of the dimensions that the model leaves open",
+                )
+            )
+        return rows
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.facts())
+        lines = (f"{name:<{width}}  {value}" for name, value in self.facts())
+        return "\n".join([f"{self.name} on {self.device}", *lines])
+
+
+def fits(
+    model: keras.Model | Callable[[], keras.Model],
+    loss: Any,
+    optimizer: Any,
+    input_spec: Any,
+    label_spec: Any,
+    *,
+    device: str | os.PathLike,
+    largest: bool = True,
+    **options: Unpack[PlanKeywords],
+) -> Fits:
+    """Says on paper whether a training step fits a device, plain or planned, and which batch would.
+
+    Nothing is run. What else is in use there is not known: the device's memory is taken to be free.
+    Peaks are those of TensorFlow's allocator with the ops that TensorFlow runs here; on a GPU it
+    may run others, with workspaces that only a profile of that GPU knows.
+
+    Args:
+      model: A Keras model, or a function that makes one, which is then made without weights.
+      loss: As for `compile`, as is the optimizer.
+      optimizer: An optimizer or its name.
+      input_spec: As for `compile`: one batch.
+      label_spec: The same for labels.
+      device: A GPU by name ("A100-80GB", "T4"), an amount of memory ("80GB"), or a file that
+        `checkmate profile` wrote on a device.
+      largest: Also look for the largest batch and, where the model leaves dimensions open, for
+        their largest size: each takes about ten plans more.
+      options: The fields of `PlanOptions` but `batch_size`, `cost_model`, `plan` and
+        `micro_batches`. A budget of "auto" is nine tenths of the device's memory.
+
+    Returns:
+      The answer, to be printed.
+
+    Raises:
+      BudgetError: There is no such device, or a budget cannot be read.
+      PlanFileError: A profile that cannot be read, or is of another version.
+      TraceError: As for `compile`.
+
+    Examples:
+      >>> specs = tf.TensorSpec([32, 224, 224, 3]), tf.TensorSpec([32], tf.int32)
+      >>> answer = checkmate.tf2.fits(
+      ...     lambda: keras.applications.ResNet50(weights=None),
+      ...     "sparse_categorical_crossentropy", "adam", *specs, device="T4",
+      ... )
+      >>> print(answer)
+    """
+    asked = PlanOptions.of("fits", options, _REFUSED)
+    profile = DeviceProfile.of(device)
+    with uninitialized_variables():
+        made = model if isinstance(model, keras.Model) else model()
+        step, specs = training_step(made, loss, optimizer, input_spec, label_spec)
+        return step_fits(step, specs, made, profile, asked, largest=largest)
+
+
+_REFUSED = {
+    "batch_size": "input_spec says it.",
+    "cost_model": "the device says what ops cost.",
+    "plan": "nothing is run under a plan.",
+    "micro_batches": "plans on paper are of whole batches; `checkmate plan` plans slices.",
+}
+
+
+def step_fits(
+    step: Callable[..., Any],
+    specs: Any,
+    model: keras.Model,
+    profile: DeviceProfile,
+    asked: PlanOptions,
+    *,
+    largest: bool,
+) -> Fits:
+    """The answer of `fits` for a training step of a model and the specs of its arguments."""
+    options = replace(asked, cost_model=profile.cost_model, verbose=False)
+    traced = trace(step, *specs, name=model.name)
+    budget = profile.budget_bytes
+    if options.budget != "auto" and not is_share(options.budget):
+        budget = parse_bytes(options.budget)
+    if not is_share(options.budget):
+        options = replace(options, budget=budget)
+    request = PlanRequest(step, model.name, options)
+    answer = _planned(request, traced, specs, profile)
+    if not largest:
+        return answer
+    request = replace(request, options=replace(options, budget=answer.budget_bytes))
+    plain, planned = _largest_batches(request, specs)
+    answer = replace(answer, plain_batch=plain, largest_batch=planned)
+    lengths = _largest_lengths(request, specs, model, profile)
+    return (
+        replace(answer, plain_length=lengths[0], largest_length=lengths[1]) if lengths else answer
+    )
+
+
+def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: DeviceProfile) -> Fits:
+    task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
+    batch = max(spec.shape[0] for spec in tf.nest.flatten(specs) if spec.shape.rank)
+    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, int(batch), 0)
+    try:
+        report = new_plan(task).report
+    except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+        _, plain = measured(task)
+        return replace(
+            answer,
+            budget_bytes=request.resolve(plain, task.other_bytes),
+            plain_peak_bytes=plain,
+            refusal=str(refusal),
+            smallest_budget_bytes=refusal.smallest_budget_bytes,
+        )
+    planned = report.result
+    return replace(
+        answer,
+        budget_bytes=report.budget_bytes,
+        plain_peak_bytes=report.plain_peak_bytes,
+        peak_bytes=report.expected_peak_bytes,
+        slowdown=report.predicted_slowdown if planned else None,
+        is_optimal=planned is not None and planned.status is SolveStatus.OPTIMAL,
+    )
+
+
+def _largest_batches(request: PlanRequest, specs: Any) -> tuple[int, int] | tuple[None, None]:
+    """The largest batches that fit, plain and planned; None where the step differs from batch to
+    batch."""
+    options = request.options
+    try:
+        small = sized(specs, 2)
+        growth = GraphGrowth.of(
+            request.step, small, request.name, options.cost_model, on_paper=True
+        )
+    except BudgetError:
+        return None, None
+    return BatchSearch(request, growth, None).on_paper(LARGEST)
+
+
+def _largest_lengths(
+    request: PlanRequest, specs: Any, model: keras.Model, profile: DeviceProfile
+) -> tuple[int, int] | None:
+    """The largest sizes of open dimensions that fit, plain and planned."""
+    found = open_size(model, specs)
+    if found is None:
+        return None
+    size, at = found
+    answers: dict[int, Fits] = {}
+
+    def answer(length: int) -> Fits:
+        if length not in answers:
+            given = at(length)
+            traced = trace(request.step, *given, name=request.name)
+            quick = replace(request, explains=False)
+            answers[length] = _planned(quick, traced, given, profile)
+        return answers[length]
+
+    def search(is_enough: Callable[[Fits], bool]) -> int:
+        known = size if is_enough(answer(size)) else 0
+        return largest_fitting(
+            lambda length: is_enough(answer(length)), LARGEST, known=known, share=LENGTH_SHARE
+        )
+
+    return search(lambda each: each.is_plain), search(bool)
+
+
+def open_size(
+    model: keras.Model, specs: tuple[Any, Any]
+) -> tuple[int, Callable[[int], tuple[Any, Any]]] | None:
+    """The size that the dimensions have which a model leaves open, and the specs at another size;
+    None where it leaves none open but the batch, or they have several sizes."""
+    inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
+    given = tf.nest.flatten(specs[0])
+    if len(inputs) != len(given):
+        return None
+    is_open = [[d for d, side in enumerate(each.shape) if d and side is None] for each in inputs]
+    sizes = {spec.shape[d] for spec, open_ in zip(given, is_open, strict=True) for d in open_}
+    if len(sizes) != 1 or None in sizes:
+        return None
+    (size,) = sizes
+    outputs = tf.nest.flatten(model.outputs)
+    grows = any(side is None for each in outputs for side in each.shape[1:])
+
+    def resized(spec: tf.TensorSpec, open_: Any, length: int) -> tf.TensorSpec:
+        shape = [length if d in open_ else side for d, side in enumerate(spec.shape)]
+        return tf.TensorSpec(shape, spec.dtype)
+
+    def at(length: int) -> tuple[Any, Any]:
+        sides = [resized(spec, open_, length) for spec, open_ in zip(given, is_open, strict=True)]
+        labels = tf.nest.map_structure(
+            lambda spec: resized(
+                spec,
+                [d for d, side in enumerate(spec.shape) if d and side == size] if grows else (),
+                length,
+            ),
+            specs[1],
+        )
+        return tf.nest.pack_sequence_as(specs[0], sides), labels
+
+    return int(size), at
